@@ -1,0 +1,34 @@
+# make demo: convert a real checkpoint and show what came out.  make test: everything CI checks.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test check lint clean
+
+demo: $(VENV)/core.done
+	@PYTHON=$(BIN)/python CKPTCONV=$(BIN)/ckptconv sh benchmarks/demo.sh
+
+test: $(VENV)/test.done
+	$(MAKE) check BIN=$(BIN)
+
+check: lint
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/core.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+# torch comes first and pinned: what else needs it must not fetch another build
+$(VENV)/test.done: $(VENV)/core.done
+	$(BIN)/python -m pip install -q torch==2.13.0
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --group test
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

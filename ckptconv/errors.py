@@ -1,0 +1,118 @@
+"""Everything that can go wrong, as one tree; a message says what, where, and what to do.
+
+    CkptError
+    ├─ UsageError                an option, converter or parameter is unknown                   exit 2
+    ├─ FormatError
+    │  ├─ UnknownFormat          no installed format recognises this                            exit 3
+    │  ├─ AmbiguousFormat        several formats claim it; --from settles it                    exit 3
+    │  ├─ CorruptCheckpoint      one invariant of the format is broken                          exit 4
+    │  └─ UnsafeCheckpoint       it asks to run code, leave its folder or expand without bound  exit 5
+    ├─ ConversionError
+    │  ├─ UnmatchedTensors       no rule takes these tensors                                    exit 6
+    │  ├─ NameCollision          two tensors would end at one name                              exit 6
+    │  ├─ LayoutError            an axis pattern does not fit the shapes                        exit 6
+    │  └─ Unrepresentable        the target cannot hold this dtype, name or tie                 exit 6
+    ├─ VerifyError               what was written is not what was asked for                     exit 7
+    ├─ MissingExtra              an optional package is needed                                  exit 8
+    └─ StorageError              the file system refuses: missing, exists, full, no permission  exit 9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class CkptError(Exception):
+    """Base of all errors raised on purpose; `url` and `tensor` say where, if known."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, url: str | None = None, tensor: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.url = url
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        where = [printable(w) for w in (self.url, self.tensor) if w]
+        return ": ".join([*where, self.message])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way back from a worker process."""
+        return (_rebuild, (type(self), self.message, self.url, self.tensor))
+
+
+def _rebuild(cls: type[CkptError], message: str, url: str | None, tensor: str | None) -> CkptError:
+    return cls(message, url=url, tensor=tensor)
+
+
+class UsageError(CkptError):
+    exit_code = 2
+
+
+class FormatError(CkptError):
+    exit_code = 3
+
+
+class UnknownFormat(FormatError):
+    exit_code = 3
+
+
+class AmbiguousFormat(FormatError):
+    exit_code = 3
+
+
+class CorruptCheckpoint(FormatError):
+    exit_code = 4
+
+
+class UnsafeCheckpoint(FormatError):
+    exit_code = 5
+
+
+class ConversionError(CkptError):
+    exit_code = 6
+
+
+class UnmatchedTensors(ConversionError):
+    pass
+
+
+class NameCollision(ConversionError):
+    pass
+
+
+class LayoutError(ConversionError):
+    pass
+
+
+class Unrepresentable(ConversionError):
+    pass
+
+
+class VerifyError(CkptError):
+    exit_code = 7
+
+
+class MissingExtra(CkptError):
+    exit_code = 8
+
+
+class StorageError(CkptError):
+    exit_code = 9
+
+
+def printable(text: str) -> str:
+    """Escape what could drive a terminal or hide in it: control, bidi and undecodable characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def listing(names: Iterable[str], limit: int = 20) -> str:
+    """Join names one per line for a message, indented, and say how many were left out."""
+    items = [printable(n) for n in names]
+    lines = [f"  {n}" for n in items[:limit]]
+    if len(items) > limit:
+        lines.append(f"  ... and {len(items) - limit} more")
+    return "\n".join(lines)

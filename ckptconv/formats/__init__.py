@@ -1,0 +1,192 @@
+"""The table of formats, detection, and the two questions a format answers.
+
+    where are the bytes?        open(url, **options) -> Checkpoint       (headers only)
+    where should they go?       writer(url, **options) -> Writer         (pure: offsets, then patches)
+
+A format is a module with these functions (see safetensors.py for the shortest whole one):
+
+    sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content can be nothing else
+    open(url, opaque=False) -> Checkpoint
+    decode(coded) -> Iterator[buffer]    only if it makes `Coded` data: the decoded bytes in C order, little-endian;
+                                         of a string tensor, one bytes object per element
+    writer(url, max_shard_size=None) -> Writer      only if it writes
+
+and one line in `TABLE`. Third parties register the same `Format` row under the entry point group `ckptconv.formats`.
+Nothing heavy is imported before a format's own function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, MissingExtra, StorageError, UnknownFormat, UsageError
+from ..store import File, Seen
+from ..tensor import Checkpoint, Coded, Tensor
+
+
+class Slot(NamedTuple):
+    """Where a tensor's bytes go, C-contiguous and little-endian: `size` bytes at `start` of an output file.
+
+    `payload` replaces the tensor's own elements (a string tensor in the target's encoding).
+    """
+
+    file: str
+    start: int
+    size: int
+    payload: bytes | None = None
+
+
+class Patch(NamedTuple):
+    """Bytes that are no tensor: headers, directories, indexes."""
+
+    file: str
+    start: int
+    data: bytes
+
+
+class Placement(NamedTuple):
+    """The layout of an output before any data exists.
+
+    files: in the order in which they are published (the index last); names relative to the destination's folder.
+    slots: one per tensor name; tied names may share one slot. Everything outside slots and patches is zero.
+    check: 'crc32', 'crc32c' or '': the checksum of each slot that `seal` wants.
+    stale: names in the destination's folder (a regular expression) that belong to an older checkpoint of this name.
+    """
+
+    files: Sequence[File]
+    slots: Mapping[str, Slot]
+    patches: Sequence[Patch] = ()
+    check: str = ""
+    stale: str = ""
+
+
+class Writer(Protocol):
+    """Lay out an output. Both methods are pure; the engine does all writing."""
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        """Choose files and offsets for all tensors; Unrepresentable, naming all, for what the format cannot hold."""
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        """Patches that need the checksums of the slots, by tensor name. Files may grow by them."""
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        """Why the format cannot hold this tensor (dtype or name), or ''."""
+
+
+class Format(NamedTuple):
+    """A row of the table: what it is called, where it lives, and what its files are called."""
+
+    name: str
+    title: str
+    module: str
+    suffixes: tuple[str, ...]
+    reads: bool
+    writes: bool
+
+    def load(self) -> Any:
+        """Import the module that implements it."""
+        try:
+            return import_module(self.module)
+        except ImportError as e:
+            raise MissingExtra(f"the format {self.name} needs a package that is not installed: {e}") from e
+
+
+_HERE = "ckptconv.formats."
+TABLE: tuple[Format, ...] = (
+    Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
+    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
+    Format("npz", "NumPy .npz", _HERE + "numpy", (".npz",), True, True),
+)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Format]:
+    """All formats by name: ours and those of installed packages."""
+    from importlib.metadata import entry_points
+
+    rows = {f.name: f for f in TABLE}
+    for point in entry_points(group="ckptconv.formats"):
+        row = point.load()
+        rows.setdefault(row.name, row)
+    return rows
+
+
+def get(name: str) -> Format:
+    """Look a format up by name; UsageError lists those there are."""
+    try:
+        return table()[name]
+    except KeyError:
+        raise UsageError(f"no format is called {name!r}; there are {', '.join(table())}") from None
+
+
+def detect(url: str) -> Format:
+    """Find the format of what lies at `url`, by content first and name second.
+
+    Raises UnknownFormat with what was seen, AmbiguousFormat with the candidates.
+    """
+    seen = Seen(url)
+    claims = {f.name: int(f.load().sniff(seen)) for f in table().values() if f.reads}
+    best = max(claims.values())
+    found = [name for name, claim in claims.items() if claim == best and claim > 0]
+    if len(found) > 1:
+        raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with --from {found[0]}", url=url)
+    if not found:
+        raise _unknown(seen)
+    return table()[found[0]]
+
+
+def _unknown(seen: Seen) -> CkptError:
+    """Say what is there instead of a checkpoint."""
+    head = seen.head[:512].lstrip()
+    if seen.is_dir:
+        what = "holds no checkpoint: " + (f"its files are {', '.join(seen.files[:8])}" if seen.files else "it is empty")
+    elif seen.size < 0:
+        near = f"; beside it are {', '.join(seen.files[:8])}" if seen.files else ""
+        return StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
+    elif seen.size == 0:
+        what = "is empty (0 bytes)"
+    elif head.startswith(b"version https://git-lfs"):
+        what = "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"
+    elif head[:15].lower().startswith((b"<!doctype html", b"<html")):
+        what = "is an HTML page, not a checkpoint; the download went wrong (a login or error page?)"
+    else:
+        what = f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
+    return UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
+
+
+def open_checkpoint(url: str, *, format: str | None = None, opaque: bool = False) -> Checkpoint:
+    """Open whatever lies at `url`. Any bytes give a Checkpoint or a CkptError."""
+    row = get(format) if format else detect(url)
+    if not row.reads:
+        raise UsageError(f"the format {row.name} can be written but not read")
+    try:
+        return row.load().open(url, opaque=opaque)  # type: ignore[no-any-return]  # a plugin's module is untyped
+    except CkptError:
+        raise
+    except (MemoryError, RecursionError) as e:
+        raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested or sized beyond reason", url=url) from e
+    except Exception as e:  # the one place where a parser's surprise becomes our error
+        raise CorruptCheckpoint(f"cannot be read as {row.name}: {type(e).__name__}: {e}", url=url) from e
+
+
+def decode(coded: Coded) -> Iterator[Any]:
+    """The decoded bytes of `coded`, in pieces."""
+    return get(coded.format).load().decode(coded)  # type: ignore[no-any-return]
+
+
+def target(url: str, name: str | None = None) -> Format:
+    """The format to write at `url`: the named one, or the one whose suffix it has."""
+    if name:
+        row = get(name)
+        if not row.writes:
+            raise UsageError(f"the format {name} can be read but not written")
+        return row
+    rows = [f for f in table().values() if f.writes]
+    fits = [(len(s), f) for f in rows for s in f.suffixes if url.lower().endswith(s)]
+    if not fits:
+        known = ", ".join(f"{f.name} ({' '.join(f.suffixes)})" for f in rows)
+        raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
+    return max(fits, key=lambda pair: pair[0])[1]

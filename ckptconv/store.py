@@ -1,0 +1,409 @@
+"""The only module that touches bytes: local files by positioned reads and writes, all else through fsspec.
+
+Reading:  `peek(url)` looks once at what detection needs; `Reader` reads ranges, checked against the file's size.
+Writing:  `Output` fills temporary files beside the destination and publishes them whole or not at all.
+
+Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+
+import os
+import secrets
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from .errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError, UnsafeCheckpoint, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+PEEK = 4096  # bytes of a file's head and tail that detection sees
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
+
+
+def local(url: str) -> str:
+    """The file-system path of a local url."""
+    return url.removeprefix("file://")
+
+
+def split(url: str) -> tuple[str, str]:
+    """Split into folder and base name; the folder of a bare name is '.'."""
+    if is_remote(url):
+        head, _, base = url.rpartition("/")
+        return head, base
+    head, base = os.path.split(local(url))
+    return head or ".", base
+
+
+def join(folder: str, *names: str) -> str:
+    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(local(folder), *names)
+
+
+def sibling(url: str, name: str) -> str:
+    """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
+
+    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH.
+    """
+    folder, _ = split(url)
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
+    path = join(folder, name)
+    if not is_remote(url) and os.path.islink(path):
+        home, target = os.path.realpath(folder), os.path.realpath(path)
+        inside = os.path.dirname(target) == home
+        cache = os.path.dirname(os.path.dirname(home))
+        blob = os.path.basename(os.path.dirname(home)) == "snapshots" and os.path.dirname(target) == join(cache, "blobs")
+        # what the user named may itself be a link; its neighbours are then those of the link's target as well
+        beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
+        if not (inside or blob or beside):
+            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=url)
+    return path
+
+
+# --- looking ----------------------------------------------------------------------------------------------------
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of a remote url and the path within it."""
+    try:
+        import fsspec
+
+        fs, path = fsspec.core.url_to_fs(url)
+        return fs, str(path)
+    except ImportError as e:
+        scheme = url.split("://")[0]
+        raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{scheme}]'") from e
+    except ValueError as e:
+        raise StorageError(f"cannot be opened: {e}", url=url) from e
+
+
+def exists(url: str) -> bool:
+    if is_remote(url):
+        fs, path = filesystem(url)
+        return bool(fs.exists(path))
+    return os.path.lexists(local(url))
+
+
+def is_dir(url: str) -> bool:
+    if is_remote(url):
+        fs, path = filesystem(url)
+        return bool(fs.isdir(path))
+    return os.path.isdir(local(url))
+
+
+def names(folder: str) -> list[str]:
+    """Names of the files and folders in a folder, sorted; none where there is no such folder."""
+    try:
+        if is_remote(folder):
+            fs, path = filesystem(folder)
+            return sorted(str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(path, detail=False))
+        return sorted(os.listdir(local(folder)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        raise refused(e, folder) from e
+
+
+class Seen:
+    """What a format may look at to recognise a checkpoint: read once, shared by all formats.
+
+    head, tail: the first and last `PEEK` bytes of a file (empty for a folder or a prefix that is no file);
+    files: names in the folder (the url is one) or beside it that begin with its base name; size: -1 if no file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.folder, self.base = split(url.rstrip("/") if len(url) > 1 else url)
+        self.is_dir = is_dir(url)
+        self.size, self.head, self.tail = -1, b"", b""
+        if self.is_dir:
+            self.files = names(url)
+            return
+        beside = names(self.folder) if not url.startswith(("http://", "https://")) else []
+        self.files = [n for n in beside if n.startswith(self.base)]
+        if exists(url):
+            with Reader(url) as f:
+                self.size = f.size
+                self.head = f.read(0, min(PEEK, f.size))
+                self.tail = f.read(max(0, f.size - PEEK), min(PEEK, f.size))
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names in the central directory if this is a zip, else ()."""
+        if not (self.head.startswith(b"PK") or b"PK\x05\x06" in self.tail):
+            return ()
+        try:
+            with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
+                return tuple(z.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError):
+            return ()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Positioned, checked reads of one file; safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._fd = -1
+        self._fs: Any = None
+        try:
+            if is_remote(url):
+                self._fs, self._path = filesystem(url)
+                size = self._fs.size(self._path)
+                if size is None:
+                    raise StorageError("the server does not tell the file's size", url=url)
+                self.size = int(size)
+                self.stamp: tuple[int, ...] = (self.size,)
+            else:
+                self._fd = os.open(local(url), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                status = os.fstat(self._fd)
+                if os.path.isdir(local(url)):
+                    raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
+                self.size = status.st_size
+                self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+        except OSError as e:
+            self.close()
+            raise refused(e, url) from e
+
+    def read(self, start: int, size: int) -> bytes:
+        """Read exactly `size` bytes at `start`; CorruptCheckpoint if the file does not hold them."""
+        self._check(start, size)
+        if self._fs is not None:
+            data = self._remote(start, size)
+        else:
+            data = self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
+        return data
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill `view` with the bytes at `start`."""
+        self._check(start, len(view))
+        if self._fs is not None:
+            view[:] = self._remote(start, len(view))
+            return
+        at = 0
+        while at < len(view):
+            try:
+                n = os.preadv(self._fd, [view[at:]], start + at)
+            except OSError as e:
+                raise refused(e, self.url) from e
+            if n == 0:
+                raise CorruptCheckpoint(f"ends at byte {start + at}, it shrank while it was read", url=self.url)
+            at += n
+
+    def _check(self, start: int, size: int) -> None:
+        if start < 0 or size < 0 or start + size > self.size:
+            raise CorruptCheckpoint(
+                f"bytes {start} to {start + size} are needed but the file has {self.size} (truncated?)", url=self.url
+            )
+
+    def _os(self, read: Any, size: int) -> bytes:
+        pieces, got = [], 0
+        while got < size:
+            try:
+                piece = read(got)
+            except OSError as e:
+                raise refused(e, self.url) from e
+            if not piece:
+                raise CorruptCheckpoint("shrank while it was read", url=self.url)
+            pieces.append(piece)
+            got += len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _remote(self, start: int, size: int) -> bytes:
+        if not size:
+            return b""
+        try:
+            data = cast(bytes, self._fs.cat_file(self._path, start=start, end=start + size))
+        except OSError as e:
+            raise refused(e, self.url) from e
+        if len(data) != size:
+            raise CorruptCheckpoint(f"{size} bytes at {start} were asked for, {len(data)} came", url=self.url)
+        return data
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_all(url: str, limit: int) -> bytes:
+    """Read a small file whole; CorruptCheckpoint if it is larger than `limit` bytes."""
+    with Reader(url) as f:
+        if f.size > limit:
+            raise CorruptCheckpoint(f"has {f.size} bytes, at most {limit} are sensible here", url=url)
+        return f.read(0, f.size)
+
+
+@contextmanager
+def fileobj(url: str) -> Iterator[IO[bytes]]:
+    """Open for libraries that want a seekable file object (h5py, zipfile)."""
+    try:
+        if is_remote(url):
+            fs, path = filesystem(url)
+            handle = fs.open(path, "rb", block_size=2**18, cache_type="readahead")
+        else:
+            handle = open(local(url), "rb")  # noqa: SIM115 - closed below
+    except OSError as e:
+        raise refused(e, url) from e
+    try:
+        yield handle
+    finally:
+        handle.close()
+
+
+def refused(e: OSError, url: str) -> CkptError:
+    """Say in one sentence what the file system refused."""
+    if isinstance(e, FileNotFoundError):
+        return StorageError("no such file or folder", url=url)
+    if e.errno == errno.ENOSPC:
+        return StorageError("the disk is full; nothing was changed", url=url)
+    if e.errno == errno.EDQUOT:
+        return StorageError("the disk quota is used up; nothing was changed", url=url)
+    return StorageError((e.strerror or str(e) or type(e).__name__).lower(), url=url)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+class File(NamedTuple):
+    """One file of an output: its name relative to the destination's folder, and its final size in bytes."""
+
+    name: str
+    size: int
+
+
+class Output:
+    """Temporary files beside the destination, filled by positioned writes, published together, the last one last."""
+
+    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False) -> None:
+        self.folder, self.force = local(folder), force
+        self._final = {f.name: os.path.join(self.folder, f.name) for f in files}
+        taken = [p for p in self._final.values() if os.path.lexists(p)]
+        if taken and not force:
+            raise StorageError("already exists; --force replaces it", url=taken[0])
+        self._mark = secrets.token_hex(4)
+        self._fds: dict[str, int] = {}
+        self._made: list[str] = []
+        try:
+            for f in files:
+                self.create(f)
+        except BaseException:
+            self.discard()
+            raise
+
+    def temporary(self, name: str) -> str:
+        """The path that file `name` has until it is published."""
+        folder, base = os.path.split(self._final[name])
+        return os.path.join(folder, f".{base[:200]}.{self._mark}.part")
+
+    def create(self, f: File) -> None:
+        path = self.temporary(f.name)
+        try:
+            self._folders(os.path.dirname(path))
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+            self._fds[f.name] = fd
+            if f.size:
+                self._reserve(fd, f.size)
+        except OSError as e:
+            raise refused(e, path) from e
+
+    def _folders(self, folder: str) -> None:
+        missing = []
+        while folder and not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for path in reversed(missing):
+            os.mkdir(path)
+            self._made.append(path)
+
+    @staticmethod
+    def _reserve(fd: int, size: int) -> None:
+        """Fail now rather than half-way when the disk is too small."""
+        space = os.fstatvfs(fd)
+        if space.f_bavail * space.f_frsize < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(fd, size)
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            try:
+                at += os.pwrite(self._fds[name], view[at:], start + at)
+            except OSError as e:
+                raise refused(e, self._final[name]) from e
+
+    def publish(self, *, sync: bool = True) -> None:
+        """Make all files durable, then rename them in order; the last is the commit point."""
+        try:
+            for fd in self._fds.values():
+                if sync:
+                    os.fsync(fd)
+                os.close(fd)
+            names, self._fds = list(self._fds), {}
+            for name in names:
+                os.replace(self.temporary(name), self._final[name])
+            if sync:
+                for folder in {os.path.dirname(self._final[n]) for n in names}:
+                    _sync_folder(folder)
+        except OSError as e:
+            raise refused(e, self.folder) from e
+        self._made = []
+
+    def discard(self) -> None:
+        """Remove every trace; the destination stays as it was."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+        for name in self._final:
+            _quietly(os.unlink, self.temporary(name))
+        for path in reversed(self._made):
+            _quietly(os.rmdir, path)
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.discard()
+
+
+def _quietly(do: Any, path: str) -> None:
+    try:
+        do(path)
+    except OSError:
+        pass
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+__all__ = [
+    "File", "Output", "Reader", "Seen", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join", "local",
+    "names", "read_all", "refused", "sibling", "split",
+]  # fmt: skip
