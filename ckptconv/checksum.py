@@ -1,0 +1,77 @@
+"""Checksums that combine: of two pieces computed apart, the checksum of the whole.
+
+    crc(kind, data)                      kind 'crc32' (zip, IEEE 802.3) or 'crc32c' (TensorFlow, Castagnoli)
+    combine(kind, a, b, len_b)           crc of A+B from crc(A), crc(B) and the length of B
+
+Both CRCs are reflected. Appending n zero bytes to a message multiplies its CRC register by x^(8n) modulo the
+polynomial; that power is computed by squaring and kept for the lengths that recur (every job has the same).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+POLYNOMIAL = {"crc32": 0xEDB88320, "crc32c": 0x82F63B78}  # reflected: bit 31 is x^0
+_ONE = 0x80000000
+MASK_DELTA = 0xA282EAD8
+
+
+def crc(kind: str, data: Buffer, value: int = 0) -> int:
+    """Extend the CRC `value` of what came before by `data`."""
+    if kind == "crc32":
+        return zlib.crc32(data, value)
+    from crc32c import crc32c
+
+    return crc32c(data, value)  # type: ignore[no-any-return]  # the package is untyped
+
+
+def combine(kind: str, a: int, b: int, len_b: int) -> int:
+    """CRC of A+B given the CRCs of A and of B and the length of B in bytes."""
+    return _multiply(kind, _zeros(kind, len_b), a) ^ b if len_b else a
+
+
+def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
+    """CRC of all pieces, given as (crc, length), in order."""
+    total = 0
+    for value, length in pieces:
+        total = combine(kind, total, value, length)
+    return total
+
+
+def mask(value: int) -> int:
+    """TensorFlow stores CRC-32C rotated and shifted, so that a CRC of data holding CRCs stays sound."""
+    return (((value >> 15) | (value << 17)) + MASK_DELTA) & 0xFFFFFFFF
+
+
+def unmask(value: int) -> int:
+    rotated = (value - MASK_DELTA) & 0xFFFFFFFF
+    return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
+
+
+def _multiply(kind: str, a: int, b: int) -> int:
+    """Product of two polynomials modulo the CRC's, all reflected."""
+    poly, out = POLYNOMIAL[kind], 0
+    while a:
+        if a & _ONE:
+            out ^= b
+        a = (a << 1) & 0xFFFFFFFF
+        b = (b >> 1) ^ (poly if b & 1 else 0)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _zeros(kind: str, size: int) -> int:
+    """x^(8·size) modulo the polynomial."""
+    power, out = _ONE >> 8, _ONE
+    while size:
+        if size & 1:
+            out = _multiply(kind, power, out)
+        power = _multiply(kind, power, power)
+        size >>= 1
+    return out
