@@ -22,7 +22,17 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, MissingExtra, StorageError, UnknownFormat, UsageError
+from ..errors import (
+    AmbiguousFormat,
+    CkptError,
+    CorruptCheckpoint,
+    MissingExtra,
+    StorageError,
+    UnknownFormat,
+    Unrepresentable,
+    UsageError,
+    listing,
+)  # fmt: skip
 from ..store import File, Seen
 from ..tensor import Checkpoint, Coded, Tensor
 
@@ -74,6 +84,17 @@ class Writer(Protocol):
 
     def cannot_hold(self, tensor: Tensor) -> str:
         """Why the format cannot hold this tensor (dtype or name), or ''."""
+
+
+def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
+    """Raise Unrepresentable naming every tensor that the format cannot hold, and why."""
+    whys = [(name, writer.cannot_hold(tensor)) for name, tensor in checkpoint.tensors.items()]
+    bad = [f"{name}: {why}" for name, why in whys if why]
+    if bad:
+        raise Unrepresentable(
+            f"{title} cannot hold {len(bad)} of {len(checkpoint)} tensors; leave them out with --exclude or "
+            f"--skip-unrepresentable, or cast them with --dtype:\n{listing(bad)}"
+        )
 
 
 class Format(NamedTuple):

@@ -1,0 +1,246 @@
+"""safetensors: a length, a JSON header, the tensors' bytes.
+
+    0    u64le N
+    8    N bytes of JSON: {"__metadata__": {"k": "v"},
+                           "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    8+N  the buffer: offsets count from here; sorted, the ranges tile it without a hole or an overlap
+
+Several files are tied together by `model.safetensors.index.json`, which sharded.py reads.
+Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any
+
+from ..errors import CorruptCheckpoint, Unrepresentable
+from ..store import File, Reader, Seen, split
+from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain
+from . import Patch, Placement, Slot, refuse_unheld
+
+SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+MAX_HEADER = 100_000_000  # the reference refuses longer ones
+# The reference's dtypes in the order of its enum, which is by alignment; it writes the last first.
+ORDER = (
+    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+    "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
+)  # fmt: skip
+RANK = {spelling: i for i, spelling in enumerate(ORDER)}
+ROWS = {row.safetensors: row for row in DTYPES.values() if row.safetensors}
+SIX_BITS = {"F6_E2M3", "F6_E3M2"}  # valid, but nothing else can hold them: noted and left out
+
+
+def sniff(seen: Seen) -> int:
+    length = int.from_bytes(seen.head[:8], "little")
+    if seen.size >= 8 and 2 <= length <= min(MAX_HEADER, seen.size - 8) and seen.head[8:].lstrip()[:1] == b"{":
+        return 3
+    return 1 if seen.base.endswith(SUFFIX) and not seen.is_dir else 0
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    with Reader(url) as f:
+        header, start = _header(f)
+        metadata = _metadata(header.pop("__metadata__", None), url)
+        entries = [(name, *_entry(name, info, url)) for name, info in header.items()]
+        _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url)
+    tensors = {
+        name: plain(name, row, shape, Span(url, start + begin, end - begin))
+        for name, row, shape, begin, end in entries
+        if row is not None
+    }
+    left = tuple(name for name, row, *_ in entries if row is None)
+    notes = (Note("skipped", "6-bit floats, which no other format holds", left),) if left else ()
+    return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
+
+
+def parse_json(raw: bytes, url: str) -> Any:
+    """Parse JSON as strictly as the reference: UTF-8, no name twice in an object, no NaN, nested within reason."""
+    try:
+        return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise CorruptCheckpoint("the JSON is nested beyond reason", url=url) from None
+    except ValueError as e:  # also UnicodeDecodeError and integers of thousands of digits
+        raise CorruptCheckpoint(f"the JSON is not valid: {e}", url=url) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} occurs twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _header(f: Reader) -> tuple[dict[str, Any], int]:
+    """Read and parse the header; also tell where the buffer starts."""
+    if f.size < 8:
+        raise CorruptCheckpoint(f"has {f.size} bytes, a safetensors file has at least 8", url=f.url)
+    length = int.from_bytes(f.read(0, 8), "little")
+    if length > MAX_HEADER:
+        raise CorruptCheckpoint(f"says its header has {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
+    if length > f.size - 8:
+        raise CorruptCheckpoint(f"says its header has {length} bytes but only {f.size - 8} follow", url=f.url)
+    header = parse_json(f.read(8, length), f.url)
+    if not isinstance(header, dict):
+        raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
+    return header, 8 + length
+
+
+def _metadata(found: Any, url: str) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
+    return found
+
+
+def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
+    """Check one tensor of the header: its dtype (None: 6-bit floats), shape, and range in the buffer."""
+    try:
+        spelling, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
+        numbers = [*shape, begin, end]
+        known = spelling in RANK
+    except (TypeError, KeyError, ValueError):
+        raise CorruptCheckpoint("its header entry lacks dtype, shape or data_offsets", url=url, tensor=name) from None
+    if not known:
+        raise CorruptCheckpoint(f"has the unknown dtype {spelling!r}", url=url, tensor=name)
+    if not all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in numbers) or type(shape) is not list:
+        raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
+    if not name.isascii():
+        _check_text(name, url)
+    row = ROWS.get(spelling)
+    bits = 4 if spelling == "F4" else row.itemsize * 8 if row else 6
+    size, rest = divmod(elements(shape, url=url, tensor=name) * bits, 8)
+    if rest or end - begin != size:
+        raise CorruptCheckpoint(
+            f"occupies bytes {begin} to {end}, but {spelling}{shape} needs {size}{' and a fraction' * (rest > 0)}",
+            url=url, tensor=name,
+        )  # fmt: skip
+    if spelling == "F4":  # our row counts bytes of two
+        if not shape or shape[-1] % 2:
+            raise CorruptCheckpoint(f"F4{shape} has half a byte per row", url=url, tensor=name)
+        shape = [*shape[:-1], shape[-1] // 2]
+    return row, tuple(shape), begin, end
+
+
+def _check_text(name: str, url: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CorruptCheckpoint(f"the name {name!r} holds half a surrogate pair", url=url) from None
+
+
+def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str) -> None:
+    """The sorted ranges must follow one another from 0 to the end: nothing hidden, nothing shared."""
+    at = 0
+    for begin, end, name in sorted(ranges):
+        if begin != at:
+            what = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
+            raise CorruptCheckpoint(f"begins at {begin} where {at} is due: it {what}", url=url, tensor=name)
+        at = end
+    if at != size:
+        why = "truncated?" if at > size else "trailing bytes"
+        raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})", url=url)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> SafetensorsWriter:
+    return SafetensorsWriter(url, max_shard_size)
+
+
+@dataclass(frozen=True)
+class SafetensorsWriter:
+    """Lay files out as the reference does, byte for byte: by dtype, widest first, then by name.
+
+    Metadata is kept; `format` becomes "pt" where the source has none, because transformers refuses files without it.
+    Tied names are written each in full: the format has no aliases.
+    """
+
+    url: str
+    max_shard_size: int | None = None
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        if tensor.dtype.safetensors not in RANK:
+            return f"safetensors has no dtype {tensor.dtype}"
+        if tensor.name == "__metadata__":
+            return "safetensors keeps this name for its metadata"
+        try:
+            tensor.name.isascii() or tensor.name.encode()
+        except UnicodeEncodeError:
+            return "the name is not valid Unicode"
+        return ""
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "safetensors")
+        metadata = {"format": "pt"} | checkpoint.metadata
+        shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
+        _, base = split(self.url)
+        stem = base.removesuffix(SUFFIX)
+        names = [f"{stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}" for i in range(1, len(shards) + 1)]
+        files, slots, patches = [], {}, []
+        for name, shard in zip([base] if len(shards) == 1 else names, shards, strict=True):
+            header, placed, size = _lay_out(name, shard, metadata)
+            files.append(File(name, size))
+            patches.append(Patch(name, 0, header))
+            slots.update(placed)
+        if len(shards) > 1:
+            index = _index(slots)
+            files.append(File(stem + INDEX, len(index)))
+            patches.append(Patch(stem + INDEX, 0, index))
+        ours = rf"{re.escape(base)}|{re.escape(stem)}(-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}|{re.escape(INDEX)})"
+        return Placement(files, {name: slots[name] for name in checkpoint}, patches, stale=ours)
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()
+
+    def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:
+        """Split in order into shards under the size asked for, with headers that readers accept."""
+        shards: list[list[Tensor]] = [[]]
+        size, header, room = 0, 0, MAX_HEADER - metadata - 64
+        for t in tensors:
+            # the name, the longest numbers, and the punctuation around them
+            entry = len(encode_basestring(t.name).encode()) + 20 * len(t.shape) + 100
+            full = self.max_shard_size is not None and size + t.nbytes > self.max_shard_size
+            if shards[-1] and (full or header + entry > room):
+                shards.append([])
+                size, header = 0, 0
+            shards[-1].append(t)
+            size, header = size + t.nbytes, header + entry
+        return shards
+
+
+def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, Slot], int]:
+    """Make one file's header and slots, and tell the file's size."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    ranges, at = [], 0
+    for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
+        spelling, shape = t.dtype.safetensors, t.shape
+        if spelling == "F4":
+            shape = (*shape[:-1], shape[-1] * 2)
+        ranges.append((t.name, at, t.nbytes))
+        header[t.name] = {"dtype": spelling, "shape": shape, "data_offsets": (at, at := at + t.nbytes)}
+    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    if len(raw) > MAX_HEADER:
+        raise Unrepresentable(f"the header would have {len(raw)} bytes, a safetensors file allows {MAX_HEADER}")
+    start = 8 + len(raw)
+    slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
+    return len(raw).to_bytes(8, "little") + raw, slots, start + at
+
+
+def _index(slots: Mapping[str, Slot]) -> bytes:
+    """The JSON that says which shard holds a tensor, as transformers writes it."""
+    total = sum(slot.size for slot in slots.values())
+    index = {"metadata": {"total_size": total}, "weight_map": {name: slots[name].file for name in sorted(slots)}}
+    return (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
