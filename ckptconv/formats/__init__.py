@@ -17,7 +17,9 @@ Nothing heavy is imported before a format's own function runs.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -184,13 +186,26 @@ def open_checkpoint(url: str, *, format: str | None = None, opaque: bool = False
     if not row.reads:
         raise UsageError(f"the format {row.name} can be written but not read")
     try:
-        return row.load().open(url, opaque=opaque)  # type: ignore[no-any-return]  # a plugin's module is untyped
+        with uncollected():
+            return row.load().open(url, opaque=opaque)  # type: ignore[no-any-return]  # a plugin's module is untyped
     except CkptError:
         raise
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested or sized beyond reason", url=url) from e
     except Exception as e:  # the one place where a parser's surprise becomes our error
         raise CorruptCheckpoint(f"cannot be read as {row.name}: {type(e).__name__}: {e}", url=url) from e
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the cyclic collector: it would walk hundreds of thousands of fresh tensors again and again, for nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def decode(coded: Coded) -> Iterator[Any]:
