@@ -28,7 +28,7 @@ def crc(kind: str, data: Buffer, value: int = 0) -> int:
         return zlib.crc32(data, value)
     from crc32c import crc32c
 
-    return crc32c(data, value)  # type: ignore[no-any-return]  # the package is untyped
+    return crc32c(data, value)
 
 
 def combine(kind: str, a: int, b: int, len_b: int) -> int:

@@ -9,11 +9,11 @@ Payload is never mapped into memory: a file that shrinks under a mapping kills t
 from __future__ import annotations
 
 import errno
-
 import os
+import re
 import secrets
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -64,7 +64,8 @@ def sibling(url: str, name: str) -> str:
         home, target = os.path.realpath(folder), os.path.realpath(path)
         inside = os.path.dirname(target) == home
         cache = os.path.dirname(os.path.dirname(home))
-        blob = os.path.basename(os.path.dirname(home)) == "snapshots" and os.path.dirname(target) == join(cache, "blobs")
+        cached = os.path.basename(os.path.dirname(home)) == "snapshots"
+        blob = cached and os.path.dirname(target) == join(cache, "blobs")
         # what the user named may itself be a link; its neighbours are then those of the link's target as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
         if not (inside or blob or beside):
@@ -354,8 +355,11 @@ class Output:
             except OSError as e:
                 raise refused(e, self._final[name]) from e
 
-    def publish(self, *, sync: bool = True) -> None:
-        """Make all files durable, then rename them in order; the last is the commit point."""
+    def publish(self, *, sync: bool = True, stale: str = "") -> None:
+        """Make all files durable, then rename them in order; the last is the commit point.
+
+        Files of an older checkpoint of the same name (the pattern `stale`) that are not replaced go last.
+        """
         try:
             for fd in self._fds.values():
                 if sync:
@@ -364,6 +368,9 @@ class Output:
             names, self._fds = list(self._fds), {}
             for name in names:
                 os.replace(self.temporary(name), self._final[name])
+            for old in os.listdir(self.folder) if stale and self.force else ():
+                if re.fullmatch(stale, old) and old not in self._final:
+                    os.unlink(os.path.join(self.folder, old))
             if sync:
                 for folder in {os.path.dirname(self._final[n]) for n in names}:
                     _sync_folder(folder)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,15 +60,16 @@ class DType(NamedTuple):
         return self.name
 
 
-@lru_cache(maxsize=None)
+@cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 
-    if hasattr(np, name) and name not in {"string"}:
+    if name == "object" or hasattr(np, name):
         return np.dtype(name)
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 # The order of rows is the order in which tables print them.

@@ -1,0 +1,240 @@
+"""Run a plan: all jobs through a `map`, then check what was read, seal, and publish.
+
+    execute(plan, writer) -> Outcome
+
+The seam to other engines is `map`: anything that applies a function to jobs and yields receipts in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from . import checksum
+from .errors import CorruptCheckpoint, listing, printable
+from .formats import Patch, Writer
+from .job import Read, Receipt, Sources, Written, chunk_digests, read_into, read_strings, run_job
+from .moves import Array, Loss
+from .plan import CHUNK, Job, Plan
+from .store import Output
+from .tensor import Span, Tensor
+
+Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: `checks` and `digests` by tensor name (digest: hexadecimal content hash), and lossy casts."""
+
+    checks: Mapping[str, int]
+    digests: Mapping[str, str]
+    loss: Mapping[str, Loss]
+    verified: int  # bytes of sources whose checksum was verified
+
+
+def threads(workers: int) -> Map:
+    """A `map` over local threads: unordered, with as many jobs waiting as running."""
+
+    def pooled(do: Callable[[Job], Receipt], jobs: Iterable[Job]) -> Iterator[Receipt]:
+        with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
+            waiting: set[Future[Receipt]] = set()
+            try:
+                for job in jobs:
+                    waiting.add(pool.submit(do, job))
+                    if len(waiting) >= 2 * workers:
+                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in done)
+                while waiting:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    return pooled if workers > 1 else map
+
+
+def execute(
+    plan: Plan,
+    writer: Writer,
+    *,
+    force: bool = False,
+    digest: bool = False,
+    sync: bool = True,
+    map: Map | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Write everything the plan says; the destination appears whole or not at all."""
+    receipts: list[Receipt] = []
+    with (
+        Sources(spool=plan.memory.whole) as sources,
+        Output(plan.folder, plan.placement.files, force=force) as out,
+    ):
+        do = partial(run_job, sources=sources, sink=out, memory=plan.memory, check=plan.placement.check, digest=digest)
+        done, total = 0, plan.nbytes
+        for receipt in (map or threads(plan.memory.workers))(do, plan.jobs):
+            receipts.append(receipt._replace(job=receipt.job._replace(pieces=())))
+            done += receipt.job.size
+            if progress:
+                progress(done, total)
+        verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
+        for url in sources.changed():
+            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+        outcome = _outcome(plan, receipts, digest, verified)
+        for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks)):
+            out.write(patch.file, patch.start, patch.data)
+        out.publish(sync=sync, stale=plan.placement.stale)
+    return outcome
+
+
+def spans_of(tensors: Mapping[str, Tensor]) -> Iterator[Span]:
+    """Every span with a checksum that the tensors use."""
+    for t in tensors.values():
+        for part in t.parts:
+            if isinstance(part.data, Span) and part.data.check:
+                yield part.data
+
+
+def _payloads(plan: Plan) -> Iterator[Patch]:
+    for slot in dict.fromkeys(plan.placement.slots.values()):
+        if slot.payload is not None:
+            yield Patch(slot.file, slot.start, slot.payload)
+
+
+def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
+    """Combine the pieces of every slot; tied names share what their slot has."""
+    pieces: dict[str, list[Written]] = defaultdict(list)
+    loss: dict[str, Loss] = {}
+    for receipt in receipts:
+        for w in receipt.written:
+            pieces[w.tensor].append(w)
+        for name, new in receipt.loss.items():
+            old = loss.get(name, Loss())
+            loss[name] = Loss(old.overflow + new.overflow, old.underflow + new.underflow)
+    kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
+    by_slot: dict[tuple[str, int], str] = {}
+    for name in pieces:
+        slot = plan.placement.slots[name]
+        by_slot[slot.file, slot.start] = name
+    for name, slot in plan.placement.slots.items():
+        got = sorted(pieces.get(by_slot.get((slot.file, slot.start), "") if slot.size else "", ()), key=_start)
+        if slot.payload is not None:
+            checks[name] = checksum.crc(kind, slot.payload) if kind else 0
+        elif kind:
+            checks[name] = checksum.combine_all(kind, ((w.crc, w.size) for w in got))
+        if digest and slot.payload is None:
+            digests[name] = content_hash(plan.tensors[name], (d for w in got for d in w.digests))
+    return Outcome(checks, digests, loss, verified)
+
+
+def _start(w: Written) -> int:
+    return w.start
+
+
+# --- the content hash -------------------------------------------------------------------------------------------
+
+
+def content_hash(t: Tensor, digests: Iterable[bytes]) -> str:
+    """Hash of dtype, shape and logical bytes: equal for equal tensors in any format.
+
+    BLAKE3, 16 bytes, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
+    the 16-byte BLAKE3 of each 4 MiB of the tensor's bytes (C order, little-endian).
+    """
+    from blake3 import blake3
+
+    shape = json.dumps(list(t.shape), separators=(",", ":"))
+    return blake3(
+        b"\0".join([b"ckptconv.tensor.1", t.dtype.name.encode(), shape.encode(), b"".join(digests)])
+    ).hexdigest(length=16)
+
+
+def hash_tensor(t: Tensor, sources: Sources) -> str:
+    """Read a tensor in bounded memory and hash it; a string tensor hashes each element's length and bytes."""
+    if t.dtype.kind == "s":
+        packed = b"".join(len(s).to_bytes(8, "little") + s for s in read_strings(t).reshape(-1))
+        return content_hash(t, chunk_digests(np.frombuffer(packed, "u1")))
+    return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(window)))
+
+
+def windows(t: Tensor, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
+    """The tensor's bytes in order, `size` at a time, in one buffer that is used again."""
+    step = size // max(1, t.dtype.itemsize)
+    buffer = np.empty(min(t.nbytes, size), "u1")
+    reads: list[Read] = []
+    for lo in range(0, t.count, step):
+        hi = min(t.count, lo + step)
+        view = buffer[: (hi - lo) * t.dtype.itemsize]
+        reads += read_into(t, view, sources, lo, hi)
+        yield view
+    check_reads(reads, sources, spans_of({t.name: t}))
+
+
+def read_array(t: Tensor, sources: Sources | None = None) -> Array:
+    """Read one tensor whole, checksums verified; strings as an object array of bytes."""
+    if t.dtype.kind == "s":
+        return read_strings(t)
+    if sources is None:
+        with Sources() as own:
+            return read_array(t, own)
+    target = np.empty(t.nbytes, "u1")
+    check_reads(read_into(t, target, sources), sources, spans_of({t.name: t}))
+    return target.view(t.dtype.np).reshape(t.shape)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) -> int:
+    """Verify every checked span; CorruptCheckpoint naming all bad ones. Returns the bytes verified."""
+    verified, bad = 0, dict[Span, str]()
+    pieces: dict[Span, list[Read]] = {span: [] for span in spans}
+    for r in reads:
+        pieces.setdefault(r.span, []).append(r)
+    for span, got in pieces.items():
+        kind, _, want = span.check.partition(":")
+        found = _combined(kind, got, span.size)
+        if found is None:  # read only in bits, or out of order: read it once more for its checksum
+            found = _crc_of(span, kind, sources)
+        verified += span.size
+        if found != int(want, 16):
+            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found:08x}, should be {want}"
+    if bad:
+        urls = {span.url for span in bad}
+        where = [what if len(urls) == 1 else f"{printable(span.url)} {what}" for span, what in bad.items()]
+        raise CorruptCheckpoint(
+            f"{len(bad)} damaged tensor(s), by the file's own checksums:\n{listing(where)}", url=next(iter(urls))
+        )
+    return verified
+
+
+def _combined(kind: str, reads: list[Read], size: int) -> int | None:
+    """CRC of the whole span if the pieces tile it, else None."""
+    if len(reads) == 1 and reads[0].size == size:
+        return reads[0].crc
+    total, at = 0, 0
+    for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
+        if r.start != at:
+            return None
+        total, at = checksum.combine(kind, total, r.crc, r.size), at + r.size
+    return total if at == size else None
+
+
+def _crc_of(span: Span, kind: str, sources: Sources) -> int:
+    reader, value = sources.reader(span.url), 0
+    for at in range(0, span.size, CHUNK):
+        value = checksum.crc(kind, reader.read(span.start + at, min(CHUNK, span.size - at)), value)
+    return value
+
+
+def found_in(span: Span, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that a damaged span belongs to."""
+    return [n for n, t in tensors.items() if any(p.data == span for p in t.parts)]
+
+
