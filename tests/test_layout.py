@@ -1,0 +1,233 @@
+"""Axis patterns against numpy: whatever a pattern says, transpose, reshape, split and concatenate must agree."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptconv import layout
+from ckptconv.errors import LayoutError
+from ckptconv.tensor import DTYPES, Held, Part, Tensor, c_strides, plain, tiled, view
+
+
+def read(shape: tuple[int, ...], parts: tuple[Part, ...]) -> np.ndarray[Any, Any]:
+    """Interpret parts element by element, and check that they cover the tensor exactly once."""
+    out = np.full(math.prod(shape), -1, np.int64)
+    for p in parts:
+        data = p.data.array.reshape(-1)
+        for index in product(*map(range, p.shape)):
+            src = p.offset + sum(i * s for i, s in zip(index, p.strides, strict=True))
+            dst = p.start + sum(i * s for i, s in zip(index, p.steps, strict=True))
+            assert out[dst] == -1
+            out[dst] = data[src]
+    assert (out >= 0).all()
+    return out.reshape(shape)
+
+
+def tensor(shape: tuple[int, ...], first: int = 0) -> Tensor:
+    array = np.arange(first, first + math.prod(shape), dtype=np.int64).reshape(shape)
+    return plain("t", DTYPES["int64"], shape, Held(array))
+
+
+def move(pattern: str, *tensors: Tensor, **sizes: int) -> list[np.ndarray[Any, Any]]:
+    return [read(*out) for out in layout.parse(pattern).apply(tensors, sizes)]
+
+
+def value(t: Tensor) -> np.ndarray[Any, Any]:
+    return read(t.shape, t.parts)
+
+
+def gates(x: np.ndarray[Any, Any], order: list[int]) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.split(x, len(order), 1)[i] for i in order], 1).T
+
+
+ONE = [
+    ("i o -> o i", (3, 4), {}, lambda x: x.T),
+    ("h w i o -> o i h w", (2, 3, 4, 5), {}, lambda x: x.transpose(3, 2, 0, 1)),
+    ("... i o -> o i ...", (3, 4), {}, lambda x: x.T),
+    ("... i o -> o i ...", (2, 3, 4), {}, lambda x: x.transpose(2, 1, 0)),
+    ("... i o -> o i ...", (2, 5, 3, 4), {}, lambda x: x.transpose(3, 2, 0, 1)),
+    ("h w c m -> (c m) 1 h w", (2, 3, 4, 5), {}, lambda x: x.transpose(2, 3, 0, 1).reshape(20, 1, 2, 3)),
+    ("(h w c) o -> o (c h w)", (24, 5), {"h": 2, "w": 3}, lambda x: x.reshape(6, 4, 5).T.reshape(5, 24)),
+    ("d h k -> (h k) d", (3, 4, 5), {}, lambda x: x.reshape(3, 20).T),
+    ("d (h k) -> h k d", (3, 20), {"h": 4}, lambda x: x.reshape(3, 4, 5).transpose(1, 2, 0)),
+    ("1 n -> n", (1, 6), {}, lambda x: x[0]),
+    ("n -> 1 1 n", (6,), {}, lambda x: x[None, None]),
+    ("->", (), {}, lambda x: x),
+    ("-> 1", (), {}, lambda x: x[None]),
+    ("(2 n) 3 -> 3 n 2", (8, 3), {}, lambda x: x.reshape(2, 4, 3).transpose(2, 1, 0)),
+    ("x (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x", (3, 8), {}, lambda x: gates(x, [0, 2, 1, 3])),
+    ("(2 + n) d -> (n + 2) d", (6, 3), {}, lambda x: np.concatenate([x[2:], x[:2]])),
+    ("a ((b + c) d) -> d a (c + b)", (2, 15), {"b": 1, "d": 3}, lambda x: np.roll(x.reshape(2, 5, 3), -1, 1).transpose(2, 0, 1)),
+    ("a (b (c + d)) -> (c + d) (b a)", (2, 15), {"b": 3, "c": 2}, lambda x: x.reshape(2, 3, 5).T.reshape(5, 6)),
+    ("a b -> b a", (0, 3), {}, lambda x: x.T),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "shape", "sizes", "want"), ONE, ids=[f"{p} {s}" for p, s, _, _ in ONE])
+def test_one_tensor_to_one(pattern: str, shape: tuple[int, ...], sizes: dict[str, int], want: Any) -> None:
+    t = tensor(shape)
+    (got,) = move(pattern, t, **sizes)
+    expected = want(value(t))
+    assert got.shape == expected.shape
+    assert (got == expected).all()
+
+
+def test_split_and_join() -> None:
+    t = tensor((3, 12))
+    q, k, v = np.split(value(t), [4, 6], 1)
+    got = move("i (q + k + v) -> q i, k i, v i", t, q=4, k=2)
+    assert all((g == w.T).all() for g, w in zip(got, (q, k, v), strict=True))
+    parts = [tensor((3, 4)), tensor((3, 2), 100), tensor((3, 6), 200)]
+    (joined,) = move("i q, i k, i v -> (q + k + v) i", *parts)
+    assert (joined == np.concatenate([value(p).T for p in parts])).all()
+
+
+def test_two_tensors_exchange_blocks() -> None:
+    a, b = tensor((2, 5)), tensor((3, 5), 100)
+    got = move("x (p + q), y (p + q) -> (x + y) p, q (y + x)", a, b, p=1)
+    x = np.concatenate([value(a), value(b)])
+    assert (got[0] == x[:, :1]).all()
+    assert (got[1] == np.concatenate([value(b)[:, 1:], value(a)[:, 1:]]).T).all()
+
+
+SIZES = st.integers(1, 4)
+
+
+@st.composite
+def permutations(draw: st.DrawFn) -> tuple[str, tuple[int, ...], dict[str, int], list[int], list[int], list[int]]:
+    """Random axes, grouped at random on both sides, permuted."""
+    n = draw(st.integers(1, 5))
+    dims = draw(st.lists(SIZES, min_size=n, max_size=n))
+    order = draw(st.permutations(range(n)))
+    cuts = [draw(st.lists(st.booleans(), min_size=n, max_size=n)) for _ in range(2)]
+
+    def side(axes: list[int], cut: list[bool]) -> tuple[str, list[int]]:
+        groups: list[list[int]] = []
+        for a, c in zip(axes, cut, strict=True):
+            if c or not groups:
+                groups.append([a])
+            else:
+                groups[-1].append(a)
+        text = " ".join("(" + " ".join(f"a{x}" for x in g) + ")" for g in groups)
+        return text, [math.prod(dims[x] for x in g) for g in groups]
+
+    left, shape = side(list(range(n)), cuts[0])
+    right, out = side(list(order), cuts[1])
+    return f"{left} -> {right}", tuple(shape), {f"a{i}": d for i, d in enumerate(dims)}, dims, list(order), out
+
+
+@settings(max_examples=150, deadline=None)
+@given(permutations(), st.data())
+def test_any_permutation_of_any_boxes(case: Any, data: st.DataObject) -> None:
+    """Partitions, views and layouts applied before must all come out right."""
+    pattern, shape, sizes, dims, order, out = case
+    whole = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    cut = data.draw(st.integers(0, shape[axis]))
+    boxes = []
+    for low, high in ((0, cut), (cut, shape[axis])):
+        if low < high:
+            box = np.ascontiguousarray(whole.take(range(low, high), axis))
+            at = [0] * len(shape)
+            at[axis] = low
+            boxes.append((at, box.shape, Held(box)))
+    flipped = np.ascontiguousarray(whole.T)
+    sources = [
+        tiled("t", DTYPES["int64"], shape, boxes),
+        view("t", DTYPES["int64"], shape, Held(flipped), offset=0, strides=c_strides(flipped.shape)[::-1]),
+    ]
+    want = whole.reshape(dims).transpose(order).reshape(out)
+    for source in sources:
+        (got,) = move(pattern, source, **sizes)
+        assert (got == want).all()
+        ((made, parts),) = layout.parse(pattern).apply([source], sizes)
+        again = Tensor("t", DTYPES["int64"], made, parts)
+        (back,) = [read(*o) for o in layout.parse(pattern).inverse.apply([again], sizes)]
+        assert (back == whole).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(SIZES, min_size=1, max_size=4), SIZES, SIZES, st.data())
+def test_any_concatenation(terms: list[int], rows: int, inner: int, data: st.DataObject) -> None:
+    """A sum of products, split, reordered, joined, and undone; the source is itself cut anywhere."""
+    order = data.draw(st.permutations(range(len(terms))))
+    names = [f"t{i}" for i in range(len(terms))]
+    sizes = {"r": rows, "m": inner, **dict(zip(names, terms, strict=True))}
+    width = sum(terms) * inner
+    whole = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
+    cut = data.draw(st.integers(0, width))
+    ends = [(a, b) for a, b in ((0, cut), (cut, width)) if a < b]
+    boxes = [([0, a], (rows, b - a), Held(np.ascontiguousarray(whole[:, a:b]))) for a, b in ends]
+    source = tiled("t", DTYPES["int64"], whole.shape, boxes)
+    left = "r (" + " + ".join(f"({n} m)" for n in names) + ")"
+    right = "(" + " + ".join(f"(m {names[i]})" for i in order) + ") r"
+    pieces = np.split(whole, np.cumsum(terms)[:-1] * inner, 1)
+    want = np.concatenate([pieces[i].reshape(rows, terms[i], inner).T.reshape(-1, rows) for i in order])
+    (got,) = move(f"{left} -> {right}", source, **sizes)
+    assert (got == want).all()
+    split = layout.parse(f"{left} -> " + ", ".join(f"m {n} r" for n in names))
+    made = [Tensor("t", DTYPES["int64"], *o) for o in split.apply([source], sizes)]
+    for piece, t, n in zip(pieces, made, terms, strict=True):
+        assert (value(t) == piece.reshape(rows, n, inner).transpose(2, 1, 0)).all()
+    (back,) = [read(*o) for o in split.inverse.apply(made, sizes)]
+    assert (back == whole).all()
+
+
+def test_nothing_moves() -> None:
+    t = tensor((2, 3))
+    assert layout.parse("a b -> a b").noop
+    assert layout.parse("a b -> a b").apply([t])[0][1] is t.parts
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shapes", "sizes", "says"),
+    [
+        ("a b", [], {}, "one `->`"),
+        ("a b -> a", [], {}, "only one side has the axes"),
+        ("a a -> a", [], {}, "stands twice"),
+        ("(a + a) -> a, a", [], {}, "same axes"),
+        ("(a b -> b a", [], {}, "open parenthesis"),
+        ("a) -> a", [], {}, "left over"),
+        ("a $ -> a", [], {}, "'$'"),
+        ("(a ...) -> a ...", [], {}, "outside parentheses"),
+        ("((((((((((a)))))))))) -> a", [], {}, "nested"),
+        ("a " * 600 + "-> a", [], {}, "longer than"),
+        ("a b -> b a", [(2, 3, 4)], {}, "2 axes where the tensor has 3"),
+        ("(h w) o -> o h w", [(6, 2)], {}, "size of h, w"),
+        ("(h w) o -> o h w", [(6, 2)], {"h": 4}, "no size of 'w' gives an axis of 6"),
+        ("a a.b -> a.b a", [(2, 3)], {}, "would have to be 2"),
+        ("2 a -> a 2", [(3, 3)], {}, "an axis of 3 would have to be 2"),
+        ("a, b -> (a + b)", [(3,)], {}, "takes 2 tensors"),
+        ("1 a -> a", [(2, 3)], {}, "an axis of 2 would have to be 1"),
+        ("(x.a + x.b) -> x.b, x.a", [(5,)], {}, "no size of 'x'"),
+    ],
+)
+def test_messages(pattern: str, shapes: list[tuple[int, ...]], sizes: dict[str, int], says: str) -> None:
+    with pytest.raises(LayoutError, match="layout") as e:
+        layout.parse(pattern).apply([tensor(s) for s in shapes], sizes)
+    assert says in str(e.value)
+
+
+def test_pieces_are_few() -> None:
+    """A permutation of a plain tensor stays one part; a fold of a huge axis is not enumerated."""
+    t = tensor((64, 32))
+    ((_, parts),) = layout.parse("(a b) (c d) -> d b (a c)").apply([t], {"a": 8, "c": 4})
+    assert len(parts) == 1
+    huge = plain("t", DTYPES["float32"], (2**40, 3), Held(None))
+    ((shape, parts),) = layout.parse("(a b) c -> c b a").apply([huge], {"a": 2**20})
+    assert shape == (3, 2**20, 2**20)
+    assert len(parts) == 1
+
+
+def test_steps_that_never_divide_end_in_an_error() -> None:
+    box = Part(Held(None), DTYPES["float32"], (2**30,), 0, (1,), 0, (3,))
+    odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))
+    with pytest.raises(LayoutError, match="pieces"):
+        layout.parse("(a b) -> b a").apply([odd], {"a": 3 * 2**28})
