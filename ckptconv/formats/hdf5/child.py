@@ -1,0 +1,155 @@
+"""Run the HDF5 library in a process of its own, which can crash, hang or swell without harm to ours.
+
+The library has a long list of memory errors on damaged files (CVE-2025-2153, -6269, -6816 and some forty others are open
+against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it asks
+for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It may not
+open files, runs with limits on memory and processor time, loads no plugins, and is killed when it says nothing for
+`PATIENCE` seconds. Starting it costs 0.15 s, about what importing h5py costs anyhow; an idle one is kept for the next dataset.
+
+    parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
+    child  -> parent    frames: kind u8, length u64le, body
+                        G  start, size as u64le: wants these bytes, which follow raw       R  a record, JSON
+                        D  bytes of the dataset   S  strings, each u32le length + bytes    E  [kind, message], JSON
+                        .  done
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+
+PATIENCE = 30.0
+FRAME = struct.Struct("<cQ")
+MAX_FRAME = 1 << 30
+MEMORY = 4 << 30
+IDLE = 2  # sleeping children kept
+
+
+class Window(NamedTuple):
+    """Bytes [start, start+size) of a file as `read(start, size)`: the whole file, or a member of an archive."""
+
+    name: str  # identifies the content: url, range, and the file's stamp
+    url: str
+    size: int
+    read: Callable[[int, int], bytes]
+
+
+class Child:
+    """One process, serving one window, one request at a time."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+        path = [here, *(p for p in sys.path if p)]
+        code = f"import sys; sys.path[:] = {path!r}; from ckptconv.formats.hdf5.inside import main; main()"
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HDF5_")}
+        environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
+        environ["OPENBLAS_NUM_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environ, bufsize=0,
+        )  # fmt: skip
+        self._send(json.dumps({"size": window.size}).encode() + b"\n")
+
+    def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
+        """Send a request and yield the frames of the answer."""
+        self._send(json.dumps(request).encode() + b"\n")
+        while True:
+            kind, size = FRAME.unpack(self._receive(FRAME.size))
+            if size > MAX_FRAME:
+                raise self._lost("sent nonsense")
+            body = self._receive(size)
+            if kind == b".":
+                return
+            if kind == b"E":
+                raise _error(json.loads(body), self.window.url)
+            if kind == b"G":
+                self._send(self.window.read(*struct.unpack("<QQ", body)))
+            else:
+                yield kind, body
+
+    def _send(self, data: bytes) -> None:
+        assert_open = self._process.stdin
+        if assert_open is None:
+            raise self._lost("was closed")
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[assert_open.write(view) or 0 :]
+        except OSError:
+            raise self._lost("") from None
+
+    def _receive(self, size: int) -> bytes:
+        """Read exactly `size` bytes; the child is killed when nothing comes for `PATIENCE` seconds."""
+        pipe = self._process.stdout
+        out = bytearray()
+        watch = threading.Timer(PATIENCE, self._process.kill) if os.name == "nt" else None
+        if watch:
+            watch.start()
+        while pipe is not None and len(out) < size:
+            if not watch and not _readable(pipe.fileno()):
+                raise self._lost(f"was silent for {PATIENCE:.0f} seconds")
+            piece = pipe.read(min(size - len(out), 1 << 20))
+            if not piece:
+                raise self._lost("")
+            out += piece
+        if watch:
+            watch.cancel()
+        return bytes(out)
+
+    def _lost(self, why: str) -> CkptError:
+        self._process.kill()
+        status = self._process.wait()
+        why = why or (f"died with signal {-status}" if status < 0 else f"ended with status {status}")
+        return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.window.url)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process"):
+            self.close()
+
+
+def _readable(fd: int) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(PATIENCE * 1000))
+
+
+def _error(said: Any, url: str) -> CkptError:
+    kind, message = str(said[0]), str(said[1])
+    if kind == "missing":
+        return MissingExtra(f"HDF5 needs the package h5py: {message}", url=url)
+    return (UnsafeCheckpoint if kind == "unsafe" else CorruptCheckpoint)(message, url=url)
+
+
+_idle: dict[int, list[Child]] = {}  # by process, so that a fork does not share a pipe
+
+
+def ask(window: Window, **request: str) -> Iterator[tuple[bytes, bytes]]:
+    """Put a request to a child that serves `window`, kept or new; keep it afterwards unless something went wrong."""
+    kept = _idle.setdefault(os.getpid(), [])
+    child = next((kept.pop(i) for i, c in enumerate(kept) if c.window.name == window.name), None) or Child(window)
+    try:
+        yield from child.ask(**request)
+    except BaseException:
+        child.close()
+        raise
+    kept.append(child)
+    while len(kept) > IDLE:
+        kept.pop(0).close()

@@ -1,0 +1,307 @@
+"""What an HDF5 file holds, read with h5py and checked before anything is believed; runs only in the child process.
+
+    tree(file)            -> records: one per group and dataset, in the order of the file's links
+    pieces(file, path)    -> the little-endian bytes of one dataset, C order, in bounded slabs (strings: one by one)
+
+Refused: links that are not hard links, groups reached twice, external or virtual storage, filters outside `FILTERS`,
+and more declared bytes than `RATIO` times what is stored. Nothing else in the file is followed.
+Specification: HDF5 File Format 3.0, docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+# deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: all that needs no plugin
+FILTERS = {1, 2, 3, 4, 5, 6, 32000}
+RATIO = 1100  # deflate reaches 1032:1
+SLACK = 64 << 20  # what may be declared beyond that: never-written datasets stand for their fill value
+SLAB = 8 << 20
+BAND = 256 << 20  # one row of chunks may be this large before chunks are decoded more than once
+MAX_DEPTH = 64
+MAX_OBJECTS = 1_000_000
+MAX_ATTRIBUTE = 64 << 20
+
+Record = dict[str, Any]
+
+
+class Refused(Exception):
+    """(kind, message): kind is 'unsafe' or 'corrupt'."""
+
+
+def tree(file: Any, size: int) -> Iterator[Record]:
+    """Walk all hard links of an open h5py file of `size` bytes, depth first."""
+    import h5py
+
+    root = h5py.h5g.open(file.id, b"/")
+    yield {"path": "", "group": True, "attrs": attributes(root)}
+    first: dict[int, str] = {_address(root): ""}
+    todo = [(root, "", iter(_links(root)))]
+    declared = stored = 0
+    while todo:
+        group, path, links = todo[-1]
+        name = next(links, None)
+        if name is None:
+            todo.pop()
+            continue
+        here = f"{path}/{name.decode('utf-8', 'surrogateescape')}" if path else name.decode("utf-8", "surrogateescape")
+        _hard(group, name, here)
+        thing = h5py.h5o.open(group, name)
+        at = _address(thing)
+        if isinstance(thing, h5py.h5g.GroupID):
+            if at in first:
+                raise Refused("unsafe", f"the group {here} is the group /{first[at]} again: links go in circles")
+            if len(todo) >= MAX_DEPTH:
+                raise Refused("unsafe", f"groups are nested more than {MAX_DEPTH} deep")
+            yield {"path": here, "group": True, "attrs": attributes(thing)}
+            todo.append((thing, here, iter(_links(thing))))
+        elif isinstance(thing, h5py.h5d.DatasetID):
+            record = dataset(thing, here, size)
+            if at in first:
+                record["same"] = first[at]
+            else:
+                declared, stored = declared + record["bytes"], stored + record["stored"]
+            if declared > RATIO * size + SLACK:
+                raise Refused("unsafe", f"{declared} bytes are declared in a file of {size}")
+            if stored > size:
+                raise Refused("corrupt", f"datasets up to {here} store {stored} bytes in a file of {size}: they overlap")
+            yield record
+        else:
+            yield {"path": here, "skip": "a named datatype, no data"}
+        first.setdefault(at, here)
+        if len(first) > MAX_OBJECTS:
+            raise Refused("unsafe", f"more than {MAX_OBJECTS} objects")
+
+
+def _address(thing: Any) -> int:
+    import h5py
+
+    return int(h5py.h5o.get_info(thing).addr)
+
+
+def _links(group: Any) -> list[bytes]:
+    """Names in a group, in creation order where the file tracks it."""
+    import h5py
+
+    tracked = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
+    found: list[bytes] = []
+    order = h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME
+    group.links.iterate(found.append, idx_type=order)
+    return found
+
+
+def _hard(group: Any, name: bytes, here: str) -> None:
+    import h5py
+
+    kind = group.links.get_info(name).type
+    if kind != h5py.h5l.TYPE_HARD:
+        what = {h5py.h5l.TYPE_SOFT: "a soft", h5py.h5l.TYPE_EXTERNAL: "an external"}.get(kind, "a user-defined")
+        raise Refused("unsafe", f"{here} is {what} link; only data in the file itself is read")
+
+
+def dataset(thing: Any, here: str, size: int) -> Record:
+    """Describe one dataset: dtype, shape and where its bytes lie (`offset` -1: they must be decoded)."""
+    import h5py
+
+    plan = thing.get_create_plist()
+    layout = plan.get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        raise Refused("unsafe", f"{here} is a virtual dataset: its bytes come from other files")
+    if layout not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, h5py.h5d.COMPACT):
+        raise Refused("corrupt", f"{here} has the unknown storage layout {layout}")
+    if plan.get_external_count():
+        raise Refused("unsafe", f"{here} keeps its bytes in an external file")
+    for i in range(plan.get_nfilters()):
+        code = plan.get_filter(i)[0]
+        if code not in FILTERS:
+            raise Refused("unsafe", f"{here} needs the filter plugin {code}, which is not trusted")
+    attrs = attributes(thing)
+    space = thing.get_space()
+    if space.get_simple_extent_type() == h5py.h5s.NULL:
+        return {"path": here, "skip": "an empty dataspace, no data", "bytes": 0, "stored": 0, "attrs": attrs}
+    shape = [int(n) for n in space.shape]
+    kind, swap, note = element(thing.get_type(), attrs)
+    stored = int(thing.get_storage_size())
+    record: Record = {"path": here, "shape": shape, "dtype": kind, "swap": swap, "attrs": attrs, "stored": stored}
+    record["bytes"] = prod(shape) * max(1, int(thing.get_type().get_size()))
+    record["offset"] = -1
+    if note:
+        record["skip" if not kind else "note"] = note
+    if record["bytes"] > RATIO * stored + SLACK:
+        raise Refused("unsafe", f"{here} declares {record['bytes']} bytes and stores {stored}")
+    if stored > size:
+        raise Refused("corrupt", f"{here} stores {stored} bytes in a file of {size} (truncated?)")
+    if layout == h5py.h5d.CONTIGUOUS and kind != "string":
+        _place(thing, record, size)
+    return record
+
+
+def _place(thing: Any, record: Record, size: int) -> None:
+    """Add the file offset of a contiguous dataset, unless nothing was ever written to it."""
+    offset = thing.get_offset()
+    if offset is None or record["bytes"] == 0:
+        return
+    if record["stored"] != record["bytes"] or offset + record["bytes"] > size:
+        where = f"{record['path']}: bytes {offset} to {offset + record['bytes']} are needed"
+        raise Refused("corrupt", f"{where} but the file has {size} (truncated?)")
+    record["offset"] = int(offset)
+
+
+def element(kind: Any, attrs: dict[str, Any]) -> tuple[str, bool, str]:
+    """Map an HDF5 type to (dtype or '', big-endian, note)."""
+    import h5py
+
+    h5t = h5py.h5t
+    group, size = kind.get_class(), int(kind.get_size())
+    if group == h5t.FLOAT:
+        return _float(kind, size)
+    if group == h5t.INTEGER:
+        return _integer(kind, size)
+    if group == h5t.ENUM:
+        names = {kind.get_member_name(i): int(kind.get_member_value(i)) for i in range(min(kind.get_nmembers(), 3))}
+        if size == 1 and names == {b"FALSE": 0, b"TRUE": 1}:
+            return "bool", False, ""
+        name, swap, _ = _integer(kind.get_super(), size)
+        return name, swap, "an enumeration, read as its numbers; their names are left behind"
+    if group == h5t.STRING:
+        return "string", False, ""
+    if group == h5t.OPAQUE:
+        return _opaque(size, str(attrs.get("dtype", "")))
+    if group == h5t.COMPOUND and kind.get_nmembers() == 2:
+        parts = [kind.get_member_type(i) for i in (0, 1)]
+        at = [kind.get_member_offset(i) for i in (0, 1)]
+        half, swap, _ = _float(parts[0], size // 2) if parts[0].get_class() == h5t.FLOAT else ("", False, "")
+        whole = {"float32": "complex64", "float64": "complex128"}.get(half, "")
+        if whole and parts[0].equal(parts[1]) and at == [0, size // 2]:
+            return whole, swap, ""
+    names = {h5t.COMPOUND: "compound", h5t.REFERENCE: "reference", h5t.VLEN: "variable-length", h5t.ARRAY: "array"}
+    return "", False, f"its elements are of the HDF5 class {names.get(group, group)}, which is no tensor"
+
+
+def _float(kind: Any, size: int) -> tuple[str, bool, str]:
+    swap = int(kind.get_order()) == 1
+    fields = tuple(int(n) for n in kind.get_fields())
+    rows = {
+        (2, 15, 10, 5, 0, 10): (15, "float16"),
+        (2, 15, 7, 8, 0, 7): (127, "bfloat16"),
+        (4, 31, 23, 8, 0, 23): (127, "float32"),
+        (8, 63, 52, 11, 0, 52): (1023, "float64"),
+        (1, 7, 3, 4, 0, 3): (7, ""),  # e4m3 of some flavour: the type does not say which
+        (1, 7, 2, 5, 0, 2): (15, "float8_e5m2"),
+    }
+    bias, name = rows.get((size, *fields), (0, ""))
+    if not name or bias != int(kind.get_ebias()) or int(kind.get_order()) not in (0, 1):
+        return "", False, f"a float of {size} bytes with the fields {fields}, which no framework uses"
+    return name, swap, ""
+
+
+def _integer(kind: Any, size: int) -> tuple[str, bool, str]:
+    if size not in (1, 2, 4, 8) or kind.get_precision() != 8 * size or kind.get_offset():
+        return "", False, f"an integer of {kind.get_precision()} bits, which no framework uses"
+    name = f"{'int' if int(kind.get_sign()) else 'uint'}{8 * size}"
+    return name, size > 1 and int(kind.get_order()) == 1, ""
+
+
+def _opaque(size: int, said: str) -> tuple[str, bool, str]:
+    """Keras writes bfloat16 and float8 as opaque bytes, newer versions with an attribute that names the dtype."""
+    from ckptconv.tensor import DTYPES
+
+    row = DTYPES.get(said)
+    if row and row.itemsize == size and row.kind in "fiu":
+        return said, False, ""
+    if size == 2:
+        return "bfloat16", False, "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it"
+    if size == 1:
+        return "uint8", False, "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"
+    return "", False, f"{size} opaque bytes per element"
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """All attributes of an object as JSON-able values; what is none (references) is left out under '?name'."""
+    import h5py
+
+    names: list[bytes] = []
+    h5py.h5a.iterate(thing, names.append)
+    out: dict[str, Any] = {}
+    for name in sorted(names):
+        text = name.decode("utf-8", "surrogateescape")
+        one = h5py.h5a.open(thing, name)
+        space = one.get_space()
+        count = 0 if space.get_simple_extent_type() == h5py.h5s.NULL else prod(space.shape)
+        if count * one.get_type().get_size() > MAX_ATTRIBUTE:
+            raise Refused("unsafe", f"the attribute {text} is larger than {MAX_ATTRIBUTE} bytes")
+        if one.get_type().get_class() in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
+            out["?" + text] = "no number and no text"
+        else:
+            out[text] = _value(thing, name)
+    return out
+
+
+def _value(thing: Any, name: bytes) -> Any:
+    import h5py
+
+    value = h5py.AttributeManager(_Holder(thing))[name]
+    return _plain(value)
+
+
+class _Holder:
+    """What h5py's attribute reader wants of an object: its id."""
+
+    def __init__(self, id: Any) -> None:
+        self.id = id
+
+
+def _plain(value: Any) -> Any:
+    import h5py
+    import numpy as np
+
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, h5py.Empty):
+        return None
+    if isinstance(value, np.void):
+        return value.tobytes().hex()
+    if isinstance(value, np.ndarray):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.complexfloating | complex):
+        return [float(value.real), float(value.imag)]
+    if isinstance(value, np.generic):
+        return value.item() if not isinstance(value, np.bytes_) else _plain(bytes(value))
+    return str(value) if isinstance(value, str) else value
+
+
+def pieces(file: Any, path: str) -> Iterator[bytes | list[bytes]]:
+    """The bytes of a dataset in C order, little-endian; a list of byte strings per slab if it holds strings."""
+    import h5py
+    import numpy as np
+
+    found = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
+    text = found.id.get_type().get_class() == h5py.h5t.STRING
+    for box in slabs(found.shape, found.chunks, 16 if text else found.dtype.itemsize):
+        array = np.asarray(found[box])
+        if text:
+            yield [_item(v) for v in array.reshape(-1).tolist()]
+        else:
+            yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _item(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
+
+
+def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int) -> Iterator[Any]:
+    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, whole rows of chunks where that is possible."""
+    if not shape:
+        yield ()
+        return
+    if not prod(shape):
+        return
+    row = prod(shape[1:]) * itemsize
+    rows = max(1, SLAB // row)
+    if chunks:
+        rows = max(rows // chunks[0], 1) * chunks[0]
+        rows = min(rows, max(1, BAND // row))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))

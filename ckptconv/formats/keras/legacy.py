@@ -1,0 +1,203 @@
+"""Keras legacy HDF5, weights or whole models, of Keras 1, 2 and 3 and TF-Keras; Hugging Face's tf_model.h5 too.
+
+    /                            @keras_version @backend, of a whole model @model_config @training_config (JSON)
+    [model_weights/]             @layer_names = ["enc", "dense", ...]         in order; absent group: weights only
+        enc/                     @weight_names = ["enc/inner/kernel:0", ...]  in order
+            enc/inner/kernel:0   dataset, at layer + "/" + weight name
+        top_level_model_weights/ @weight_names    variables of the model itself
+    [optimizer_weights/]         @weight_names
+
+An attribute over 64512 bytes is split into layer_names0, layer_names1, ... The lists say the order, not the file.
+
+How a tensor is named, here and in rule files: by its weight name without a final ":0", as the framework does it:
+
+    tf_bert_for_pre_training/bert/encoder/layer_._0/attention/self/query/kernel      (listed by the layer "bert")
+    dense/kernel                                                                     (listed by "dense")
+
+- A variable that several layers list (a shared embedding: T5's shared/shared/embeddings in "shared", "encoder" and
+  "decoder") is stored once per layer. Where all that two layers both list is equal bit for bit, it is one tensor here.
+- Otherwise two layers hold different variables of one name (two inner models built alike); each of them is then called
+  layer/weight name, unless the name begins with the layer already: enc_a/inner/kernel, enc_b/inner/kernel.
+- Optimizer weights come last, under optimizer_weights/, with the role slot, step or state.
+
+Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` keeps the lists for writing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import CorruptCheckpoint, listing
+from ...store import Reader, Seen
+from ...tensor import Checkpoint, Note, Span, Tensor
+from .. import hdf5
+from ..hdf5 import Stored, Tree
+
+TOP = "top_level_model_weights"
+OPTIMIZER = "optimizer_weights"
+LISTS = ("layer_names", "weight_names")
+STEPS = {"iteration", "iterations", "iter"}
+PIECE = 8 << 20
+
+
+class Listed(NamedTuple):
+    """One entry of a weight_names list, and what is stored for it."""
+
+    layer: str
+    name: str
+    stored: Stored
+
+
+def sniff(seen: Seen) -> int:
+    if not hdf5.is_hdf5(seen):
+        return 0
+    found = hdf5.try_look(seen.url)
+    return 3 if found and root(found) is not None else 0
+
+
+def root(found: Tree) -> str | None:
+    """The path of the group that lists the layers, or None if this is not such a file."""
+    return next((p for p in ("model_weights", "") if names(found.groups.get(p, {}), "layer_names") is not None), None)
+
+
+def names(attrs: Mapping[str, Any], key: str) -> list[str] | None:
+    """Join a list attribute that may be split into key0, key1, ...; None if it is absent."""
+    if key in attrs:
+        values = attrs[key]
+    elif key + "0" in attrs:
+        values, i = [], 0
+        while f"{key}{i}" in attrs:
+            values += attrs[f"{key}{i}"]
+            i += 1
+    else:
+        return None
+    return [str(v) for v in values] if isinstance(values, list) else [str(values)]
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Take the listed weights in their order, then those of the optimizer."""
+    found = hdf5.look(url)
+    base = root(found)
+    if base is None:
+        raise CorruptCheckpoint("no group has the attribute layer_names, so this is no Keras legacy file", url=url)
+    listed = list(weights(found, base))
+    called, shared = name(found, listed)
+    tensors: dict[str, Tensor] = {}
+    layers: dict[str, list[str]] = {}
+    for entry, label in zip(listed, called, strict=True):
+        layers.setdefault(entry.layer, []).append(label)
+        if label not in tensors:
+            tensors[label] = hdf5.tensor(found, entry.stored, label)
+    for layer in names(found.groups[base], "layer_names") or ():
+        layers.setdefault(layer, [])
+    slots: dict[str, Listed] = {}
+    for e in group(found, OPTIMIZER, OPTIMIZER):
+        short = f"{OPTIMIZER}/{bare(e.name)}"
+        slots[e.stored.path if short in slots else short] = e
+    tensors |= {label: hdf5.tensor(found, e.stored, label, role=role(e)) for label, e in slots.items()}
+    used = {e.stored.path for e in listed} | {e.stored.path for e in slots.values()}
+    notes = [*shared, *found.notes, *unread(found, used)]
+    order = [*(names(found.groups[base], "layer_names") or ()), TOP]
+    details = {"layers": [[k, layers[k]] for k in dict.fromkeys(order) if layers.get(k) is not None]}
+    return Checkpoint(tensors, metadata(found, base), (), "keras", (url,), tuple(notes), details)
+
+
+def weights(found: Tree, base: str) -> Iterator[Listed]:
+    """All entries of all layers' lists, in order; CorruptCheckpoint names those that nothing is stored for."""
+    layers = names(found.groups[base], "layer_names") or []
+    for layer in dict.fromkeys(layers):
+        path = join(base, layer)
+        if path not in found.groups:
+            raise CorruptCheckpoint(f"layer_names lists {layer!r} but there is no such group", url=found.url)
+        yield from group(found, path, layer)
+    if TOP not in layers:
+        yield from group(found, join(base, TOP), TOP)
+
+
+def group(found: Tree, path: str, layer: str) -> list[Listed]:
+    """The entries of one group's weight_names."""
+    listed = dict.fromkeys(names(found.groups.get(path, {}), "weight_names") or ())
+    missing = [n for n in listed if join(path, n) not in found.datasets]
+    if missing:
+        raise CorruptCheckpoint(f"{path} lists weights that are not stored:\n{listing(missing)}", url=found.url)
+    return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
+
+
+def join(*parts: str) -> str:
+    """Join as HDF5 does: empty components and "." mean nothing."""
+    return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
+
+
+def bare(weight: str) -> str:
+    return weight.removesuffix(":0")
+
+
+def role(entry: Listed) -> str:
+    last = bare(entry.name).rpartition("/")[2]
+    if last in STEPS:
+        return "step"
+    return "slot" if entry.stored.shape else "state"
+
+
+def name(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
+    """Choose each entry's tensor name (see the module's text), and note what is stored more than once."""
+    first: dict[str, Listed] = {}
+    again: dict[str, list[Listed]] = {}
+    for e in listed:
+        if first.setdefault(bare(e.name), e) is not e:
+            again.setdefault(e.layer, []).append(e)
+    apart: set[str] = set()  # names that mean different variables
+    alone: set[str] = set()  # layers whose variables are not the ones met before
+    for layer, entries in again.items():
+        entries.sort(key=lambda e: e.stored.shape == first[bare(e.name)].stored.shape)
+        if not all(equal(found, e.stored, first[bare(e.name)].stored) for e in entries):
+            alone.add(layer)
+            apart |= {bare(e.name) for e in entries}
+    called = [full(e) if bare(e.name) in apart else bare(e.name) for e in listed]
+    counts: dict[str, set[str]] = {}
+    for e, label in zip(listed, called, strict=True):
+        if label in apart or e.layer in alone or first[bare(e.name)].layer == e.layer:
+            counts.setdefault(label, set()).add(e.stored.path)
+    called = [
+        e.stored.path if len(counts.get(label, ())) > 1 else label for e, label in zip(listed, called, strict=True)
+    ]
+    twins = [e.stored.path for layer, es in again.items() if layer not in alone for e in es]
+    text = "stored again under a layer that shares the variable, bit for bit the same; read once"
+    return called, [Note("tied", text, tuple(twins))] if twins else []
+
+
+def full(entry: Listed) -> str:
+    label = bare(entry.name)
+    return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
+
+
+def equal(found: Tree, a: Stored, b: Stored) -> bool:
+    """Compare two datasets bit for bit."""
+    if (a.dtype, a.shape, a.swap) != (b.dtype, b.shape, b.swap):
+        return False
+    return digest(found, a) == digest(found, b)
+
+
+def digest(found: Tree, stored: Stored) -> bytes:
+    total = hashlib.sha256()
+    data = hdf5.tensor(found, stored, stored.path).parts[0].data
+    if isinstance(data, Span):
+        with Reader(data.url) as file:
+            for at in range(0, data.size, PIECE):
+                total.update(file.read(data.start + at, min(PIECE, data.size - at)))
+    else:
+        for piece in hdf5.decode(data):
+            total.update(piece)
+    return total.digest()
+
+
+def metadata(found: Tree, base: str) -> dict[str, str]:
+    attrs = found.groups[""] | found.groups[base]
+    return {k: hdf5.text(v) for k, v in attrs.items() if not k.rstrip("0123456789").endswith(LISTS)}
+
+
+def unread(found: Tree, used: set[str]) -> list[Note]:
+    left = [p for p in found.datasets if p not in used]
+    return [Note("unread", "datasets that no layer lists", tuple(left))] if left else []
