@@ -1,0 +1,144 @@
+"""numpy arrays inside a pickle: what numpy would rebuild, rebuilt here from checked pieces.
+
+    numpy.core.multiarray._reconstruct (numpy.ndarray, (0,), b'b')     an empty array, then
+    BUILD (1, (2, 3), dtype, False, b'...')                            version, shape, dtype, Fortran order, bytes
+    numpy.dtype ('f4', False, True)  BUILD (3, '<', None, ...)         the dtype and its byte order
+    numpy.core.multiarray.scalar (dtype, b'...')                       a numpy scalar
+    numpy.core.numeric._frombuffer (b'...', dtype, (2, 3), 'C')        protocol 5
+
+An object array carries a list instead of bytes. numpy 2 says numpy._core.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...errors import CorruptCheckpoint
+from ...tensor import elements
+from .plain import Known
+
+_SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")
+
+
+class ArrayType:
+    """A numpy dtype: how numpy spells it, or the name of one of ml_dtypes; `order` is '<', '>' or '|'."""
+
+    __slots__ = ("order", "spelling")
+
+    def __init__(self, spelling: object, *_: object) -> None:
+        if type(spelling) is Known:
+            spelling = spelling.path
+        elif type(spelling) is bytes:
+            spelling = spelling.decode("latin1")
+        elif type(spelling) is not str or not _SPELLING.match(spelling):
+            raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {spelling!r}")
+        self.spelling = str(spelling)
+        self.order = "|"
+
+    def build(self, state: Any) -> None:
+        if type(state) is not tuple or len(state) < 5 or state[1] not in ("<", ">", "|", "="):
+            raise CorruptCheckpoint("the state of a pickled numpy dtype is not understood")
+        if state[2] is not None or state[3] is not None:
+            raise CorruptCheckpoint("a structured numpy dtype is no tensor's dtype")
+        self.order = state[1]
+
+    def numpy(self) -> Any:
+        import numpy as np
+
+        if self.spelling in _ML_DTYPES:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, self.spelling))
+        kind = np.dtype(self.spelling)
+        return kind.newbyteorder(">") if self.order == ">" else kind
+
+
+class PickledArray:
+    """A numpy array: `items` is its bytes, or a list of objects."""
+
+    __slots__ = ("axes", "fortran", "items", "kind", "shape")
+
+    def __init__(self) -> None:
+        self.kind = ArrayType("f8")
+        self.shape: tuple[int, ...] = ()
+        self.fortran = False
+        self.axes: tuple[int, ...] | None = None
+        self.items: Any = None
+
+    def build(self, state: Any) -> None:
+        if type(state) is not tuple or len(state) not in (4, 5):
+            raise CorruptCheckpoint("the state of a pickled numpy array is not understood")
+        self.fill(*state[-4:])
+
+    def fill(self, shape: Any, kind: Any, fortran: Any, items: Any) -> None:
+        if type(items) is str:  # Python 2's bytes, when they happen to be text
+            items = items.encode("utf-8")
+        if type(shape) is not tuple or any(type(n) is not int for n in shape) or type(kind) is not ArrayType:
+            raise CorruptCheckpoint("a pickled numpy array has no proper shape or dtype")
+        if type(items) is list:
+            size, have = elements(shape), len(items)
+        else:
+            size, have = elements(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
+        if size != have or (kind.spelling[:1] == "O") != (type(items) is list):
+            raise CorruptCheckpoint(f"a pickled numpy array of shape {list(shape)} holds {have} instead of {size}")
+        self.shape, self.kind, self.fortran, self.items = shape, kind, bool(fortran), items
+
+    def numpy(self) -> Any:
+        """The array; read-only and sharing the pickle's bytes, or an object array."""
+        import numpy as np
+
+        if self.items is None:
+            raise CorruptCheckpoint("a pickled numpy array was never filled")
+        order: Any = "F" if self.fortran else "C"
+        if type(self.items) is list:
+            out = np.empty(len(self.items), object)
+            for i, item in enumerate(self.items):
+                out[i] = item
+            return out.reshape(self.shape, order=order)
+        array = np.frombuffer(self.items, self.kind.numpy()).reshape(self.shape, order=order)
+        return array if self.axes is None else array.transpose(self.axes)
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
+    if type(kind) is not Known or kind.path != "ndarray":
+        raise CorruptCheckpoint(f"numpy is asked to reconstruct a {kind!r}")
+    return PickledArray()
+
+
+def _scalar(kind: Any, raw: Any = None) -> Any:
+    """A numpy scalar as Python's number, or as it is spelled where Python has none."""
+    array = PickledArray()
+    array.fill((), kind, False, raw)
+    value = array.numpy()[()]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _frombuffer(raw: Any, kind: Any, shape: Any, order: Any = "C", axes: Any = None) -> PickledArray:
+    if order not in ("C", "F", "K") or (order == "K") != (type(axes) is tuple):
+        raise CorruptCheckpoint(f"a pickled numpy array in the order {order!r}")
+    array = PickledArray()
+    array.fill(shape, kind, order == "F", raw)
+    if axes is not None and sorted(axes) != list(range(len(shape))):
+        raise CorruptCheckpoint(f"a pickled numpy array whose axes are {axes!r}")
+    array.axes = axes
+    return array
+
+
+_ML_DTYPES = frozenset({
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
+    "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2",
+})  # fmt: skip
+_CORES = ("numpy.core", "numpy._core")
+
+NUMPY: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): Known("ndarray"),
+    ("numpy", "dtype"): Known("dtype", ArrayType),
+    **{(f"{core}.multiarray", "_reconstruct"): Known("_reconstruct", _reconstruct) for core in _CORES},
+    **{(f"{core}.multiarray", "scalar"): Known("scalar", _scalar) for core in _CORES},
+    **{(f"{core}.numeric", "_frombuffer"): Known("_frombuffer", _frombuffer) for core in _CORES},
+    **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
+    **{("numpy", name): Known(name) for name in ("float64", "float32", "float16", "int64", "int32", "bool_", "uint8")},
+}
+
+__all__ = ["NUMPY", "ArrayType", "PickledArray"]

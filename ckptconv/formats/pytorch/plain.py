@@ -1,0 +1,116 @@
+"""What a pickle's values become, and the globals of plain Python that are allowed.
+
+A pickle's own containers and scalars become Python's. A global is `Known` (our function) or `Inert` (a placeholder).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...errors import UnsafeCheckpoint
+
+SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
+
+
+class Known(NamedTuple):
+    """An allowed global. `call` is our function that REDUCE and NEWOBJ run; without it the global is only a name."""
+
+    path: str
+    call: Callable[..., Any] | None = None
+
+
+class Inert:
+    """What an unknown class or function became: never run, only recorded."""
+
+    __slots__ = ("args", "items", "pairs", "path", "state")
+
+    def __init__(self, path: str, args: object = None) -> None:
+        self.path = path
+        self.args = args  # None: the global itself; else what it would have been called with
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.pairs: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
+
+
+class Ordered(dict[Any, Any]):
+    """A collections.OrderedDict; `state` holds its attributes, such as the `_metadata` of a state dict."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state: dict[Any, Any] = {}
+
+
+def _mapping(*args: Any) -> Any:
+    """OrderedDict() or OrderedDict([[key, value], ...]) as Python 2 pickled it."""
+    out = Ordered()
+    pairs = args[-1] if args else []
+    if type(pairs) in (dict, Ordered):
+        out.update(pairs)
+    elif type(pairs) is list:
+        for name, value in pairs:
+            out[_plain_key(name)] = value
+    return out
+
+
+def _plain_key(value: Any) -> Any:
+    if type(value) not in SCALARS:
+        raise TypeError(f"a {type(value).__name__} cannot be a key")
+    return value
+
+
+def _default(*args: Any) -> Any:
+    return Ordered()  # defaultdict(factory): the items follow
+
+
+def _members(*args: Any) -> list[Any]:
+    """The argument of list(), tuple(), set(): a container that is already there."""
+    if args and type(args[0]) not in (list, tuple, set, frozenset):
+        raise TypeError(f"a {type(args[0]).__name__} instead of a list")
+    return list(args[0]) if args else []
+
+
+def _encode(text: str = "", encoding: str = "latin1") -> bytes:
+    """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes."""
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise UnsafeCheckpoint(f"_codecs.encode to {encoding!r}; only latin1 is how bytes are pickled")
+    return text.encode("latin1")
+
+
+def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
+    """bytes() and bytearray(): of bytes or text, never of a size."""
+    return value if type(value) is bytes else _encode(value, encoding)
+
+
+def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
+    if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
+        raise TypeError("complex() of something that is no number")
+    return complex(real, imag)
+
+
+_BUILTINS: dict[str, Callable[..., Any]] = {
+    "set": lambda *a: {_plain_key(i) for i in _members(*a)},
+    "frozenset": lambda *a: frozenset(_plain_key(i) for i in _members(*a)),
+    "list": _members,
+    "tuple": lambda *a: tuple(_members(*a)),
+    "dict": _mapping,
+    "bytes": _bytes,
+    "bytearray": _bytes,
+    "complex": _complex,
+    "slice": lambda *a: a,
+}
+_NAMES = ("int", "float", "bool", "str", "object", "NoneType")
+
+PLAIN: dict[tuple[str, str], Any] = {
+    **{(m, n): Known(n, f) for m in ("builtins", "__builtin__") for n, f in _BUILTINS.items()},
+    **{(m, n): Known(n) for m in ("builtins", "__builtin__") for n in _NAMES},
+    ("collections", "OrderedDict"): Known("OrderedDict", _mapping),
+    ("collections", "Counter"): Known("Counter", _mapping),
+    ("collections", "defaultdict"): Known("defaultdict", _default),
+    ("_codecs", "encode"): Known("encode", _encode),
+}
