@@ -1,0 +1,1 @@
+"""TensorFlow's formats: V2 checkpoints (bundle.py), V1 checkpoints (v1.py), graphs and SavedModels (graph.py)."""

@@ -1,0 +1,329 @@
+"""TensorFlow V2 checkpoints (tensor bundles).
+
+    P.index                    a sorted string table (table.py):
+        ""                     BundleHeaderProto: number of shards, endianness, version
+        name                   BundleEntryProto: dtype, shape, shard, offset, size, masked CRC-32C
+        name                   ... of a partitioned variable: dtype, full shape, slices
+        slice key (slices.py)  BundleEntryProto of one slice
+    P.data-00000-of-00002      raw elements in C order, packed without alignment, in any order; ranges may be shared
+
+Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/core/protobuf/tensor_bundle.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.checksum import unmask
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, listing
+from ckptconv.store import Reader, Seen, exists, names, sibling, split
+from ckptconv.tensor import Checkpoint, Coded, Data, DType, Note, Span, Tensor, elements, plain, tiled
+
+from . import dtypes, locate, slices, strings
+from .table import MAGIC, Table, first_value_tag
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+
+FORMAT = "tf"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        if "saved_model.pb" in seen.files or "saved_model.pbtxt" in seen.files:
+            return 0
+        state = "checkpoint" in seen.files and locate.is_state(seen.url.rstrip("/") + "/checkpoint")
+        if any(n.endswith(".index") for n in seen.files):
+            return 2
+        return 1 if state or exists(seen.url.rstrip("/") + ".index") else 0
+    if seen.tail.endswith(MAGIC):
+        return 3 if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A) else 0
+    if seen.base == "checkpoint":
+        return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
+    prefix = locate.prefix_of(seen.url)
+    if seen.size >= 0 and prefix == seen.url:
+        return 0
+    if seen.url.endswith(".index"):
+        return 1
+    return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file."""
+    found = locate.find(url)
+    if not found.file:
+        raise StorageError("is a V1 checkpoint", url=found.tables[0])
+    bundle = read(found.file)
+    from . import objects
+
+    return objects.named(bundle, found.notes)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of a string tensor."""
+    return strings.decode(coded)
+
+
+# --- the index --------------------------------------------------------------------------------------------------
+
+
+class Bundle(NamedTuple):
+    """What an index says: tensors by their keys, the object graph if there is one."""
+
+    url: str
+    tensors: dict[str, Tensor]
+    graph: bytes
+    urls: tuple[str, ...]
+    notes: tuple[Note, ...]
+    details: dict[str, Any]
+
+
+def read(index: str) -> Bundle:
+    """Read and check an index against its shards; no tensor is read."""
+    with Reader(index) as f:
+        pairs = iter(Table(f))
+        header = _header(index, next(pairs, None))
+        items = _parse(index, pairs)
+    shards = _Shards(index, header.num_shards)
+    builder = _Builder(index, header.endianness == 1, shards, items)
+    tensors = builder.tensors()
+    shards.check(items)
+    graph = b""
+    if OBJECT_GRAPH in tensors:
+        data = tensors.pop(OBJECT_GRAPH).parts[0].data
+        if isinstance(data, Coded):
+            graph = b"".join(strings.decode(data))
+    details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
+    return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details)
+
+
+def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    if first is None or first[0]:
+        raise CorruptCheckpoint("has no header entry", url=index)
+    try:
+        header = pb.BundleHeaderProto.FromString(first[1])
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"the header is no message ({e})", url=index) from e
+    version = header.version
+    if version.min_consumer > 1 or 1 in version.bad_consumers:
+        raise CorruptCheckpoint(f"asks for a reader of version {version.min_consumer}; version 1 is known", url=index)
+    if header.num_shards < 0 or header.endianness not in (0, 1):
+        raise CorruptCheckpoint("the header's shard count or endianness is out of range", url=index)
+    return header
+
+
+def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, pb.BundleEntryProto]:
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    parse = pb.BundleEntryProto.FromString
+    items = {}
+    key = b""
+    try:
+        for key, value in pairs:
+            items[key] = parse(value)
+    except DecodeError as e:
+        raise CorruptCheckpoint("the entry is no message", url=index, tensor=_text(key)) from e
+    return items
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "surrogateescape")
+
+
+class _Layout(NamedTuple):
+    """What all entries of one dtype and shape have in common."""
+
+    kind: DType | None
+    shape: tuple[int, ...]
+    nbytes: int  # -1: only reading tells
+    ops: tuple[str, ...]
+
+
+class _Builder:
+    """Turn entries into tensors; collect what cannot be."""
+
+    def __init__(self, index: str, swapped: bool, shards: _Shards, items: dict[bytes, pb.BundleEntryProto]) -> None:
+        self.index, self.swapped, self.shards, self.items = index, swapped, shards, items
+        self.layouts: dict[tuple[int, ...], _Layout] = {}
+        self.variants: list[str] = []
+        self.quantised: list[str] = []
+        self.unknown: list[str] = []
+        self.partial: list[str] = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        hidden = self._slice_keys()
+        out: dict[str, Tensor] = {}
+        for key, entry in self.items.items():
+            if key in hidden:
+                continue
+            name = key.decode("utf-8", "surrogateescape")
+            layout = self._layout(name, entry)
+            if layout.kind is None:
+                continue
+            if entry.slices:
+                tensor = self._sliced(key, name, entry, layout)
+            else:
+                tensor = plain(name, layout.kind, layout.shape, self._data(name, entry, layout), ops=layout.ops)
+            if tensor:
+                out[name] = tensor
+        if self.unknown:
+            text = f"{len(self.unknown)} tensors have a dtype that is not known here:\n{listing(self.unknown)}"
+            raise CorruptCheckpoint(text, url=self.index)
+        return out
+
+    def notes(self) -> tuple[Note, ...]:
+        said = (
+            ("skipped", "variants (iterators, lists) are objects of a running program, no tensors", self.variants),
+            ("assumed", "quantised integers are read as plain ones; their scale is not stored here", self.quantised),
+            ("skipped", "partitioned variables of which some slices were never saved", self.partial),
+        )
+        return tuple(Note(kind, text, tuple(names)) for kind, text, names in said if names)
+
+    def _slice_keys(self) -> set[bytes]:
+        """Keys that hold slices of a tensor, and are no tensors themselves."""
+        hidden = {slices.key(k, s) for k, e in self.items.items() if e.slices for s in e.slices}
+        return hidden & self.items.keys()
+
+    def _layout(self, name: str, entry: pb.BundleEntryProto) -> _Layout:
+        code, shape = entry.dtype, tuple([d.size for d in entry.shape.dim])
+        layout = self.layouts.get((code, *shape))
+        if layout is None:
+            kind = dtypes.BY_CODE.get(code)
+            if entry.shape.unknown_rank:
+                raise CorruptCheckpoint("the shape has no rank", url=self.index, tensor=name)
+            count = elements(shape, url=self.index, tensor=name)
+            nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
+            layout = _Layout(kind, shape, nbytes, dtypes.stored_ops(kind, self.swapped) if kind else ())
+            self.layouts[(code, *shape)] = layout
+        if layout.kind is None:
+            (self.variants if code in (dtypes.VARIANT, dtypes.RESOURCE) else self.unknown).append(name)
+        elif code in dtypes.QUANTISED:
+            self.quantised.append(name)
+        return layout
+
+    def _data(self, name: str, entry: pb.BundleEntryProto, layout: _Layout) -> Data:
+        """Where an entry's bytes lie."""
+        offset, size = entry.offset, entry.size
+        if offset < 0 or size < 0:
+            raise CorruptCheckpoint("the offset or size is negative", url=self.index, tensor=name)
+        if layout.nbytes != size and layout.nbytes >= 0:
+            shape = list(layout.shape)
+            text = f"the entry has {size} bytes, but {layout.kind} {shape} has {layout.nbytes}"
+            raise CorruptCheckpoint(text, url=self.index, tensor=name)
+        url = self.shards.url(entry.shard_id, offset + size, name)
+        if layout.nbytes < 0:
+            count = elements(layout.shape)
+            if count > size:
+                text = f"{count} strings cannot lie in {size} bytes"
+                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+            return strings.coded(url, offset, size, count, unmask(entry.crc32c), self.swapped)
+        return Span(url, offset, size, f"crc32c:{unmask(entry.crc32c):08x}")
+
+    def _sliced(self, key: bytes, name: str, entry: pb.BundleEntryProto, layout: _Layout) -> Tensor | None:
+        """Put a partitioned variable together; None if it was saved in part."""
+        kind = layout.kind
+        if kind is None:
+            return None
+        tiles: dict[slices.Box, Data] = {}
+        for piece in entry.slices:
+            box = slices.box(piece, layout.shape)
+            if box is None:
+                raise CorruptCheckpoint(f"a slice lies outside {list(layout.shape)}", url=self.index, tensor=name)
+            part = self.items.get(slices.key(key, piece))
+            if part is None and slices.is_whole(piece) and entry.size:
+                part = entry
+            if part is None:
+                text = f"the slice {slices.spell(box)} is listed but not stored"
+                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+            shape = tuple([d.size for d in part.shape.dim])
+            if part.dtype != entry.dtype or shape != box.shape:
+                text = f"the slice {slices.spell(box)} is stored with dtype {part.dtype} and shape {list(shape)}"
+                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+            tiles[box] = self._data(name, part, self._layout(name, part))
+        twice = slices.overlap(tiles)
+        if twice:
+            text = f"the slices {slices.spell(twice[0])} and {slices.spell(twice[1])} overlap"
+            raise CorruptCheckpoint(text, url=self.index, tensor=name)
+        have, full = sum(elements(b.shape) for b in tiles), elements(layout.shape)
+        if have != full:
+            self.partial.append(name)
+            return None
+        return tiled(name, kind, layout.shape, [(*box, data) for box, data in tiles.items()], ops=layout.ops)
+
+
+# --- the shards -------------------------------------------------------------------------------------------------
+
+
+class _Shards:
+    """The data files: their names, and how far they must reach."""
+
+    def __init__(self, index: str, count: int) -> None:
+        self.index, self.count = index, count
+        self.base = split(index)[1].removesuffix(".index")
+        self.reach: dict[int, int] = {}
+        self.urls: dict[int, str] = {}
+
+    def url(self, shard: int, end: int, name: str) -> str:
+        """The url of a shard of which the bytes up to `end` are needed."""
+        reach = self.reach.get(shard)
+        if reach is None:
+            if not 0 <= shard < self.count:
+                text = f"lies in shard {shard}, but there are {self.count}"
+                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+            self.urls[shard] = self._find(shard)
+            reach = 0
+        if end >= reach:
+            self.reach[shard] = end
+        return self.urls[shard]
+
+    def used(self) -> tuple[str, ...]:
+        return tuple(self.urls[s] for s in sorted(self.urls))
+
+    def _find(self, shard: int) -> str:
+        """The file of a shard. A merge in which one part was empty leaves a header that counts too many shards."""
+        url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
+        if exists(url):
+            return url
+        found = [locate.DATA.fullmatch(n) for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
+        counts = {m[3] for m in found if m and m[1] == self.base}
+        if len(counts) != 1 or int(min(counts)) == self.count:
+            return url
+        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
+
+    def check(self, items: dict[bytes, pb.BundleEntryProto]) -> None:
+        """Compare the files' sizes with what the entries need; all problems in one error."""
+        problems = []
+        kind: type[CkptError] = StorageError
+        for shard, url in sorted(self.urls.items()):
+            text = self._problem(shard, url, items)
+            if text:
+                problems.append(text)
+                kind = kind if "is missing" in text else CorruptCheckpoint
+        if problems:
+            raise kind("\n".join(problems), url=self.index)
+
+    def _problem(self, shard: int, url: str, items: dict[bytes, pb.BundleEntryProto]) -> str:
+        mine = [(k, e) for k, e in items.items() if e.shard_id == shard and not e.slices]
+        file = split(url)[1]
+        if not exists(url):
+            return f"the shard {file} is missing; it holds {len(mine)} tensors:\n{listing(_text(k) for k, _ in mine)}"
+        with Reader(url) as f:
+            size = f.size
+            head = f.read(0, min(64, size))
+        if size >= self.reach[shard]:
+            return ""
+        if head.startswith(b"version https://git-lfs"):
+            return f"the shard {file} is a git-lfs pointer; run `git lfs pull` where it came from"
+        cut = [_text(k) for k, e in mine if e.offset + e.size > size]
+        return (
+            f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
+            f"{len(cut)} tensors are cut:\n{listing(cut)}"
+        )

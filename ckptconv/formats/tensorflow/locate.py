@@ -1,0 +1,144 @@
+"""Find the checkpoint a person means: a prefix, one of its files, a directory, or the `checkpoint` state file.
+
+    P.index  P.data-00000-of-00002  P.data-00001-of-00002  P.meta       a V2 checkpoint with the prefix P
+    P  or  P-00000-of-00003 ...                                         a V1 checkpoint
+    checkpoint                                                          text: which of several is the newest
+
+The state file's paths are often absolute and from another machine: only what lies beside it is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from ckptconv.errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, listing
+from ckptconv.store import Seen, exists, is_dir, join, names, read_all, sibling, split
+from ckptconv.tensor import Note
+
+DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
+STATE = b"model_checkpoint_path"
+STATE_LIMIT = 1 << 24
+
+
+class Found(NamedTuple):
+    """An index file (V2) or table files (V1), and how it was chosen."""
+
+    file: str
+    tables: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def prefix_of(url: str) -> str:
+    """Strip the suffix of any of a V2 checkpoint's files."""
+    data = DATA.fullmatch(url)
+    if data:
+        return data[1]
+    for suffix in (".index", ".meta"):
+        if url.endswith(suffix):
+            return url.removesuffix(suffix)
+    return url
+
+
+def find(url: str) -> Found:
+    """Find what lies at `url`; StorageError with what is there instead."""
+    if is_dir(url):
+        return _in_folder(url)
+    folder, base = split(url)
+    if base == "checkpoint" and is_state(url):
+        return _in_folder(folder)
+    if not exists(url + ".index"):
+        url = prefix_of(url)
+    return _checked(url)
+
+
+def is_state(url: str) -> bool:
+    """Whether a file is the text file that lists checkpoints (others use the name `checkpoint`, too)."""
+    return exists(url) and not is_dir(url) and Seen(url).head.lstrip().startswith((STATE, b"all_" + STATE))
+
+
+def _checked(prefix: str) -> Found:
+    """The V2 checkpoint with this prefix."""
+    if exists(prefix + ".index"):
+        return Found(prefix + ".index")
+    folder, base = split(prefix)
+    near = [n for n in names(folder) if n.startswith(base)]
+    if any(".tempstate" in n or "_temp" in n for n in near):
+        what = "was being saved when the program stopped: there is no index, only parts: "
+    elif near:
+        what = f"has no index {base}.index; beside it are: "
+    else:
+        what = "no checkpoint has this prefix; the folder holds: "
+        near = names(folder)
+    raise StorageError(what + ", ".join(near[:8]), url=prefix)
+
+
+def bundles(folder: str) -> list[str]:
+    """Base names of the V2 checkpoints in a folder, in the order of their steps."""
+    return sorted((n.removesuffix(".index") for n in names(folder) if n.endswith(".index")), key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdigit() and p.isascii() else (-1, p) for p in re.split(r"(\d+)", name)]
+
+
+def _in_folder(folder: str) -> Found:
+    """The newest checkpoint a state file names, or the only one there is."""
+    there = bundles(folder)
+    state = join(folder, "checkpoint")
+    note: tuple[Note, ...] = ()
+    if is_state(state):
+        path = _newest(state)
+        found = _beside(folder, path) if path else None
+        if found:
+            return found
+        base = re.split(r"[/\\]", path)[-1]
+        if len(there) != 1:
+            steps = f"these are:\n{listing(there)}\nName one of them" if there else "nor is any other"
+            raise StorageError(f"the state file names {base!r}, which is not here; {steps}", url=state)
+        note = (Note("assumed", f"the state file names {base!r}, which is not here; {there[0]!r} was read instead"),)
+    if len(there) == 1:
+        return Found(join(folder, there[0] + ".index"), (), note)
+    if there:
+        raise AmbiguousFormat(f"holds {len(there)} checkpoints; name one of them:\n{listing(there)}", url=folder)
+    if exists(folder.rstrip("/") + ".index"):  # a folder that is called as the prefix beside it
+        return Found(folder.rstrip("/") + ".index")
+    raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
+
+
+def _newest(state: str) -> str:
+    from google.protobuf import text_format
+
+    from . import messages_pb2 as pb
+
+    try:
+        text = read_all(state, STATE_LIMIT).decode("utf-8", "surrogateescape")
+        parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
+    except (text_format.ParseError, UnicodeError) as e:
+        raise CorruptCheckpoint(f"the state file is no text message ({e})", url=state) from e
+    paths = [parsed.model_checkpoint_path, *parsed.all_model_checkpoint_paths]
+    return str(next((p for p in paths if p), ""))
+
+
+def _beside(folder: str, path: str) -> Found | None:
+    """The checkpoint that a path in a state file means, in the state file's folder or below it."""
+    absolute = path.startswith(("/", "\\")) or ":" in path
+    parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
+    if not parts and not path.endswith("/"):
+        return None
+    if ".." in parts and not absolute:
+        raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
+    *below, base = [parts[-1]] if absolute else parts
+    places = [join(folder, *below), folder] if below else [folder]
+    return next((found for place in places if (found := _named(place, base))), None)
+
+
+def _named(folder: str, base: str) -> Found | None:
+    here = names(folder)
+    anchor = join(folder, "checkpoint")
+    if base + ".index" in here:
+        return Found(sibling(anchor, base + ".index"))
+    tables = [n for n in here if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
+    tables = [n for n in tables if not is_dir(join(folder, n))]
+    return Found("", tuple(sibling(anchor, n) for n in tables)) if tables else None

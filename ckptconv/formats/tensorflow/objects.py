@@ -1,0 +1,130 @@
+"""Object-based checkpoints: keys become names, and the object graph tells the optimizer's variables from the model's.
+
+    a/b.Sc/.ATTRIBUTES/VARIABLE_VALUE             the variable of object root.a["b/c"]
+    a/w/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/...     slot m that optimizer root.opt keeps for root.a.w
+
+In a path, "." is written ".." and "/" is written ".S". The graph (TrackableObjectGraph, in the string scalar
+_CHECKPOINTABLE_OBJECT_GRAPH) has cycles and shared nodes; a key is the shortest path to its object.
+Specification: tensorflow/core/protobuf/trackable_object_graph.proto.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptconv.errors import CorruptCheckpoint
+from ckptconv.tensor import Checkpoint, Note
+
+from .bundle import FORMAT, Bundle
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+STEPS = {"_iterations", "iterations", "iter", "step", "_step", "global_step"}
+_ESCAPE = re.compile(r"\.([.S])")
+
+
+def unescape(path: str) -> str:
+    """Undo the escapes of a path in one scan from the left."""
+    return _ESCAPE.sub(lambda m: "/" if m[1] == "S" else ".", path)
+
+
+def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
+    """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
+    tensors, details, said = bundle.tensors, dict(bundle.details), [*notes, *bundle.notes]
+    if bundle.graph:
+        graph = parse(bundle)
+        roles = roles_of(graph)
+        names, collisions = readable(tensors)
+        tensors = {names[k]: replace(t, name=names[k], role=roles.get(k, t.role)) for k, t in tensors.items()}
+        details["object_graph"] = len(graph.nodes)
+        if collisions:
+            said.append(Note("assumed", "object paths that would be equal when unescaped keep their keys", collisions))
+    return Checkpoint(tensors, format=FORMAT, urls=bundle.urls, notes=tuple(said), details=details)
+
+
+def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
+    """Parse the object graph; every node it refers to exists."""
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    try:
+        graph = pb.TrackableObjectGraph.FromString(bundle.graph)
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"the object graph is no message ({e})", url=bundle.url) from e
+    count = len(graph.nodes)
+    for node in graph.nodes:
+        slots = [i for s in node.slot_variables for i in (s.original_variable_node_id, s.slot_variable_node_id)]
+        if any(not 0 <= i < count for i in [*slots, *(c.node_id for c in node.children)]):
+            raise CorruptCheckpoint(f"the object graph refers to a node beyond its {count}", url=bundle.url)
+    return graph
+
+
+def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Names for keys, and the keys that keep themselves because their names would collide."""
+    names = {k: unescape(k.removesuffix(VALUE)) or "/" for k in keys}
+    count = Counter(names.values())
+    collisions = tuple(k for k, n in names.items() if count[n] > 1)
+    taken = set(collisions)
+    while clash := [k for k, n in names.items() if k not in taken and n in taken]:  # a name that is another's key
+        taken.update(clash)
+    return {k: k if k in taken else n for k, n in names.items()}, tuple(k for k in names if k in taken)
+
+
+def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
+    """Roles by checkpoint key: what only an optimizer reaches is a slot or a step, the save counter is a step."""
+    optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
+    model = _reach(graph, [0], optimizers) if 0 not in optimizers else set()
+    roles: dict[str, str] = {}
+    for i in optimizers:
+        for child in graph.nodes[i].children:
+            # the variables an optimizer trains are the model's, whether the model was saved or not
+            if child.local_name == "_trainable_variables":
+                model |= _reach(graph, [child.node_id], optimizers)
+    for i in optimizers:
+        model -= {s.slot_variable_node_id for s in graph.nodes[i].slot_variables}
+    for i in optimizers:
+        for child in graph.nodes[i].children:
+            if child.local_name == "_trainable_variables":
+                continue
+            role = "step" if child.local_name in STEPS else "slot"
+            for node in _reach(graph, [child.node_id], optimizers) - model:
+                for attribute in graph.nodes[node].attributes:
+                    if roles.get(attribute.checkpoint_key) != "step":
+                        roles[attribute.checkpoint_key] = role
+        for slot in graph.nodes[i].slot_variables:
+            for attribute in graph.nodes[slot.slot_variable_node_id].attributes:
+                roles[attribute.checkpoint_key] = "slot"
+    for child in graph.nodes[0].children if graph.nodes else ():
+        if child.local_name == "save_counter":
+            roles |= {a.checkpoint_key: "step" for a in graph.nodes[child.node_id].attributes}
+    return roles
+
+
+def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
+    """Keras 2 optimizers list slots or have `iter`, Keras 3 ones hold `_iterations` beside what they train."""
+    children = {c.local_name for c in node.children}
+    return (
+        bool(node.slot_variables)
+        or children >= {"_iterations", "_trainable_variables"}
+        or bool(children >= {"_iterations", "_learning_rate"} or children >= {"iter", "learning_rate"})
+    )
+
+
+def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int]) -> set[int]:
+    """Nodes reached from `start` without entering `closed`."""
+    seen: set[int] = set()
+    todo = list(start)
+    while todo:
+        i = todo.pop()
+        if i in seen or i in closed:
+            continue
+        seen.add(i)
+        todo += [c.node_id for c in graph.nodes[i].children]
+    return seen

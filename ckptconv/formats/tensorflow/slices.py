@@ -1,0 +1,93 @@
+"""Slices of partitioned variables: their keys in OrderedCode, and how they tile the whole.
+
+    key      = unsigned(0) string(name) unsigned(rank) { signed(start) signed(length) } per dimension
+    unsigned = one byte n, then n bytes big-endian
+    string   = bytes with 00 -> 00 ff and ff -> ff 00, then 00 01
+    signed   = L bytes: L one-bits, a zero-bit (of a negative number: inverted), then the value in two's complement
+
+A whole dimension has no length in the message and -1 in the key; a dimension spelled 0,4 of 4 is another key. Keys are
+therefore built from the message as it stands. Specification: tensorflow/core/lib/strings/ordered_code.cc,
+tensorflow/core/util/saved_tensor_slice_util.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+
+
+class Box(NamedTuple):
+    """Where a slice lies in the whole tensor."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def unsigned(value: int) -> bytes:
+    body = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(body)]) + body
+
+
+def string(value: bytes) -> bytes:
+    return b"\0\xff".join(piece.replace(b"\xff", b"\xff\0") for piece in value.split(b"\0")) + b"\0\1"
+
+
+def signed(value: int) -> bytes:
+    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    header = ((1 << size) - 1) << (8 * size - size)
+    return ((value & ((1 << 8 * size) - 1)) ^ header).to_bytes(size, "big")
+
+
+def key(name: bytes, piece: pb.TensorSliceProto) -> bytes:
+    """The table key of one slice of a tensor."""
+    out = unsigned(0) + string(name) + unsigned(len(piece.extent))
+    for extent in piece.extent:
+        out += signed(extent.start) + signed(extent.length if extent.HasField("length") else -1)
+    return out
+
+
+def is_whole(piece: pb.TensorSliceProto) -> bool:
+    return not any(extent.HasField("length") for extent in piece.extent)
+
+
+def box(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Box | None:
+    """The box a slice covers; None if it does not lie within `shape`."""
+    if len(piece.extent) != len(shape):
+        return None
+    start: list[int] = []
+    sizes: list[int] = []
+    for extent, full in zip(piece.extent, shape, strict=True):
+        at, size = (extent.start, extent.length) if extent.HasField("length") else (0, full)
+        if at < 0 or size < 0 or at + size > full:
+            return None
+        start.append(at)
+        sizes.append(size)
+    return Box(tuple(start), tuple(sizes))
+
+
+def overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
+    """The first two boxes that share an element, found by sweeping along the axis that separates best."""
+    boxes = [b for b in boxes if all(b.shape)]
+    if len(boxes) < 2:
+        return None
+    rank = len(boxes[0].start)
+    if not rank:
+        return boxes[0], boxes[1]
+    axis = max(range(rank), key=lambda i: len({b.start[i] for b in boxes}))
+    active: list[Box] = []
+    for b in sorted(boxes, key=lambda b: b.start[axis]):
+        active = [a for a in active if a.start[axis] + a.shape[axis] > b.start[axis]]
+        for a in active:
+            if all(p < q + m and q < p + n for p, n, q, m in zip(a.start, a.shape, b.start, b.shape, strict=True)):
+                return a, b
+        active.append(b)
+    return None
+
+
+def spell(piece: Box) -> str:
+    """A box as a person writes it: [0:3, 2:4]."""
+    spans = (f"{at}:{at + size}" for at, size in zip(piece.start, piece.shape, strict=True))
+    return f"[{', '.join(spans)}]"

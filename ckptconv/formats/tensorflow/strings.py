@@ -1,0 +1,75 @@
+"""String tensors of a bundle.
+
+    varint length ...   u32 masked CRC-32C of the lengths, each as u32 (u64 from 2^32 on)   bytes ...
+
+The entry's CRC goes on from the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
+fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from crc32c import crc32c
+
+from ckptconv.checksum import mask, unmask
+from ckptconv.errors import CorruptCheckpoint
+from ckptconv.store import Reader
+from ckptconv.tensor import Coded
+
+from .table import read_varint, varint
+
+
+def coded(url: str, start: int, size: int, count: int, crc: int, swapped: bool) -> Coded:
+    """Refer to `count` strings; `crc` is the entry's, unmasked."""
+    return Coded("tf", url, f"{start}:{count}:{crc:08x}:{'big' if swapped else 'little'}", size)
+
+
+def decode(piece: Coded) -> Iterator[bytes]:
+    """Yield the elements; CorruptCheckpoint if a length or checksum is wrong."""
+    start, count, crc, order = piece.key.split(":")
+    with Reader(piece.url) as f:
+        data = f.read(int(start), piece.size)
+    return iter(unpack(data, int(count), int(crc, 16), order, piece.url))
+
+
+def unpack(data: bytes, count: int, crc: int, order: str, url: str) -> list[bytes]:
+    if not count and not data:
+        return []
+    lengths, at = _lengths(data, count, url)
+    ends = list(accumulate(lengths, initial=at + 4))
+    if ends[-1] != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {ends[-1]} bytes, {len(data)} are stored", url=url)
+    running = _crc_of(lengths, order)
+    if running != unmask(int.from_bytes(data[at : at + 4], order)):  # type: ignore[arg-type]
+        raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
+    if crc32c(memoryview(data)[at:], running) != crc:
+        raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
+    return [data[a:b] for a, b in pairwise(ends)]
+
+
+def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
+    lengths: list[int] = []
+    at = 0
+    try:
+        for _ in range(count):
+            length, at = read_varint(data, at)
+            lengths.append(length)
+    except IndexError:
+        raise CorruptCheckpoint(f"the lengths of {count} strings pass the end of their data", url=url) from None
+    return lengths, at
+
+
+def _crc_of(lengths: Sequence[int], order: str) -> int:
+    """CRC of the lengths as fixed-width integers, a run of equal widths at once."""
+    fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)  # type: ignore[arg-type]
+    return int(crc32c(fixed))
+
+
+def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
+    """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
+    lengths = [len(i) for i in items]
+    running = _crc_of(lengths, "little")
+    tail = mask(running).to_bytes(4, "little") + b"".join(items)
+    return b"".join(varint(n) for n in lengths) + tail, int(crc32c(tail, running))
