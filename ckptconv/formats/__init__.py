@@ -121,7 +121,8 @@ _HERE = "ckptconv.formats."
 TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
-    Format("npz", "NumPy .npz", _HERE + "numpy", (".npz",), True, True),
+    Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
+    Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", (".h5",), True, False),
     Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, False),
 )
