@@ -1,3 +1,56 @@
-"""Convert checkpoints between frameworks' formats without any of the frameworks."""
+"""Convert checkpoints between frameworks' formats without any of the frameworks.
+
+    ckptconv.open(path)                     a lazy mapping from names to tensors: t.dtype, t.shape, t.numpy()
+    ckptconv.save(arrays, path)             write a mapping of arrays
+    ckptconv.convert(source, destination)   convert; see `Select`, `Change`, `Target`, `Resources`
+    ckptconv.plan(source, destination)      what convert would do
+
+Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Change, Report, Resources, Select, Target, convert, open, plan, save
+    from .errors import (
+        AmbiguousFormat,
+        CkptError,
+        ConversionError,
+        CorruptCheckpoint,
+        FormatError,
+        LayoutError,
+        MissingExtra,
+        NameCollision,
+        StorageError,
+        UnknownFormat,
+        UnmatchedTensors,
+        Unrepresentable,
+        UnsafeCheckpoint,
+        UsageError,
+        VerifyError,
+    )
+    from .tensor import Checkpoint, DType, Note, Tensor
 
 __version__ = "0.1.0"
+__all__ = [
+    "AmbiguousFormat", "Change", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint", "DType",
+    "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Report", "Resources", "Select",
+    "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint",
+    "UsageError", "VerifyError", "convert", "open", "plan", "save",
+]  # fmt: skip
+
+_HOME = {"api": {"Change", "Report", "Resources", "Select", "Target", "convert", "open", "plan", "save"}} | {
+    "tensor": {"Checkpoint", "DType", "Note", "Tensor"}
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((module for module, names in _HOME.items() if name in names), "errors")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -90,9 +90,7 @@ class Box(NamedTuple):
 
 def fuse(shape: Sequence[int], strides: Sequence[int], steps: Sequence[int]) -> Box:
     """Drop axes of size one and merge neighbours that are contiguous on both sides; all in elements."""
-    axes = sorted(
-        (ax for ax in zip(shape, strides, steps, strict=True) if ax[0] != 1), key=lambda ax: (-ax[2], -ax[1])
-    )
+    axes = sorted((ax for ax in zip(shape, strides, steps, strict=True) if ax[0] != 1), key=lambda ax: (-ax[2], -ax[1]))
     out: list[tuple[int, int, int]] = []
     for n, a, b in axes:
         if out and out[-1][1] == a * n and out[-1][2] == b * n:

@@ -225,4 +225,3 @@ def _whole(t: Tensor, memory: Memory) -> int:
     if is_copy(t) or all(is_run(fuse(p.shape, p.strides, p.steps)) for p in t.parts):
         return memory.window
     return memory.whole // CHUNK * CHUNK
-

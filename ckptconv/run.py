@@ -236,5 +236,3 @@ def _crc_of(span: Span, kind: str, sources: Sources) -> int:
 def found_in(span: Span, tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that a damaged span belongs to."""
     return [n for n, t in tensors.items() if any(p.data == span for p in t.parts)]
-
-

@@ -1,0 +1,5 @@
+"""python -m ckptconv"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,262 @@
+"""The verbs: open, save, plan, convert, verify. Each is a paragraph over the parts.
+
+path -> detect -> open -> passes -> place -> plan -> run -> seal -> verify
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from . import formats, passes, store
+from .errors import UsageError, VerifyError, listing
+from .formats import Format, Writer
+from .plan import Memory, Plan, compile_plan
+from .job import Sources
+from .run import Map, Outcome, Progress, content_hash, execute, hash_tensor, threads
+from .tensor import Checkpoint, Note, Tensor, dtype, held
+
+MEMORY = 512 * 2**20
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Select:
+    """What to read of a source; the same on every verb that reads."""
+
+    format: str | None = None
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    opaque: bool = False
+    weights_only: bool = False
+    ema: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to do to names, layouts and dtypes on the way; `converter` is a name, a .toml file or 'auto'."""
+
+    converter: str | None = None
+    inverse: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
+    renames: Sequence[str] = ()
+    scopes: Sequence[str] = ()
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to write."""
+
+    format: str | None = None
+    max_shard_size: int | None = None
+    skip_unrepresentable: bool = False
+    force: bool = False
+    verify: str = "receipts"  # none, receipts, full
+    sync: bool = True
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What it may cost: bytes of memory and threads (None: as many as there are processors, at most 8)."""
+
+    max_memory: int = MEMORY
+    jobs: int | None = None
+    map: Map | None = None
+    progress: Progress | None = None
+
+    @property
+    def workers(self) -> int:
+        return self.jobs or max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did."""
+
+    sources: tuple[str, ...]
+    destination: str
+    source_format: str
+    target_format: str
+    tensors: int
+    bytes: int
+    seconds: float
+    files: tuple[str, ...]
+    notes: tuple[Note, ...]
+    loss: Mapping[str, tuple[int, int]]
+    verified_bytes: int
+    verify: str
+
+    def to_json(self) -> dict[str, Any]:
+        out = asdict(self)
+        out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
+        return out
+
+
+def open(
+    path: Path,
+    *,
+    format: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    opaque: bool = False,
+    weights_only: bool = False,
+    ema: bool = False,
+) -> Checkpoint:
+    """Open a checkpoint of any known format: a lazy mapping from names to tensors; only headers are read.
+
+    Raises a CkptError for anything that is not a sound checkpoint.
+    """
+    return _open(os.fspath(path), Select(format, include, exclude, opaque, weights_only, ema))
+
+
+def _open(url: str, select: Select) -> Checkpoint:
+    found = passes.roles(formats.open_checkpoint(url, format=select.format, opaque=select.opaque))
+    found = passes.select(found, select.include, select.exclude)
+    if select.ema:
+        found = passes.averages(found)
+    return passes.weights_only(found) if select.weights_only else found
+
+
+def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoint:
+    """Open the sources and apply all passes: what the target shall hold, still without reading a tensor."""
+    if not sources:
+        raise UsageError("no source was given")
+    if change.scopes and len(change.scopes) != len(sources):
+        raise UsageError(f"{len(sources)} sources need {len(sources)} --scope, one for each; got {len(change.scopes)}")
+    opened = [_open(os.fspath(s), select) for s in sources]
+    if change.scopes:
+        opened = [passes.scope(c, name) for c, name in zip(opened, change.scopes, strict=True)]
+    merged = passes.merge(opened)
+    if change.converter or change.renames:
+        from . import rules
+
+        merged = rules.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
+    return passes.cast(merged, dtype(change.dtype)) if change.dtype else merged
+
+
+def plan_for(
+    checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources
+) -> tuple[Plan, Writer, Format]:
+    """Lay the checkpoint out at the destination."""
+    url = os.fspath(destination)
+    row = formats.target(url, target.format)
+    writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
+    if target.skip_unrepresentable:
+        whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
+        for why in sorted(set(whys.values())):
+            checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
+    placement = writer.place(checkpoint)
+    folder, _ = store.split(url.rstrip("/"))
+    memory = Memory.of(resources.max_memory, resources.workers)
+    moved = checkpoint.details.get("moved", {})
+    return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
+
+
+def plan(
+    sources: Path | Sequence[Path],
+    destination: Path,
+    *,
+    select: Select = Select(),
+    change: Change = Change(),
+    target: Target = Target(),
+    resources: Resources = Resources(),
+) -> Plan:
+    """Say what `convert` would do, without doing it."""
+    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    return plan_for(prepare(many, select, change), destination, target, resources)[0]
+
+
+def convert(
+    sources: Path | Sequence[Path],
+    destination: Path,
+    *,
+    select: Select = Select(),
+    change: Change = Change(),
+    target: Target = Target(),
+    resources: Resources = Resources(),
+) -> Report:
+    """Convert one checkpoint (or several, merged) into one; the destination appears whole or not at all."""
+    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    began = time.monotonic()
+    checkpoint = prepare(many, select, change)
+    return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began)
+
+
+def write(
+    checkpoint: Checkpoint,
+    destination: Path,
+    target: Target = Target(),
+    resources: Resources = Resources(),
+    sources: tuple[str, ...] = (),
+    began: float | None = None,
+) -> Report:
+    """Write a checkpoint as it stands."""
+    began = time.monotonic() if began is None else began
+    if target.verify not in ("none", "receipts", "full"):
+        raise UsageError(f"verify is one of none, receipts, full; not {target.verify!r}")
+    made, writer, row = plan_for(checkpoint, destination, target, resources)
+    outcome = execute(
+        made,
+        writer,
+        force=target.force,
+        sync=target.sync,
+        digest=target.verify == "full",
+        map=resources.map,
+        progress=resources.progress,
+    )
+    if target.verify != "none":
+        confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
+    return Report(
+        sources, os.fspath(destination), checkpoint.format, row.name, len(made.tensors), made.nbytes,
+        time.monotonic() - began, tuple(f.name for f in made.placement.files), made.notes,
+        {n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()}, outcome.verified, target.verify,
+    )  # fmt: skip
+
+
+def save(
+    tensors: Mapping[str, Any], path: Path, *, metadata: Mapping[str, str] | None = None, **options: Any
+) -> Report:
+    """Write a mapping of arrays (or of tensors that `open` gave) to a file; options are those of `Target`."""
+    made = {n: replace(t, name=n) if isinstance(t, Tensor) else _held(n, t) for n, t in tensors.items()}
+    ties = tensors.ties if isinstance(tensors, Checkpoint) else ()
+    if metadata is None:
+        metadata = tensors.metadata if isinstance(tensors, Checkpoint) else {}
+    return write(Checkpoint(made, dict(metadata), ties, "memory"), path, Target(**options))
+
+
+def _held(name: str, array: Any) -> Tensor:
+    import numpy as np
+
+    return held(name, np.asarray(array))
+
+
+def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) -> None:
+    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte."""
+    if not row.reads:
+        return
+    got = formats.open_checkpoint(url, format=row.name)
+    renamed = row.load().names_written(made.tensors) if hasattr(row.load(), "names_written") else {}
+    wrong = []
+    for name, t in made.tensors.items():
+        back = got.tensors.get(renamed.get(name, name))
+        if back is None:
+            wrong.append(f"{name}: missing")
+        elif (back.dtype, back.shape) != (t.dtype, t.shape):
+            wrong.append(f"{name}: {back.dtype}{list(back.shape)} instead of {t.dtype}{list(t.shape)}")
+    if not wrong and full:
+        with Sources() as sources:
+            for name, digest in outcome.digests.items():
+                if hash_tensor(got.tensors[renamed.get(name, name)], sources) != digest:
+                    wrong.append(f"{name}: other bytes than were written")
+    if wrong:
+        raise VerifyError(f"{len(wrong)} tensors do not read back as written:\n{listing(wrong)}", url=url)
+
+
+__all__ = [
+    "Change", "Report", "Resources", "Select", "Target", "content_hash", "convert", "open", "plan", "prepare", "save",
+    "threads", "write",
+]  # fmt: skip

@@ -1,0 +1,21 @@
+"""ckptconv formats"""
+
+from __future__ import annotations
+
+from . import show
+from .options import Json
+
+
+def formats(as_json: Json = False) -> None:
+    """List the formats that can be read and written, with the suffixes that select them as a target."""
+    from .. import formats as known
+
+    rows = known.table().values()
+    if as_json:
+        show.as_json([f._asdict() for f in rows])
+        return
+    yes = {True: "yes", False: "-"}
+    show.table(
+        ("format", "reads", "writes", "suffixes", "what"),
+        [[f.name, yes[f.reads], yes[f.writes], " ".join(f.suffixes), f.title] for f in rows],
+    )

@@ -1,0 +1,61 @@
+"""Options that several verbs share, and what people type for them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..api import Select
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+From = Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="The source's format, if it is ambiguous.")]
+Include = Annotated[list[str] | None, typer.Option("--include", metavar="GLOB", help="Only tensors whose name fits.")]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="No tensor whose name fits.")]
+Opaque = Annotated[
+    bool, typer.Option("--opaque", help="Read tensors out of pickles that name unknown classes; none is ever run.")
+]
+WeightsOnly = Annotated[
+    bool, typer.Option("--weights-only", help="Leave out optimizer slots, step counters and moving averages.")
+]
+Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on success.")]
+
+
+def select(
+    format: str | None,
+    include: list[str] | None,
+    exclude: list[str] | None,
+    opaque: bool,
+    weights_only: bool,
+    ema: bool,
+) -> Select:
+    """Bundle the reading options."""
+    from ..api import Select
+
+    return Select(format, include or (), exclude or (), opaque, weights_only, ema)
+
+
+def size(text: str) -> int:
+    """Bytes of '5GB' (decimal), '512MiB' (binary) or '1000'."""
+    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", text.lower())
+    if not m:
+        raise UsageError(f"{text!r} is not a size; write it like 512MB, 5GB or 2GiB")
+    return int(float(m[1]) * UNITS[m[2]])
+
+
+def params(pairs: list[str] | None) -> dict[str, Any]:
+    """K=V pairs; whole numbers become numbers."""
+    out: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--param takes NAME=VALUE, not {pair!r}")
+        out[key] = int(value) if re.fullmatch(r"-?\d+", value) else value
+    return out
