@@ -124,6 +124,7 @@ TABLE: tuple[Format, ...] = (
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", (".h5",), True, False),
+    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, False),
     Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, False),
 )
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...errors import CkptError, CorruptCheckpoint
-from ...store import Reader, Seen
-from ...tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, elements, plain
+from ckptconv.errors import CkptError, CorruptCheckpoint
+from ckptconv.store import Reader, Seen
+from ckptconv.tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, elements, plain
+
 from . import child
 from .child import Window
 
@@ -66,7 +67,8 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         if s.same:
             twins.setdefault(s.same, [s.same]).append(s.path)
     metadata = {k: text(v) for k, v in found.groups[""].items()}
-    rest = {p: a for p, a in found.groups.items() if p and a} | {s.path: s.attrs for s in found.datasets.values() if s.attrs}
+    rest = {p: a for p, a in found.groups.items() if p and a}
+    rest |= {s.path: s.attrs for s in found.datasets.values() if s.attrs}
     details = {"attributes": rest} if rest else {}
     return Checkpoint(tensors, metadata, tuple(map(tuple, twins.values())), "hdf5", (url,), found.notes, details)
 
@@ -115,9 +117,9 @@ def _look(name: str, url: str, member: str) -> Tree:
     seen = window(url, member)
     base = 0
     if member:
-        from .member import place
+        from ckptconv.formats.hdf5 import member as archive
 
-        base = place(url, member)
+        base = archive.place(url, member)
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[str, str], list[str]] = {}
@@ -125,7 +127,8 @@ def _look(name: str, url: str, member: str) -> Tree:
         record = json.loads(body)
         path, attrs = str(record["path"]), dict(record.get("attrs", {}))
         for key in [k for k in attrs if k.startswith("?")]:
-            notes.setdefault(("skipped", "attributes that are neither numbers nor text"), []).append(f"{path}@{key[1:]}")
+            odd = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
+            odd.append(f"{path}@{key[1:]}")
             del attrs[key]
         if record.get("group"):
             groups[path] = attrs
@@ -152,9 +155,9 @@ def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int,
 def window(url: str, member: str = "") -> Window:
     """The bytes that the library may see."""
     if member:
-        from .member import inflated
+        from ckptconv.formats.hdf5 import member as archive
 
-        return inflated(url, member)
+        return archive.window(url, member)
     reader = Reader(url)
     return Window(f"{url} {reader.stamp}", url, reader.size, reader.read)
 

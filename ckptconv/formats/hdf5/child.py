@@ -1,10 +1,11 @@
 """Run the HDF5 library in a process of its own, which can crash, hang or swell without harm to ours.
 
-The library has a long list of memory errors on damaged files (CVE-2025-2153, -6269, -6816 and some forty others are open
-against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it asks
-for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It may not
-open files, runs with limits on memory and processor time, loads no plugins, and is killed when it says nothing for
-`PATIENCE` seconds. Starting it costs 0.15 s, about what importing h5py costs anyhow; an idle one is kept for the next dataset.
+The library has a long list of memory errors on damaged files (CVE-2025-2153, -6269, -6816 and some forty others are
+open against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it
+asks for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It
+cannot open or write files, its memory is limited, it loads no plugins, and it is killed when it says nothing for
+`PATIENCE` seconds. Starting it costs 0.1 s, about what importing h5py costs anyhow; an idle one is kept for the next
+dataset. Contiguous datasets, which is nearly all there are, need it only once: to learn where their bytes lie.
 
     parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
@@ -24,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 
 PATIENCE = 30.0
 FRAME = struct.Struct("<cQ")
@@ -77,13 +78,10 @@ class Child:
                 yield kind, body
 
     def _send(self, data: bytes) -> None:
-        assert_open = self._process.stdin
-        if assert_open is None:
-            raise self._lost("was closed")
-        view = memoryview(data)
+        pipe, view = self._process.stdin, memoryview(data)
         try:
-            while view:
-                view = view[assert_open.write(view) or 0 :]
+            while pipe is not None and view:
+                view = view[pipe.write(view) or 0 :]
         except OSError:
             raise self._lost("") from None
 

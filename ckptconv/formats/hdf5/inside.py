@@ -6,13 +6,12 @@ import io
 import json
 import os
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from .child import FRAME, MEMORY
-from .scan import Refused, pieces, tree
+from ckptconv.formats.hdf5.child import FRAME, MEMORY
+from ckptconv.formats.hdf5.scan import Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
 BLOCKS = 256
@@ -140,7 +139,6 @@ def main() -> None:
         except Exception as e:  # whatever the library makes of a damaged file
             text = f"is not sound HDF5: {type(e).__name__}: {e}"
             send(ask, b"E", json.dumps(["corrupt", text[:2000]]).encode())
-    sys.stdout = None  # type: ignore[assignment]
     os._exit(0)
 
 

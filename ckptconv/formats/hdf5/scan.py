@@ -66,7 +66,7 @@ def tree(file: Any, size: int) -> Iterator[Record]:
             if declared > RATIO * size + SLACK:
                 raise Refused("unsafe", f"{declared} bytes are declared in a file of {size}")
             if stored > size:
-                raise Refused("corrupt", f"datasets up to {here} store {stored} bytes in a file of {size}: they overlap")
+                raise Refused("corrupt", f"datasets store {stored} bytes in a file of {size}: they overlap at {here}")
             yield record
         else:
             yield {"path": here, "skip": "a named datatype, no data"}
@@ -176,14 +176,14 @@ def element(kind: Any, attrs: dict[str, Any]) -> tuple[str, bool, str]:
         whole = {"float32": "complex64", "float64": "complex128"}.get(half, "")
         if whole and parts[0].equal(parts[1]) and at == [0, size // 2]:
             return whole, swap, ""
-    names = {h5t.COMPOUND: "compound", h5t.REFERENCE: "reference", h5t.VLEN: "variable-length", h5t.ARRAY: "array"}
-    return "", False, f"its elements are of the HDF5 class {names.get(group, group)}, which is no tensor"
+    classes = {h5t.COMPOUND: "compound", h5t.REFERENCE: "reference", h5t.VLEN: "variable-length", h5t.ARRAY: "array"}
+    return "", False, f"its elements are of the HDF5 class {classes.get(group, group)}, which is no tensor"
 
 
 def _float(kind: Any, size: int) -> tuple[str, bool, str]:
     swap = int(kind.get_order()) == 1
     fields = tuple(int(n) for n in kind.get_fields())
-    rows = {
+    rows: dict[tuple[int, ...], tuple[int, str]] = {
         (2, 15, 10, 5, 0, 10): (15, "float16"),
         (2, 15, 7, 8, 0, 7): (127, "bfloat16"),
         (4, 31, 23, 8, 0, 23): (127, "float32"),

@@ -29,11 +29,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...errors import CorruptCheckpoint, listing
-from ...store import Reader, Seen
-from ...tensor import Checkpoint, Note, Span, Tensor
-from .. import hdf5
-from ..hdf5 import Stored, Tree
+from ckptconv.errors import CorruptCheckpoint, listing
+from ckptconv.formats import hdf5
+from ckptconv.formats.hdf5 import Stored, Tree
+from ckptconv.store import Reader, Seen
+from ckptconv.tensor import Checkpoint, Coded, Note, Span, Tensor
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -187,7 +187,7 @@ def digest(found: Tree, stored: Stored) -> bytes:
         with Reader(data.url) as file:
             for at in range(0, data.size, PIECE):
                 total.update(file.read(data.start + at, min(PIECE, data.size - at)))
-    else:
+    elif isinstance(data, Coded):
         for piece in hdf5.decode(data):
             total.update(piece)
     return total.digest()

@@ -1,0 +1,113 @@
+"""What Keras 3 does not write down: which variable of a layer is which, and, in older files, what layers are called.
+
+    layers/dense_1/vars/0   ->  the second Dense of the model, its first variable  ->  enc/kernel
+
+A layer's variables are numbered in the order in which its class creates them, trainable ones first. `VARIABLES` has
+that order for the classes of Keras; for others the shapes may tell (a matrix and a vector of its last size are kernel
+and bias), which is noted as an assumption.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Shape = tuple[int, ...]
+
+KERNEL = ("kernel", "bias")
+VARIABLES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("dense", "einsum_dense", "conv1d", "conv2d", "conv3d"), KERNEL),
+    **dict.fromkeys(("conv1d_transpose", "conv2d_transpose", "conv3d_transpose"), KERNEL),
+    **dict.fromkeys(("depthwise_conv1d", "depthwise_conv2d"), KERNEL),
+    **dict.fromkeys(("separable_conv1d", "separable_conv2d"), ("depthwise_kernel", "pointwise_kernel", "bias")),
+    "embedding": ("embeddings",),
+    "batch_normalization": ("gamma", "beta", "moving_mean", "moving_variance"),
+    "layer_normalization": ("gamma", "beta"),
+    "group_normalization": ("gamma", "beta"),
+    "rms_normalization": ("scale",),
+    "normalization": ("mean", "variance", "count"),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "simple_rnn_cell"), ("kernel", "recurrent_kernel", "bias")),
+    **dict.fromkeys(("conv_lstm_cell",), ("kernel", "recurrent_kernel", "bias")),
+    "p_re_lu": ("alpha",),
+    "seed_generator": ("seed_generator_state",),
+}
+OPTIONAL = {  # what a layer's config may switch off
+    "bias": "use_bias",
+    "gamma": "scale",
+    "beta": "center",
+}
+RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
+
+
+def snake(name: str) -> str:
+    """Spell a class as Keras does in paths: LSTMCell -> lstm_cell, Conv2D -> conv2d."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    """Yield (path, class, name, config) of every layer that a model's config.json lists, nested models too."""
+    inner = config.get("config") if isinstance(config, dict) else None
+    layers = inner.get("layers") if isinstance(inner, dict) else None
+    if not isinstance(layers, list) or depth > 32:
+        return
+    met: dict[str, int] = {}
+    for row in layers:
+        own = row.get("config") if isinstance(row, dict) else None
+        if not isinstance(own, dict) or not isinstance(row.get("class_name"), str):
+            continue
+        kind = snake(row["class_name"])
+        number = met[kind] = met.get(kind, -1) + 1
+        here = f"{path}layers/{kind}" + (f"_{number}" if number else "")
+        if isinstance(own.get("name"), str):
+            yield here, kind, own["name"], own
+        yield from configured(row, here + "/", depth + 1)
+
+
+def kind_of(path: str, called: str) -> str:
+    """The class of the object at `path`, told by the path or by a name that Keras gave it; '' if neither tells."""
+    *_, parent, last = ["", "", *path.split("/")]
+    for word in (last, called):
+        word = re.sub(r"_\d+$", "", word)
+        if word in VARIABLES:
+            return word
+    if last == "cell":
+        return next((cell for plain, cell in RECURRENT.items() if plain in parent + called), "lstm_cell")
+    return "einsum_dense" if last.endswith("_dense") else ""
+
+
+def variables(
+    kind: str, shapes: Sequence[Shape], dtypes: Sequence[str], config: Mapping[str, Any]
+) -> tuple[list[str], bool]:
+    """Name the variables of one layer; also whether that was a guess from the shapes."""
+    count = len(shapes)
+    names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
+    if names and dtypes[0] == "int8" and kind in ("dense", "einsum_dense"):
+        names = [*names[: count - 1], "kernel_scale"]
+    if len(names) == count:
+        return names, False
+    if kind in VARIABLES and not config:
+        known = _shorter(kind, shapes)
+        if known:
+            return known, False
+    if kind not in VARIABLES and (guess := _guess(shapes)):
+        return guess, True
+    return [f"var_{i}" for i in range(count)], False
+
+
+def _shorter(kind: str, shapes: Sequence[Shape]) -> list[str]:
+    """A layer without config that has fewer variables: only where just one choice remains."""
+    full = VARIABLES[kind]
+    if full[-1] == "bias" and len(shapes) == len(full) - 1:
+        return list(full[:-1])
+    if kind == "batch_normalization" and len(shapes) == 2:
+        return ["moving_mean", "moving_variance"]
+    return []
+
+
+def _guess(shapes: Sequence[Shape]) -> list[str]:
+    if len(shapes) == 2 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][-1] == shapes[1][0]:
+        return ["kernel", "bias"]
+    return []

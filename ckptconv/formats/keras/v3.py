@@ -1,0 +1,254 @@
+"""Keras 3 weights: `.weights.h5`, sharded `.weights.json`, and `.keras` archives, zipped or as a folder.
+
+    layers/dense_1/vars/0             dataset: first variable of the second Dense; vars/@name = "enc" in newer files
+    layers/lstm/cell/vars/2           attributes of a layer by their name; lists: attribute/class[_k]
+    vars/0                            variables of the model itself
+    optimizer/vars/0, 1, 2 ...        iteration, learning rate, then the slots
+    NAME.weights.json                 {"weight_map": {"/layers/dense/vars": "NAME_00000.weights.h5" or a list of them}}
+    NAME.keras                        zip of metadata.json, config.json, model.weights.h5, assets/
+
+A tensor's name is what Keras calls `variable.path`, without the model's own name: the names of the objects on the
+way, from vars/@name or else from config.json, and the variable's name (naming.py): enc/inner/kernel. An object of
+no name, and one whose name another has too, keeps its path. A bare file without any names keeps all its paths, layers/dense_1/vars/0,
+and a note says so. Optimizer variables keep theirs: optimizer/vars/2. `details["paths"]` maps names to paths.
+
+Nothing in config.json is evaluated; weights in the older model.weights.npz are pickles and refused.
+Specification: keras/src/saving/saving_lib.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, listing
+from ckptconv.formats import hdf5
+from ckptconv.formats.hdf5 import Stored, Tree, member
+from ckptconv.formats.keras import legacy, naming
+from ckptconv.store import Seen, exists, is_dir, join, read_all, sibling
+from ckptconv.tensor import Checkpoint, Note, Tensor
+
+WEIGHTS = "model.weights.h5"
+PICKLED = "model.weights.npz"
+INDEX = ".weights.json"
+MAX_JSON = 256 << 20
+STATES = ("seed_generator_state",)
+
+
+class Found(NamedTuple):
+    """One variable: its path, the file that holds it."""
+
+    path: str
+    tree: Tree
+    stored: Stored
+
+
+class Shelf(NamedTuple):
+    """All that the files say, whichever way they are packed."""
+
+    found: dict[str, Found]
+    names: dict[str, str]  # of objects, by path
+    trees: tuple[Tree, ...]
+    config: Any = None
+    metadata: Mapping[str, str] = {}
+    notes: tuple[Note, ...] = ()
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 3 if {"config.json", WEIGHTS} <= set(seen.files) else 0
+    if seen.base.endswith(INDEX):
+        return 3 if b'"weight_map"' in seen.head or b"weights.h5" in seen.head else 0
+    if hdf5.is_hdf5(seen):
+        found = hdf5.try_look(seen.url)
+        return 3 if found and legacy.root(found) is None and any(map(is_vars, found.groups)) else 0
+    return 3 if "config.json" in seen.members and {WEIGHTS, PICKLED} & set(seen.members) else 0
+
+
+def is_vars(path: str) -> bool:
+    return path == "vars" or path.endswith("/vars")
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Take every variable under the name that config.json or the name attributes give it."""
+    shelf = load(url)
+    labels, assumed = label(shelf)
+    tensors: dict[str, Tensor] = {}
+    for path, name in labels.items():
+        one = shelf.found[path]
+        tensors[name] = hdf5.tensor(one.tree, one.stored, name, role=role(path, name, one.stored))
+    notes = [*shelf.notes, *(n for t in shelf.trees for n in t.notes)]
+    if not shelf.names and shelf.config is None:
+        notes.append(Note("hint", "no layer names are stored (no config.json, no name attributes): paths are kept"))
+    if assumed:
+        notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
+    urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
+    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(shelf.names)}
+    return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
+
+
+def role(path: str, name: str, stored: Stored) -> str:
+    if path.startswith("optimizer/"):
+        if path == "optimizer/vars/0" and stored.dtype == "int64":
+            return "step"
+        return "slot" if stored.shape else "state"
+    return "state" if name.endswith(STATES) or re.match(r"_?(compile_)?(metrics|loss_tracker)", path) else ""
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def load(url: str) -> Shelf:
+    """Read the directories of all files that belong to `url`."""
+    if is_dir(url):
+        return _folder(url)
+    if url.endswith(".json"):
+        return _shards(url)
+    if Seen(url).members:
+        return _archive(url)
+    return _shelf([hdf5.look(url)])
+
+
+def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
+    """Sort the variables of all trees by path, numbers as numbers."""
+    found = {s.path: Found(s.path, t, s) for t in trees for s in t.datasets.values()}
+    if len(found) != sum(len(t.datasets) for t in trees):
+        raise CorruptCheckpoint("one variable is in two shards", url=trees[0].url)
+    names = {
+        path.removesuffix("vars").rstrip("/"): attrs["name"]
+        for t in trees
+        for path, attrs in t.groups.items()
+        if is_vars(path) and isinstance(attrs.get("name"), str)
+    }
+    order = sorted(found, key=_natural)
+    return Shelf({p: found[p] for p in order}, names, tuple(trees), **rest)
+
+
+def _natural(path: str) -> tuple[Any, ...]:
+    """Model variables, then layers, the optimizer last; 2 before 10."""
+    words = [(int(n or 0), w) for w, n in re.findall(r"([^\d/]*)(\d*)", path)]
+    return path.startswith("optimizer/"), [(w, n) for n, w in words]
+
+
+def _folder(url: str) -> Shelf:
+    tree = hdf5.look(sibling(join(url, "config.json"), WEIGHTS))
+    parts = {n: read_all(sibling(tree.url, n), MAX_JSON) for n in ("config.json", "metadata.json") if _has(tree.url, n)}
+    return _shelf([tree], **_about(parts, url))
+
+
+def _has(beside: str, name: str) -> bool:
+    return exists(sibling(beside, name))
+
+
+def _archive(url: str) -> Shelf:
+    inside = member.members(url)
+    if WEIGHTS not in inside:
+        if PICKLED in inside:
+            raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
+        raise CorruptCheckpoint(f"has no {WEIGHTS}", url=url)
+    parts = {n: member.read(url, n, MAX_JSON) for n in ("config.json", "metadata.json") if n in inside}
+    about = _about(parts, url)
+    rest = tuple(n for n in inside if n not in (WEIGHTS, "config.json", "metadata.json") and not n.endswith("/"))
+    notes = (Note("skipped", "files in the archive that are no weights", rest),) if rest else ()
+    return _shelf([hdf5.look(url, WEIGHTS)], notes=notes, **about)
+
+
+def _about(parts: Mapping[str, bytes], url: str) -> dict[str, Any]:
+    """What config.json and metadata.json say; both go along as metadata."""
+    config = _json(parts["config.json"], "config.json", url) if "config.json" in parts else None
+    said = _json(parts["metadata.json"], "metadata.json", url) if "metadata.json" in parts else {}
+    metadata = {str(k): hdf5.text(v) for k, v in said.items()} if isinstance(said, dict) else {}
+    if config is not None:
+        metadata["config"] = parts["config.json"].decode()
+    return {"config": config, "metadata": metadata}
+
+
+def _json(data: bytes, name: str, url: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CorruptCheckpoint(f"{name} is no sound JSON: {e}", url=url) from e
+
+
+def _shards(url: str) -> Shelf:
+    said = _json(read_all(url, MAX_JSON), "the index", url)
+    places = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(places, dict):
+        raise CorruptCheckpoint("has no weight_map", url=url)
+    wanted: dict[str, list[str]] = {}
+    for path, files in places.items():
+        files = [files] if isinstance(files, str) else files
+        if not isinstance(files, list) or not all(isinstance(f, str) for f in files):
+            raise CorruptCheckpoint(f"the entry {path} names no files", url=url)
+        wanted[path.strip("/")] = files
+    trees = {f: hdf5.look(sibling(url, f)) for f in dict.fromkeys(f for fs in wanted.values() for f in fs)}
+    missing = [f"{p} in {f}" for p, fs in wanted.items() for f in fs if p not in trees[f].groups]
+    if missing:
+        raise CorruptCheckpoint(f"the index lists what is not there:\n{listing(missing)}", url=url)
+    return _shelf(list(trees.values()))
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
+    """Choose a name for every path, unique; also the names that are guesses."""
+    listed = {path: (kind, name, own) for path, kind, name, own in naming.configured(shelf.config)}
+    names = {path: name for path, (_, name, _) in listed.items()} | shelf.names
+    if not names:
+        return {path: path for path in shelf.found}, []
+    owners: dict[str, list[str]] = {}
+    for path in shelf.found:
+        owner, inside, number = path.rpartition("vars/")
+        owners.setdefault(owner.rstrip("/") if inside and number.isdigit() else "", []).append(path)
+    labels: dict[str, str] = {}
+    guessed: list[str] = []
+    rank = {path: i for i, path in enumerate(listed)}
+    for owner, paths in sorted(owners.items(), key=lambda item: _rank(item[0], rank)):
+        if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in paths):
+            labels |= {p: p for p in paths}
+            continue
+        kind, called, config = listed.get(owner, ("", names.get(owner, ""), {}))
+        stored = [shelf.found[p].stored for p in paths]
+        kind = kind or naming.kind_of(owner, called)
+        own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], config)
+        prefix = called_path(owner, names)
+        new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(paths, own, strict=True)}
+        labels |= new
+        guessed += new.values() if guess else ()
+    return _unique(labels), guessed
+
+
+def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:
+    """The order of config.json where it lists the layer, or one above it."""
+    words = owner.split("/")
+    above = next((rank[p] for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in rank), -1)
+    return (*_natural(owner + "/")[:1], above, _natural(owner))
+
+
+def called_path(owner: str, names: Mapping[str, str]) -> str:
+    """Replace each object on the way by its name; what has none stays as the path spells it."""
+    out: list[str] = []
+    pending: list[str] = []
+    here = ""
+    for word in owner.split("/") if owner else ():
+        here = f"{here}/{word}" if here else word
+        pending.append(word)
+        if here in names:
+            out.append(names[here])
+            pending = []
+    return "/".join([*out, *pending])
+
+
+def _unique(labels: Mapping[str, str]) -> dict[str, str]:
+    """Give those paths back that would share a name."""
+    owners: dict[str, set[str]] = {}
+    for path, name in labels.items():
+        owners.setdefault(name.rpartition("/")[0], set()).add(path.rpartition("vars/")[0])
+    apart = {prefix for prefix, of in owners.items() if len(of) > 1}
+    out = {p: p if n.rpartition("/")[0] in apart else n for p, n in labels.items()}
+    if len(set(out.values())) == len(out):
+        return out
+    return {p: p for p in labels}
