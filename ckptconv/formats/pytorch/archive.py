@@ -1,0 +1,150 @@
+"""torch.save's zip: a pickle of the object and one stored member per storage.
+
+    R/data.pkl        the object; a storage is the persistent id ("storage", torch.FloatStorage, "0", "cpu", numel)
+    R/byteorder       "little" or "big"; absent: little
+    R/data/0          the elements of storage "0"; its length is exactly numel x itemsize
+    R/version         "3\\n"
+
+R is any one folder. Only the storage's bytes are referred to, none is read here. TorchScript has the same container
+(torchscript.py). Specification: torch/serialization.py, caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
+from ...store import Reader, Seen
+from ...tensor import Checkpoint, Note, Span
+from .directory import Member, members
+from .flatten import checkpoint
+from .pickle import load
+from .rebuild import TORCH, Storage, StorageType
+
+MAX_PICKLE = 2**31 - 1
+VERSIONS = range(1, 11)
+
+
+def sniff(seen: Seen) -> int:
+    return claim(seen, script=False)
+
+
+def claim(seen: Seen, *, script: bool) -> int:
+    """3 for a zip with a data.pkl, with constants.pkl for TorchScript and without it for torch.save."""
+    if not seen.head.startswith(b"PK\3\4") and b"PK\5\6" not in seen.tail:
+        return 0
+    ends = {m.partition("/")[2].casefold() for m in seen.members}
+    if "data.pkl" in ends:
+        return 3 if ("constants.pkl" in ends) is script else 0
+    if not seen.members and b"/data.pkl" in seen.head + seen.tail:  # too broken for zipfile: let `open` say how
+        return 2 if (b"/constants.pkl" in seen.tail) is script else 0
+    return 0
+
+
+def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
+    with Reader(url) as f:
+        archive = enter(f)
+        raw = archive.pickle(f, "data.pkl")
+        root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=opaque, url=url)
+        made = checkpoint(root, len(raw), url=url, format="torch", notes=archive.notes())
+    if densify:
+        from .dense import densified
+
+        return densified(made)
+    return made
+
+
+def writer(url: str, max_shard_size: int | None = None) -> Any:
+    from .write import TorchWriter
+
+    return TorchWriter(url, max_shard_size)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An opened container: its members by their name within the root folder, and the storages asked for so far."""
+
+    url: str
+    base: int  # where the zip begins in the file
+    members: dict[str, Member]
+    swapped: bool
+    known: dict[tuple[str, str], Storage] = field(default_factory=dict)
+
+    def pickle(self, f: Reader, name: str) -> bytes:
+        """Read one of the pickles, and check it."""
+        m = self.members.get(name)
+        if m is None:
+            raise CorruptCheckpoint(f"has no {name}", url=self.url)
+        return _read(f, m, MAX_PICKLE)
+
+    def storage(self, folder: str) -> Callable[[Any], Storage]:
+        """What resolves persistent ids: the storages whose members lie in `folder`."""
+
+        def find(pid: Any) -> Storage:
+            if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+                raise CorruptCheckpoint(f"a persistent id is {pid!r:.100}, no storage", url=self.url)
+            _, kind, key, _, count = pid
+            key = str(key) if type(key) is int else key
+            if type(kind) is not StorageType or type(key) is not str or type(count) is not int or count < 0:
+                raise CorruptCheckpoint(f"a storage is described by {pid!r:.200}", url=self.url)
+            found = self.known.get((f"{folder}/{key}", kind.name))
+            if found is None:
+                found = self.known[f"{folder}/{key}", kind.name] = self._storage(f"{folder}/{key}", kind, count)
+            elif found.size != -(-count * kind.bits // 8):
+                raise CorruptCheckpoint(f"the storage {key!r} is given two sizes", url=self.url)
+            return found
+
+        return find
+
+    def _storage(self, name: str, kind: StorageType, count: int) -> Storage:
+        m = self.members.get(name)
+        size = -(-count * kind.bits // 8)
+        if m is None:
+            raise CorruptCheckpoint(f"has no member {printable(name)}, which a tensor needs", url=self.url)
+        if m.method:
+            raise CorruptCheckpoint(f"the member {printable(name)} is compressed; torch stores them", url=self.url)
+        if m.size != size:
+            raise CorruptCheckpoint(
+                f"the member {printable(name)} has {m.size} bytes where {count} elements of {kind.name} need {size}",
+                url=self.url,
+            )
+        span = Span(self.url, self.base + m.start, m.size, f"crc32:{m.crc:08x}" if m.crc else "")
+        return Storage(kind, name, span, size, swapped=self.swapped)
+
+    def notes(self) -> list[Note]:
+        """What no tensor referred to."""
+        used = {name for name, _ in self.known}
+        left = [n for n in self.members if n.startswith(("data/", "constants/")) and n not in used and n[-1] != "/"]
+        return [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
+
+
+def enter(f: Reader, base: int = 0) -> Archive:
+    """Check the container and find its root folder, byte order and version."""
+    found = members(f)
+    roots = {name.partition("/")[0] if "/" in name else "" for name in found}
+    if len(roots) != 1 or "" in roots:
+        raise UnsafeCheckpoint("the zip's members do not lie in one folder; torch reads only the first's", url=f.url)
+    root = roots.pop()
+    inner = {name[len(root) + 1 :]: m for name, m in found.items()}
+    order = _read(f, inner["byteorder"], 16) if "byteorder" in inner else b"little"
+    if order not in (b"little", b"big"):
+        raise CorruptCheckpoint(f"its byte order is {order!r}", url=f.url)
+    version = _read(f, inner["version"], 16).strip() if "version" in inner else b"3"
+    if not version.isdigit() or int(version) not in VERSIONS:
+        raise CorruptCheckpoint(f"its version is {version!r}; 1 to 10 can be read", url=f.url)
+    return Archive(f.url, base, inner, order == b"big")
+
+
+def _read(f: Reader, m: Member, limit: int) -> bytes:
+    """Read a small stored member whole and check its CRC-32."""
+    if m.method:
+        raise CorruptCheckpoint(f"the member {printable(m.name)} is compressed; torch stores it", url=f.url)
+    if m.size > limit:
+        raise UnsafeCheckpoint(f"the member {printable(m.name)} has {m.size} bytes, {limit} are sensible", url=f.url)
+    raw = f.read(m.start, m.size)
+    if m.crc and zlib.crc32(raw) != m.crc:
+        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
+    return raw
