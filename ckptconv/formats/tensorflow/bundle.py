@@ -25,6 +25,7 @@ from .table import MAGIC, Table, first_value_tag
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
+    from .saver import BundleWriter
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -327,3 +328,13 @@ class _Shards:
             f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
             f"{len(cut)} tensors are cut:\n{listing(cut)}"
         )
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
+    """Write a checkpoint whose prefix is `url` (its .index will do)."""
+    from .saver import BundleWriter
+
+    return BundleWriter(url, max_shard_size)
