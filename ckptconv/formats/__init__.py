@@ -122,6 +122,7 @@ TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
+    Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", (".h5",), True, False),
     Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, False),
