@@ -368,7 +368,7 @@ class Output:
             names, self._fds = list(self._fds), {}
             for name in names:
                 os.replace(self.temporary(name), self._final[name])
-            for old in os.listdir(self.folder) if stale and self.force else ():
+            for old in self._present() if stale and self.force else ():
                 if re.fullmatch(stale, old) and old not in self._final:
                     os.unlink(os.path.join(self.folder, old))
             if sync:
@@ -377,6 +377,11 @@ class Output:
         except OSError as e:
             raise refused(e, self.folder) from e
         self._made = []
+
+    def _present(self) -> list[str]:
+        """Names, relative to the destination's folder, of all that lies beside the files written."""
+        folders = {os.path.dirname(name) for name in self._final}
+        return [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
 
     def discard(self) -> None:
         """Remove every trace; the destination stays as it was."""

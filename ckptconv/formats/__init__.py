@@ -5,7 +5,8 @@
 
 A format is a module with these functions (see safetensors.py for the shortest whole one):
 
-    sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content can be nothing else
+    sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content can be nothing else;
+                                         4 it is one file of a whole that this format reads
     open(url, opaque=False) -> Checkpoint
     decode(coded) -> Iterator[buffer]    only if it makes `Coded` data: the decoded bytes in C order, little-endian;
                                          of a string tensor, one bytes object per element
@@ -121,6 +122,7 @@ _HERE = "ckptconv.formats."
 TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
+    Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),

@@ -214,19 +214,18 @@ class NpyWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "a folder of .npy")
-        _, base = split(self.url)
+        _, base = split(self.url.rstrip("/"))
         single = base.endswith(SUFFIX)
-        folder = f"{base}/" if base else ""
         if single and len(checkpoint) != 1:
             raise Unrepresentable(f"one .npy holds one tensor, not {len(checkpoint)}; name a folder or an .npz")
         files, slots, patches = [], {}, []
         for name, t in checkpoint.tensors.items():
-            file = base if single else folder + _file_name(name)
+            file = base if single else f"{base}/{_file_name(name)}"
             head = head_bytes(t)
             files.append(File(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        return Placement(files, slots, patches)
+        return Placement(files, slots, patches, stale="" if single else rf"{re.escape(base)}/[^/]*\.npy")
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         return ()

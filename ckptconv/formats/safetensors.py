@@ -19,11 +19,11 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from ..errors import CorruptCheckpoint, Unrepresentable
-from ..store import File, Reader, Seen, split
+from ..store import File, Reader, Seen, exists, split
 from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain
 from . import Patch, Placement, Slot, refuse_unheld
 
-SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+SUFFIX, INDEX = ".safetensors", ".index.json"
 MAX_HEADER = 100_000_000  # the reference refuses longer ones
 # The reference's dtypes in the order of its enum, which is by alignment; it writes the last first.
 ORDER = (
@@ -37,12 +37,18 @@ SIX_BITS = {"F6_E2M3", "F6_E3M2"}  # valid, but nothing else can hold them: note
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
+    if seen.size < 0 and seen.base + INDEX in seen.files:
+        return 3
     if seen.size >= 8 and 2 <= length <= min(MAX_HEADER, seen.size - 8) and seen.head[8:].lstrip()[:1] == b"{":
         return 3
     return 1 if seen.base.endswith(SUFFIX) and not seen.is_dir else 0
 
 
 def open(url: str, opaque: bool = False) -> Checkpoint:
+    if not exists(url) and exists(url + INDEX):  # the name that shards were written under
+        from .sharded import open_index
+
+        return open_index(url + INDEX)
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
@@ -196,9 +202,9 @@ class SafetensorsWriter:
             slots.update(placed)
         if len(shards) > 1:
             index = _index(slots)
-            files.append(File(stem + INDEX, len(index)))
-            patches.append(Patch(stem + INDEX, 0, index))
-        ours = rf"{re.escape(base)}|{re.escape(stem)}(-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}|{re.escape(INDEX)})"
+            files.append(File(base + INDEX, len(index)))
+            patches.append(Patch(base + INDEX, 0, index))
+        ours = rf"{re.escape(base)}({re.escape(INDEX)})?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}"
         return Placement(files, {name: slots[name] for name in checkpoint}, patches, stale=ours)
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:

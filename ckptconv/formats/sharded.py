@@ -1,0 +1,169 @@
+"""Hugging Face layouts: a folder, and an index that says which file holds which tensor.
+
+    model.safetensors.index.json       {"metadata": {"total_size": N},
+                                        "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
+    model-00001-of-00002.safetensors   a whole checkpoint of its own (also .bin, .msgpack)
+    model-00002-of-00002.safetensors
+
+The whole is read from the index, from any of its shards, or from the folder; a folder may also hold one file instead.
+What the weight map names must be there; what it does not name is left out, with a note.
+Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import AmbiguousFormat, CorruptCheckpoint, UnknownFormat, listing
+from ..store import File, Seen, exists, is_dir, join, names, read_all, sibling, split
+from ..tensor import Checkpoint, Note, Tensor
+from . import Patch, Placement, Slot, open_checkpoint, safetensors
+from .safetensors import SafetensorsWriter, parse_json
+
+INDEX = ".index.json"
+MAX_INDEX = 200_000_000
+SHARD_SIZE = 5_000_000_000  # of a folder that we write
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.safetensors|\.bin|\.msgpack)")
+# In the order in which transformers looks for them.
+MODELS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "flax_model.msgpack", "flax_model.msgpack.index.json",
+)  # fmt: skip
+WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
+    if seen.base.endswith(INDEX) and seen.head.lstrip()[:1] == b"{":
+        return 3
+    return 4 if seen.size >= 0 and index_of(seen.url) else 0
+
+
+def index_of(url: str) -> str:
+    """The index beside a shard, or ''."""
+    folder, base = split(url)
+    shard = SHARD.fullmatch(base)
+    beside = join(folder, f"{shard[1]}{shard[2]}{INDEX}") if shard else ""
+    return beside if beside and exists(beside) else ""
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    if is_dir(url):
+        return _open_folder(url, opaque)
+    if index := index_of(url):
+        base = split(url)[1]
+        if base not in _weight_map(index).values():
+            raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
+        whole = open_index(index, opaque)
+        note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
+        return replace(whole, notes=(note, *whole.notes))
+    return open_index(url, opaque)
+
+
+def _candidates(files: Sequence[str]) -> list[str]:
+    """Files of a folder that could be its model, the likeliest first; shards stand behind their index."""
+    known = [n for n in MODELS if n in files]
+    return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
+
+
+def _open_folder(url: str, opaque: bool) -> Checkpoint:
+    files = names(url)
+    found = _candidates(files)
+    if not found:
+        shards = [n for n in files if SHARD.fullmatch(n)]
+        what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no model that is known"
+        raise UnknownFormat(f"{what}; name a file", url=url)
+    if found[0] not in MODELS and len(found) > 1:
+        raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
+    path = sibling(join(url, "."), found[0])
+    whole = open_index(path, opaque) if path.endswith(INDEX) else open_checkpoint(path, opaque=opaque)
+    if len(found) == 1:
+        return whole
+    note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(found[1:]))
+    return replace(whole, notes=(note, *whole.notes))
+
+
+def open_index(url: str, opaque: bool = False) -> Checkpoint:
+    """Open all shards that an index names and pick from each what the weight map takes from it."""
+    weight_map = _weight_map(url)
+    files = sorted(set(weight_map.values()))
+    paths = {file: sibling(url, file) for file in files}
+    missing = [file for file in files if not exists(paths[file])]
+    if missing:
+        raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
+    shards = {file: open_checkpoint(paths[file], format=_kind(file), opaque=opaque) for file in files}
+    lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
+    if lost:
+        raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
+    return _joined(url, weight_map, shards)
+
+
+def _kind(file: str) -> str | None:
+    """Safetensors shards are opened as such: detection would find that they are shards."""
+    return "safetensors" if file.endswith(".safetensors") else None
+
+
+def _weight_map(url: str) -> dict[str, str]:
+    index = parse_json(read_all(url, MAX_INDEX), url)
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
+    return found
+
+
+def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    details: dict[str, Any] = {"shards": {file: len(shard) for file, shard in shards.items()}}
+    extra: list[str] = []
+    notes: list[Note] = []
+    ties: list[tuple[str, ...]] = []
+    urls = [url]
+    for file, shard in shards.items():
+        taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
+        extra += [f"{name} (in {file})" for name in shard if name not in taken]
+        tensors |= taken
+        metadata = shard.metadata | metadata
+        kept = shard.with_tensors(taken)
+        ties += kept.ties
+        notes += [note for note in kept.notes if note not in notes]
+        urls += shard.urls
+    if extra:
+        notes.append(Note("unread", "tensors in shards that the index does not take from there", tuple(extra)))
+    first = next(iter(shards.values()))
+    return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
+    return FolderWriter(url, SafetensorsWriter("model" + safetensors.SUFFIX, max_shard_size or SHARD_SIZE))
+
+
+@dataclass(frozen=True)
+class FolderWriter:
+    """A folder with model.safetensors, or shards of it and their index."""
+
+    url: str
+    inside: SafetensorsWriter
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return self.inside.cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        placed = self.inside.place(checkpoint)
+        at = split(self.url.rstrip("/"))[1] + "/"
+        return placed._replace(
+            files=[File(at + f.name, f.size) for f in placed.files],
+            slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
+            patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
+            stale=re.escape(at) + f"({placed.stale})",
+        )
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()
