@@ -55,7 +55,9 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file."""
     found = locate.find(url)
     if not found.file:
-        raise StorageError("is a V1 checkpoint", url=found.tables[0])
+        from . import v1
+
+        return v1.open_tables(found.tables)
     bundle = read(found.file)
     from . import objects
 
@@ -152,7 +154,7 @@ class _Builder:
     """Turn entries into tensors; collect what cannot be."""
 
     def __init__(self, index: str, swapped: bool, shards: _Shards, items: dict[bytes, pb.BundleEntryProto]) -> None:
-        self.index, self.swapped, self.shards, self.items = index, swapped, shards, items
+        self.url, self.swapped, self.shards, self.items = index, swapped, shards, items
         self.layouts: dict[tuple[int, ...], _Layout] = {}
         self.variants: list[str] = []
         self.quantised: list[str] = []
@@ -168,7 +170,10 @@ class _Builder:
             name = key.decode("utf-8", "surrogateescape")
             layout = self._layout(name, entry)
             if layout.kind is None:
+                (self.variants if entry.dtype in (dtypes.VARIANT, dtypes.RESOURCE) else self.unknown).append(name)
                 continue
+            if entry.dtype in dtypes.QUANTISED:
+                self.quantised.append(name)
             if entry.slices:
                 tensor = self._sliced(key, name, entry, layout)
             else:
@@ -177,16 +182,11 @@ class _Builder:
                 out[name] = tensor
         if self.unknown:
             text = f"{len(self.unknown)} tensors have a dtype that is not known here:\n{listing(self.unknown)}"
-            raise CorruptCheckpoint(text, url=self.index)
+            raise CorruptCheckpoint(text, url=self.url)
         return out
 
     def notes(self) -> tuple[Note, ...]:
-        said = (
-            ("skipped", "variants (iterators, lists) are objects of a running program, no tensors", self.variants),
-            ("assumed", "quantised integers are read as plain ones; their scale is not stored here", self.quantised),
-            ("skipped", "partitioned variables of which some slices were never saved", self.partial),
-        )
-        return tuple(Note(kind, text, tuple(names)) for kind, text, names in said if names)
+        return dtypes.notes(self.variants, self.quantised, self.partial)
 
     def _slice_keys(self) -> set[bytes]:
         """Keys that hold slices of a tensor, and are no tensors themselves."""
@@ -199,32 +199,28 @@ class _Builder:
         if layout is None:
             kind = dtypes.BY_CODE.get(code)
             if entry.shape.unknown_rank:
-                raise CorruptCheckpoint("the shape has no rank", url=self.index, tensor=name)
-            count = elements(shape, url=self.index, tensor=name)
+                raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
+            count = elements(shape, url=self.url, tensor=name)
             nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
             layout = _Layout(kind, shape, nbytes, dtypes.stored_ops(kind, self.swapped) if kind else ())
             self.layouts[(code, *shape)] = layout
-        if layout.kind is None:
-            (self.variants if code in (dtypes.VARIANT, dtypes.RESOURCE) else self.unknown).append(name)
-        elif code in dtypes.QUANTISED:
-            self.quantised.append(name)
         return layout
 
     def _data(self, name: str, entry: pb.BundleEntryProto, layout: _Layout) -> Data:
         """Where an entry's bytes lie."""
         offset, size = entry.offset, entry.size
         if offset < 0 or size < 0:
-            raise CorruptCheckpoint("the offset or size is negative", url=self.index, tensor=name)
+            raise CorruptCheckpoint("the offset or size is negative", url=self.url, tensor=name)
         if layout.nbytes != size and layout.nbytes >= 0:
             shape = list(layout.shape)
             text = f"the entry has {size} bytes, but {layout.kind} {shape} has {layout.nbytes}"
-            raise CorruptCheckpoint(text, url=self.index, tensor=name)
+            raise CorruptCheckpoint(text, url=self.url, tensor=name)
         url = self.shards.url(entry.shard_id, offset + size, name)
         if layout.nbytes < 0:
             count = elements(layout.shape)
             if count > size:
                 text = f"{count} strings cannot lie in {size} bytes"
-                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+                raise CorruptCheckpoint(text, url=self.url, tensor=name)
             return strings.coded(url, offset, size, count, unmask(entry.crc32c), self.swapped)
         return Span(url, offset, size, f"crc32c:{unmask(entry.crc32c):08x}")
 
@@ -233,31 +229,27 @@ class _Builder:
         kind = layout.kind
         if kind is None:
             return None
-        tiles: dict[slices.Box, Data] = {}
+        tiles: list[tuple[slices.Box, Data]] = []
         for piece in entry.slices:
             box = slices.box(piece, layout.shape)
             if box is None:
-                raise CorruptCheckpoint(f"a slice lies outside {list(layout.shape)}", url=self.index, tensor=name)
+                raise CorruptCheckpoint(f"a slice lies outside {list(layout.shape)}", url=self.url, tensor=name)
             part = self.items.get(slices.key(key, piece))
             if part is None and slices.is_whole(piece) and entry.size:
                 part = entry
             if part is None:
                 text = f"the slice {slices.spell(box)} is listed but not stored"
-                raise CorruptCheckpoint(text, url=self.index, tensor=name)
+                raise CorruptCheckpoint(text, url=self.url, tensor=name)
             shape = tuple([d.size for d in part.shape.dim])
             if part.dtype != entry.dtype or shape != box.shape:
                 text = f"the slice {slices.spell(box)} is stored with dtype {part.dtype} and shape {list(shape)}"
-                raise CorruptCheckpoint(text, url=self.index, tensor=name)
-            tiles[box] = self._data(name, part, self._layout(name, part))
-        twice = slices.overlap(tiles)
-        if twice:
-            text = f"the slices {slices.spell(twice[0])} and {slices.spell(twice[1])} overlap"
-            raise CorruptCheckpoint(text, url=self.index, tensor=name)
-        have, full = sum(elements(b.shape) for b in tiles), elements(layout.shape)
-        if have != full:
+                raise CorruptCheckpoint(text, url=self.url, tensor=name)
+            tiles.append((box, self._data(name, part, self._layout(name, part))))
+        covering = slices.joined(tiles, layout.shape, self.url, name)
+        if covering is None:
             self.partial.append(name)
             return None
-        return tiled(name, kind, layout.shape, [(*box, data) for box, data in tiles.items()], ops=layout.ops)
+        return tiled(name, kind, layout.shape, [(*box, data) for box, data in covering], ops=layout.ops)
 
 
 # --- the shards -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.tensor import DTYPES, DType
+from ckptconv.tensor import DTYPES, DType, Note
 
 RESOURCE, VARIANT, STRING = 20, 21, 7
 
@@ -20,3 +20,13 @@ def stored_ops(kind: DType, swapped: bool) -> tuple[str, ...]:
     if kind.name in {"int4", "uint4", "int2", "uint2", "bool"}:
         return (kind.name,)
     return ("swap",) if swapped and kind.word > 1 else ()
+
+
+def notes(opaque: list[str], quantised: list[str], partial: list[str]) -> tuple[Note, ...]:
+    """What to tell about tensors that are not what they were in TensorFlow."""
+    said = (
+        ("skipped", "variants (iterators, lists) are objects of a running program, no tensors", opaque),
+        ("assumed", "quantised integers are read as plain ones; their scale is not stored here", quantised),
+        ("skipped", "partitioned variables of which some slices were never saved", partial),
+    )
+    return tuple(Note(kind, text, tuple(names)) for kind, text, names in said if names)

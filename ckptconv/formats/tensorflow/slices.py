@@ -13,10 +13,17 @@ tensorflow/core/util/saved_tensor_slice_util.cc.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ckptconv.errors import CorruptCheckpoint
+from ckptconv.tensor import Data
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
+
+
+D = TypeVar("D", bound=Data)
 
 
 class Box(NamedTuple):
@@ -91,3 +98,12 @@ def spell(piece: Box) -> str:
     """A box as a person writes it: [0:3, 2:4]."""
     spans = (f"{at}:{at + size}" for at, size in zip(piece.start, piece.shape, strict=True))
     return f"[{', '.join(spans)}]"
+
+
+def joined(tiles: Sequence[tuple[Box, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Box, D]] | None:
+    """The tiles of a tensor, each once; None if they do not cover it; CorruptCheckpoint if two overlap."""
+    unique = list(dict.fromkeys(tiles))
+    twice = overlap([b for b, _ in unique])
+    if twice:
+        raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap", url=url, tensor=name)
+    return unique if sum(prod(b.shape) for b, _ in unique) == prod(shape) and unique else None

@@ -1,0 +1,114 @@
+"""TensorProto: a tensor inside a message (graph constants, V1 slices).
+
+    tensor_content              raw little-endian elements, exactly as many as the shape says; wins if not empty
+    float_val, int_val ...      k values: all given, or the last repeated up to the end, or (k = 0) all zero
+
+HALF and BFLOAT16 lie as bit patterns in half_val, complex numbers as pairs, 8-bit floats as bytes in float8_val, all
+integers of up to 32 bits (quantised ones, too) in int_val. Specification: tensorflow/core/framework/tensor.proto.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckptconv.errors import CorruptCheckpoint
+from ckptconv.tensor import DType
+
+from .table import read_varint
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+
+FIELDS = {
+    "float32": "float_val", "float64": "double_val", "complex64": "scomplex_val", "complex128": "dcomplex_val",
+    "float16": "half_val", "bfloat16": "half_val", "bool": "bool_val", "string": "string_val",
+    "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
+}  # fmt: skip
+FIXED = {"float_val", "double_val", "scomplex_val", "dcomplex_val"}
+
+
+def field_of(kind: DType) -> str:
+    """The repeated field that holds elements of a dtype."""
+    if kind.name.startswith(("float8", "float4")):
+        return "float8_val"
+    return FIELDS.get(kind.name, "int_val")
+
+
+def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
+    """The stored elements, little-endian: all `count` of them, or those at the start of which the last is repeated."""
+    content = proto.tensor_content
+    if content:
+        if len(content) != count * kind.itemsize:
+            raise CorruptCheckpoint(f"{where} has {len(content)} bytes, not {count * kind.itemsize}")
+        return content
+    field = field_of(kind)
+    if field == "float8_val":
+        raw = proto.float8_val
+    elif field in FIXED:
+        raw = _packed(proto, field)
+    else:
+        values = _varints(_packed(proto, field), where)
+        raw = (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
+    if len(raw) % kind.itemsize:
+        raise CorruptCheckpoint(f"{where} ends in half a {kind}")
+    return raw[: count * kind.itemsize]
+
+
+def strings(proto: pb.TensorProto, count: int, where: str) -> list[bytes]:
+    """The stored strings: all of them, or those at the start."""
+    data = proto.tensor_content
+    if not data:
+        return list(proto.string_val[:count])
+    if count > len(data):
+        raise CorruptCheckpoint(f"{where}: {count} strings cannot lie in {len(data)} bytes")
+    at, lengths, out = 0, [], []
+    try:
+        for _ in range(count):
+            length, at = read_varint(data, at)
+            lengths.append(length)
+    except IndexError:
+        raise CorruptCheckpoint(f"{where}: the lengths of {count} strings pass their end") from None
+    for length in lengths:
+        out.append(data[at : at + length])
+        at += length
+    if at != len(data):
+        raise CorruptCheckpoint(f"{where}: {count} strings take {at} bytes, {len(data)} are stored")
+    return out
+
+
+def _packed(proto: pb.TensorProto, field: str) -> bytes:
+    """The bytes of one repeated scalar field, packed, whichever way the file had them.
+
+    Going through Python's floats would quieten signalling NaNs.
+    """
+    if not getattr(proto, field):
+        return b""
+    alone = type(proto)()
+    alone.CopyFrom(proto)
+    for other, _ in alone.ListFields():
+        if other.name != field:
+            alone.ClearField(other.name)
+    alone.DiscardUnknownFields()
+    raw = alone.SerializeToString()
+    _, at = read_varint(raw, 0)
+    _, at = read_varint(raw, at)
+    return raw[at:]
+
+
+def _varints(raw: bytes, where: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Decode many varints at once."""
+    data = np.frombuffer(raw, "u1")
+    ends = np.flatnonzero(data < 128)
+    if not len(ends):
+        return np.zeros(0, "u8")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise CorruptCheckpoint(f"{where} holds a varint of more than ten bytes")
+    values = np.zeros(len(ends), "u8")
+    for i in range(int(lengths.max())):
+        more = lengths > i
+        values[more] |= (data[starts[more] + i] & np.uint8(127)).astype("u8") << np.uint64(7 * i)
+    return values

@@ -1,0 +1,168 @@
+"""TensorFlow V1 checkpoints: tables that hold the tensors themselves.
+
+    name                            one table, or
+    name-00000-of-00003 ...         several, each complete in itself; a tensor's slices may lie in several
+        ""                          SavedTensorSlices.meta: name, shape, dtype and slices of every tensor
+        slice key (slices.py)       SavedTensorSlices.data: a TensorProto without dtype and shape
+
+Opening reads the first block; blocks with data are read and checked against their CRC when a tensor is.
+Specification: tensorflow/core/util/saved_tensor_slice.proto, tensor_slice_writer.cc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, listing
+from ckptconv.store import Reader, Seen, exists, is_dir, names, sibling, split
+from ckptconv.tensor import Checkpoint, Coded, DType, Tensor, elements, plain, tiled
+
+from . import constants, dtypes, locate, slices
+from .table import MAGIC, Table, first_value_tag
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+
+FORMAT = "tf-v1"
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
+META_TAG = 0x0A  # field 1, which a V2 header has as a number
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir or seen.base == "checkpoint":
+        try:
+            return 2 if locate.find(seen.url).tables else 0
+        except CkptError:
+            return 0
+    if seen.tail.endswith(MAGIC):
+        return 3 if first_value_tag(seen.head) == META_TAG else 0
+    return 2 if seen.size < 0 and _shards_of(seen.url) else 0
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Open a table, all tables of a sharded checkpoint, or what a folder's state file names."""
+    if is_dir(url) or split(url)[1] == "checkpoint":
+        return open_tables(locate.find(url).tables)
+    return open_tables(_shards_of(url) or (url,))
+
+
+def _shards_of(url: str) -> tuple[str, ...]:
+    """All files of a sharded checkpoint, given one of them or their common name."""
+    folder, base = split(url)
+    match = SHARD.fullmatch(base)
+    if match and exists(url):
+        stem, total = match[1], match[3]
+    else:
+        found = [m for n in names(folder) if (m := SHARD.fullmatch(n)) and m[1] == base]
+        if not found:
+            return ()
+        stem, total = base, found[0][3]
+    wanted = [f"{stem}-{i:05d}-of-{total}" for i in range(min(int(total), 100_000))]
+    missing = sorted(set(wanted) - set(names(folder)))
+    if missing:
+        raise StorageError(f"{len(missing)} of {len(wanted)} files are missing:\n{listing(missing)}", url=url)
+    anchor = url if match else url + "-"
+    return tuple(sibling(anchor, name) for name in wanted)
+
+
+class _Found:
+    """One tensor, gathered from all tables."""
+
+    def __init__(self, code: int, shape: tuple[int, ...]) -> None:
+        self.code, self.shape = code, shape
+        self.tiles: list[tuple[slices.Box, Coded]] = []
+
+
+def open_tables(urls: Sequence[str]) -> Checkpoint:
+    """Read what the tables say about themselves, and join it."""
+    found: dict[str, _Found] = {}
+    for url in urls:
+        for item in _meta(url).tensor:
+            _gather(url, item, found)
+    tensors: dict[str, Tensor] = {}
+    partial, quantised, opaque, unknown = list[str](), list[str](), list[str](), list[str]()
+    for name, f in found.items():
+        kind = dtypes.BY_CODE.get(f.code)
+        if kind is None:
+            (opaque if f.code in (dtypes.RESOURCE, dtypes.VARIANT) else unknown).append(name)
+            continue
+        tiles = slices.joined(f.tiles, f.shape, urls[0], name)
+        if tiles is None:
+            partial.append(name)
+            continue
+        if f.code in dtypes.QUANTISED:
+            quantised.append(name)
+        tensors[name] = _tensor(name, kind, f.shape, tiles)
+    if unknown:
+        raise CorruptCheckpoint(f"tensors have a dtype that is not known here:\n{listing(unknown)}", url=urls[0])
+    notes = dtypes.notes(opaque, quantised, partial)
+    return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
+
+
+def _meta(url: str) -> pb.SavedTensorSliceMeta:
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    with Reader(url) as f:
+        raw = Table(f).get(b"")
+    try:
+        meta = pb.SavedTensorSlices.FromString(raw).meta
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"the description of the tensors is no message ({e})", url=url) from e
+    if meta.versions.min_consumer > 1:
+        raise CorruptCheckpoint(f"asks for a reader of version {meta.versions.min_consumer}; 1 is known", url=url)
+    return meta
+
+
+def _gather(url: str, item: pb.SavedSliceMeta, found: dict[str, _Found]) -> None:
+    name = item.name.decode("utf-8", "surrogateescape")
+    shape = tuple(d.size for d in item.shape.dim)
+    elements(shape, url=url, tensor=name)
+    code = item.type - 100 if item.type > 100 else item.type
+    entry = found.setdefault(name, _Found(code, shape))
+    if (entry.code, entry.shape) != (code, shape):
+        text = f"is {list(shape)} of dtype {code} here, {list(entry.shape)} of dtype {entry.code} in another file"
+        raise CorruptCheckpoint(text, url=url, tensor=name)
+    kind = dtypes.BY_CODE.get(code)
+    for piece in item.slice:
+        box = slices.box(piece, shape)
+        if box is None:
+            raise CorruptCheckpoint(f"a slice lies outside {list(shape)}", url=url, tensor=name)
+        count = elements(box.shape)
+        key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
+        entry.tiles.append((box, Coded(FORMAT, url, key, count * kind.itemsize if kind else 0)))
+
+
+def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[slices.Box, Coded]]) -> Tensor:
+    ops = dtypes.stored_ops(kind, False)
+    if len(tiles) == 1 and tiles[0][0].shape == shape:
+        return plain(name, kind, shape, tiles[0][1], ops=ops)
+    return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of one slice."""
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    key, code, n = coded.key.split(":")
+    kind, count = dtypes.BY_CODE[int(code)], int(n)
+    with Reader(coded.url) as f:
+        raw = Table(f).get(bytes.fromhex(key))
+    try:
+        proto = pb.SavedTensorSlices.FromString(raw).data.data
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"a slice is no message ({e})", url=coded.url) from e
+    if kind.kind == "s":
+        items = constants.strings(proto, count, "a slice")
+        got = len(items)
+    else:
+        items = [constants.stored(proto, kind, count, "a slice")]
+        got = len(items[0]) // kind.itemsize
+    if got != count:
+        raise CorruptCheckpoint(f"a slice has {got} elements, not {count}", url=coded.url)
+    yield from items
