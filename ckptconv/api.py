@@ -14,8 +14,8 @@ from typing import Any
 from . import formats, passes, store
 from .errors import UsageError, VerifyError, listing
 from .formats import Format, Writer
-from .plan import Memory, Plan, compile_plan
 from .job import Sources
+from .plan import Memory, Plan, compile_plan
 from .run import Map, Outcome, Progress, content_hash, execute, hash_tensor, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
 
