@@ -123,12 +123,13 @@ TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
     Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
+    Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
-    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", (".h5",), True, False),
-    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, False),
-    Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, False),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5",), True, True),
+    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True),
+    Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True),
 )
 
 

@@ -60,7 +60,7 @@ def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
 def writer(url: str, max_shard_size: int | None = None) -> Any:
     from .write import TorchWriter
 
-    return TorchWriter(url, max_shard_size)
+    return TorchWriter(url)
 
 
 @dataclass(frozen=True)

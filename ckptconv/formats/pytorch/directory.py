@@ -219,4 +219,4 @@ def _check_local(header: bytes, e: _Entry, url: str) -> int:
     return int(extra)
 
 
-__all__ = ["CENTRAL", "END", "END64", "FULL16", "FULL32", "LOCAL", "LOCATOR", "Member", "members"]
+__all__ = ["Member", "members"]

@@ -158,8 +158,17 @@ def _get(width: int) -> Callable[[Machine], None]:
     return op
 
 
-def _put(width: int) -> Callable[[Machine], None]:
-    return lambda m: m.put(int.from_bytes(m.take(width), "little"))
+def _put(m: Machine) -> None:
+    m.memo[m.data[m.at]] = m.stack[-1]
+    m.at += 1
+
+
+def _long_put(m: Machine) -> None:
+    at = m.at
+    m.at = at + 4
+    if m.at > len(m.data):
+        raise m.short(4)
+    m.put(int.from_bytes(m.data[at : m.at], "little"))
 
 
 def _append(m: Machine) -> None:
@@ -207,7 +216,7 @@ OPS: dict[int, Callable[[Machine], None]] = {
     ord("C"): _binary(1), ord("B"): _binary(4), 0x8E: _binary(8), 0x96: _binary(8),
     ord("c"): _global, 0x93: _stack_global, ord("R"): _reduce, 0x81: _reduce, 0x92: _newobj_ex, ord("b"): _build,
     ord("Q"): _persistent,
-    ord("h"): _get(1), ord("j"): _get(4), ord("q"): _put(1), ord("r"): _put(4), 0x94: lambda m: m.put(len(m.memo)),
+    ord("h"): _get(1), ord("j"): _get(4), ord("q"): _put, ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),
     ord("a"): _append, ord("e"): _appends, ord("s"): _setitem, ord("u"): _setitems, 0x90: _additems, 0x91: _frozenset,
 }  # fmt: skip
 

@@ -70,8 +70,8 @@ def load_some(
         machine.complain()
         raise
     except (CorruptCheckpoint, TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
-        if partial and isinstance(e, Truncated):
-            raise
+        if partial and (isinstance(e, Truncated) or machine.at >= len(data)):
+            raise Truncated("the pickle goes on", url=url) from e
         machine.complain()
         if isinstance(e, CorruptCheckpoint):
             raise

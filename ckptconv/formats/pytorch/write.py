@@ -1,0 +1,151 @@
+"""Write a torch.save archive that torch.load(weights_only=True, mmap=True) accepts.
+
+    archive/data.pkl  archive/byteorder  archive/data/0 ...  archive/version      all stored, each payload at a
+    central directory  [zip64 end, locator]  end                                  multiple of 64 (extra field "FB")
+
+The pickle is an OrderedDict of `_rebuild_tensor_v2` calls as torch.save writes them, protocol 2. Names that are tied
+share one storage. Every record has its CRC-32, so headers are written last. No member has a date: equal tensors give
+equal bytes. A checkpoint's metadata becomes an attribute of the OrderedDict, where torch keeps `_metadata`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...store import File, split
+from ...tensor import Checkpoint, DType, Tensor, c_strides
+from .. import Patch, Placement, Slot, refuse_unheld
+from ..zip import Entry, directory, lay_out, local_header
+from .flatten import METADATA
+
+ROOT = "archive/"
+BATCH = 1000  # items per SETITEMS, as pickle does
+
+
+@dataclass
+class TorchWriter:
+    """Lay an archive out. `place` remembers what `seal` needs to complete the headers."""
+
+    url: str
+    entries: list[Entry] = field(default_factory=list)
+    crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are no tensors
+    owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
+    end: int = 0
+
+    @property
+    def file(self) -> str:
+        return split(self.url)[1]
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return "" if tensor.dtype.torch else f"torch has no dtype {tensor.dtype}"
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "torch")
+        owner = _owners(checkpoint)
+        keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
+        fixed = {
+            ROOT + "data.pkl": pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}),
+            ROOT + "byteorder": b"little",
+            ROOT + "version": b"3\n",
+        }
+        self.crcs = {name.encode(): zlib.crc32(raw) for name, raw in fixed.items()}
+        self.owners = {f"{ROOT}data/{key}".encode(): name for name, key in keys.items()}
+        sizes = [(name, len(raw)) for name, raw in fixed.items()]
+        storages = [(f"{ROOT}data/{key}", checkpoint[name].nbytes) for name, key in keys.items()]
+        self.entries, self.end = lay_out([*sizes[:2], *storages, *sizes[2:]])
+        places = {self.owners[e.name]: e for e in self.entries if e.name in self.owners}
+        slots = {n: Slot(self.file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
+        patches = [Patch(self.file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
+        size = self.end + len(directory(self.entries, {}, self.end))
+        return Placement([File(self.file, size)], slots, patches, check="crc32")
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        """All headers, now that the CRC of every member is known."""
+        crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
+        patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
+        return [*patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
+
+
+def _owners(checkpoint: Checkpoint) -> dict[str, str]:
+    """The name whose storage each name uses: its own, or the first of those it is tied to."""
+    owner = {name: name for name in checkpoint}
+    for group in checkpoint.ties:
+        first = checkpoint[group[0]]
+        for name in group:
+            t = checkpoint[name]
+            if t.count and (t.dtype, t.shape) == (first.dtype, first.shape):
+                owner[name] = group[0]
+    return owner
+
+
+# --- the pickle -------------------------------------------------------------------------------------------------
+
+
+ORDERED = b"ccollections\nOrderedDict\n"
+
+
+def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
+    """data.pkl: an OrderedDict from names to tensors, each at the start of the storage that `keys` names."""
+    memo = _Memo()
+    out = [b"\x80\x02", memo.once(ORDERED), b")R"]
+    heads: dict[DType, tuple[bytes, bytes, int]] = {}
+    for i, (name, t) in enumerate(checkpoint.items()):
+        if i % BATCH == 0:
+            out.append(b"u(" if i else b"(")
+        head, tail, units = heads.get(t.dtype) or _frame(t.dtype, memo)
+        shape, strides = b"".join(map(_int, t.shape)), b"".join(map(_int, c_strides(t.shape)))
+        out += (
+            _text(name), head, _text(keys[name]), memo.once(_text("cpu")), _int(t.count * units),
+            b"tQK\0(", shape, b"t(", strides, b"t\x89", memo.once(ORDERED), tail,
+        )  # fmt: skip
+        if t.dtype not in heads:
+            heads[t.dtype] = _frame(t.dtype, memo)  # now all references
+    if checkpoint:
+        out.append(b"u")
+    if checkpoint.metadata:
+        pairs = b"".join(_text(k) + _text(v) for k, v in checkpoint.metadata.items())
+        out += (b"}(", _text("_metadata"), memo.once(ORDERED), b")R", _text(METADATA), b"}(", pairs, b"uub")
+    return b"".join([*out, b"."])
+
+
+class _Memo(dict[bytes, bytes]):
+    """Pieces of pickle that were memorised."""
+
+    def once(self, piece: bytes) -> bytes:
+        """The piece in full and memorised the first time, a reference to it afterwards."""
+        found = self.get(piece)
+        if found is not None:
+            return found
+        index = bytes([len(self)])
+        self[piece] = b"h" + index
+        return piece + b"q" + index
+
+
+def _frame(kind: DType, memo: _Memo) -> tuple[bytes, bytes, int]:
+    """What stands before a tensor's storage key, what ends the tensor, and storage units per element."""
+    if kind.storage:
+        make, storage, typed, units = "_rebuild_tensor_v2", f"ctorch\n{kind.storage}Storage\n", b"", 1
+    else:
+        make, storage, units = "_rebuild_tensor_v3", "ctorch.storage\nUntypedStorage\n", kind.itemsize
+        typed = memo.once(f"ctorch\n{kind.torch}\n".encode())
+    call = memo.once(f"ctorch._utils\n{make}\n".encode())
+    return call + b"((" + memo.once(_text("storage")) + memo.once(storage.encode()), b")R" + typed + b"tR", units
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def _int(value: int) -> bytes:
+    if value < 0x100:
+        return b"K%c" % value
+    if value < 0x10000:
+        return b"M" + value.to_bytes(2, "little")
+    if value < 0x80000000:
+        return b"J" + value.to_bytes(4, "little")
+    size = value.bit_length() // 8 + 1
+    return b"\x8a%c" % size + value.to_bytes(size, "little")
