@@ -153,13 +153,13 @@ def get(name: str) -> Format:
         raise UsageError(f"no format is called {name!r}; there are {', '.join(table())}") from None
 
 
-def detect(url: str) -> Format:
-    """Find the format of what lies at `url`, by content first and name second.
+def detect(url: str, *, but: str = "") -> Format:
+    """Find the format of what lies at `url`, by content first and name second; `but` is not considered.
 
     Raises UnknownFormat with what was seen, AmbiguousFormat with the candidates.
     """
     seen = Seen(url)
-    claims = {f.name: int(f.load().sniff(seen)) for f in table().values() if f.reads}
+    claims = {f.name: int(f.load().sniff(seen)) for f in table().values() if f.reads and f.name != but}
     best = max(claims.values())
     found = [name for name, claim in claims.items() if claim == best and claim > 0]
     if len(found) > 1:

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import AmbiguousFormat, CorruptCheckpoint, UnknownFormat, listing
 from ..store import File, Seen, exists, is_dir, join, names, read_all, sibling, split
 from ..tensor import Checkpoint, Note, Tensor
-from . import Patch, Placement, Slot, open_checkpoint, safetensors
+from . import Patch, Placement, Slot, detect, open_checkpoint, safetensors
 from .safetensors import SafetensorsWriter, parse_json
 
 INDEX = ".index.json"
@@ -95,16 +95,12 @@ def open_index(url: str, opaque: bool = False) -> Checkpoint:
     missing = [file for file in files if not exists(paths[file])]
     if missing:
         raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
-    shards = {file: open_checkpoint(paths[file], format=_kind(file), opaque=opaque) for file in files}
+    kinds = {file: detect(paths[file], but="hf").name for file in files}  # else a shard is found to be of a whole
+    shards = {file: open_checkpoint(paths[file], format=kinds[file], opaque=opaque) for file in files}
     lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
     if lost:
         raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
     return _joined(url, weight_map, shards)
-
-
-def _kind(file: str) -> str | None:
-    """Safetensors shards are opened as such: detection would find that they are shards."""
-    return "safetensors" if file.endswith(".safetensors") else None
 
 
 def _weight_map(url: str) -> dict[str, str]:
