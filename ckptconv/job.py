@@ -218,7 +218,7 @@ def run_job(
 def _stream_job(job: Job, sources: Sources, sink: Sink, memory: Memory, log: _Log) -> None:
     """One decoded tensor larger than a window: decode once, write window after window."""
     (piece,) = job.pieces
-    piece = piece._replace(parts=tuple(_resolved(p, sources) for p in piece.parts))
+    piece = piece._replace(parts=tuple(resolved(p, sources) for p in piece.parts))
     item = piece.to.itemsize
     for lo in range(piece.lo, piece.hi, memory.window // item):
         hi = min(piece.hi, lo + memory.window // item)
@@ -228,7 +228,8 @@ def _stream_job(job: Job, sources: Sources, sink: Sink, memory: Memory, log: _Lo
         sink.write(job.file, job.start + (lo - piece.lo) * item, target)
 
 
-def _resolved(part: Part, sources: Sources) -> Part:
+def resolved(part: Part, sources: Sources) -> Part:
+    """The part with its data decoded, if it must be."""
     return part._replace(data=sources.spooled(part.data)) if isinstance(part.data, Coded) else part
 
 
@@ -298,7 +299,7 @@ def _read(run: _Run, sources: Sources, target: Array) -> None:
 
 def _move(part: Part, piece: Piece, sources: Sources, target: Array, memory: Memory, log: _Log) -> None:
     """Strides, operations or a cast: read the source box, change it, scatter it into the target."""
-    part = _resolved(part, sources)
+    part = resolved(part, sources)
     changes = bool(part.ops) or part.dtype != piece.to
     for box in _affordable(part, memory.window // 2 if changes else memory.whole):
         src = _gather(box, piece.tensor, sources, log)

@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from . import checksum
 from .errors import CorruptCheckpoint, listing, printable
 from .formats import Patch, Writer
-from .job import Read, Receipt, Sources, Written, chunk_digests, read_into, read_strings, run_job
+from .job import Read, Receipt, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
 from .moves import Array, Loss
 from .plan import CHUNK, Job, Plan
 from .store import Output
@@ -165,6 +165,8 @@ def hash_tensor(t: Tensor, sources: Sources) -> str:
 
 def windows(t: Tensor, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
     """The tensor's bytes in order, `size` at a time, in one buffer that is used again."""
+    if t.nbytes > size:  # decode once, not once for every window
+        t = replace(t, parts=tuple(resolved(p, sources) for p in t.parts))
     step = size // max(1, t.dtype.itemsize)
     buffer = np.empty(min(t.nbytes, size), "u1")
     reads: list[Read] = []
