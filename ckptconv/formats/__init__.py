@@ -127,9 +127,9 @@ TABLE: tuple[Format, ...] = (
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
-    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5",), True, True),
     Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True),
     Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5"), True, True),
 )
 
 
@@ -161,22 +161,25 @@ def detect(url: str, *, but: str = "") -> Format:
     seen = Seen(url)
     claims = {f.name: int(f.load().sniff(seen)) for f in table().values() if f.reads and f.name != but}
     best = max(claims.values())
+    if best < 2:  # at most its name fits
+        _refuse_stand_in(seen)
     found = [name for name, claim in claims.items() if claim == best and claim > 0]
     if len(found) > 1:
         raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with --from {found[0]}", url=url)
     if not found:
-        raise _unknown(seen)
+        what = f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
+        raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=url)
     return table()[found[0]]
 
 
-def _unknown(seen: Seen) -> CkptError:
-    """Say what is there instead of a checkpoint."""
+def _refuse_stand_in(seen: Seen) -> None:
+    """Say what is there instead of a checkpoint: nothing, a pointer, a web page."""
     head = seen.head[:512].lstrip()
     if seen.is_dir:
         what = "holds no checkpoint: " + (f"its files are {', '.join(seen.files[:8])}" if seen.files else "it is empty")
     elif seen.size < 0:
         near = f"; beside it are {', '.join(seen.files[:8])}" if seen.files else ""
-        return StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
+        raise StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
     elif seen.size == 0:
         what = "is empty (0 bytes)"
     elif head.startswith(b"version https://git-lfs"):
@@ -184,8 +187,8 @@ def _unknown(seen: Seen) -> CkptError:
     elif head[:15].lower().startswith((b"<!doctype html", b"<html")):
         what = "is an HTML page, not a checkpoint; the download went wrong (a login or error page?)"
     else:
-        what = f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
-    return UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
+        return
+    raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
 
 
 def open_checkpoint(url: str, *, format: str | None = None, opaque: bool = False) -> Checkpoint:
@@ -221,8 +224,8 @@ def decode(coded: Coded) -> Iterator[Any]:
     return get(coded.format).load().decode(coded)  # type: ignore[no-any-return]
 
 
-def target(url: str, name: str | None = None) -> Format:
-    """The format to write at `url`: the named one, or the one whose suffix it has."""
+def target(url: str, name: str | None = None, source: str = "") -> Format:
+    """The format to write at `url`: the named one, or the one whose suffix it has, the source's own where several do."""
     if name:
         row = get(name)
         if not row.writes:
@@ -233,4 +236,4 @@ def target(url: str, name: str | None = None) -> Format:
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes)})" for f in rows)
         raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
-    return max(fits, key=lambda pair: pair[0])[1]
+    return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
