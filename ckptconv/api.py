@@ -143,7 +143,7 @@ def plan_for(
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination."""
     url = os.fspath(destination)
-    row = formats.target(url, target.format)
+    row = formats.target(url, target.format, checkpoint.format)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
         whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}

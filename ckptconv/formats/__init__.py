@@ -129,7 +129,7 @@ TABLE: tuple[Format, ...] = (
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True),
     Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True),
-    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5"), True, True),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True),
 )
 
 

@@ -15,7 +15,7 @@ import json
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptError, CorruptCheckpoint
 from ckptconv.store import Reader, Seen
@@ -23,6 +23,9 @@ from ckptconv.tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, eleme
 
 from . import child
 from .child import Window
+
+if TYPE_CHECKING:
+    from ckptconv.formats.hdf5.writing import Hdf5Writer
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -168,3 +171,10 @@ def try_look(url: str, member: str = "") -> Tree | None:
         return look(url, member)
     except CkptError:
         return None
+
+
+def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:
+    """Write one file; HDF5 has no shards."""
+    from ckptconv.formats.hdf5.writing import Hdf5Writer
+
+    return Hdf5Writer(url)

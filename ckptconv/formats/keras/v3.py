@@ -2,15 +2,17 @@
 
     layers/dense_1/vars/0             dataset: first variable of the second Dense; vars/@name = "enc" in newer files
     layers/lstm/cell/vars/2           attributes of a layer by their name; lists: attribute/class[_k]
+    .../vars/0 @name                  the variable's own name: only ours; without it naming.py knows
     vars/0                            variables of the model itself
     optimizer/vars/0, 1, 2 ...        iteration, learning rate, then the slots
     NAME.weights.json                 {"weight_map": {"/layers/dense/vars": "NAME_00000.weights.h5" or a list of them}}
     NAME.keras                        zip of metadata.json, config.json, model.weights.h5, assets/
 
 A tensor's name is what Keras calls `variable.path`, without the model's own name: the names of the objects on the
-way, from vars/@name or else from config.json, and the variable's name (naming.py): enc/inner/kernel. An object of
-no name, and one whose name another has too, keeps its path. A bare file without any names keeps all its paths, layers/dense_1/vars/0,
-and a note says so. Optimizer variables keep theirs: optimizer/vars/2. `details["paths"]` maps names to paths.
+way, from vars/@name or else from config.json, and the variable's name (naming.py): enc/inner/kernel. An object of no
+name, and one whose name another has too, keeps its path. A bare file without any names keeps all its paths,
+layers/dense_1/vars/0, and a note says so. Optimizer variables keep theirs: optimizer/vars/2. `details["paths"]` maps
+names to paths.
 
 Nothing in config.json is evaluated; weights in the older model.weights.npz are pickles and refused.
 Specification: keras/src/saving/saving_lib.py.
@@ -21,18 +23,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, listing
+from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError, listing
 from ckptconv.formats import hdf5
 from ckptconv.formats.hdf5 import Stored, Tree, member
 from ckptconv.formats.keras import legacy, naming
 from ckptconv.store import Seen, exists, is_dir, join, read_all, sibling
 from ckptconv.tensor import Checkpoint, Note, Tensor
 
+if TYPE_CHECKING:
+    from ckptconv.formats.keras.writing import Keras3Writer
+
 WEIGHTS = "model.weights.h5"
 PICKLED = "model.weights.npz"
 INDEX = ".weights.json"
+ABOUT: tuple[str, ...] = ("config.json", "metadata.json")
 MAX_JSON = 256 << 20
 STATES = ("seed_generator_state",)
 
@@ -85,7 +91,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     if assumed:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
-    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(shelf.names)}
+    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(object_names(shelf))}
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
 
 
@@ -134,12 +140,8 @@ def _natural(path: str) -> tuple[Any, ...]:
 
 def _folder(url: str) -> Shelf:
     tree = hdf5.look(sibling(join(url, "config.json"), WEIGHTS))
-    parts = {n: read_all(sibling(tree.url, n), MAX_JSON) for n in ("config.json", "metadata.json") if _has(tree.url, n)}
+    parts = {n: read_all(sibling(tree.url, n), MAX_JSON) for n in ABOUT if exists(sibling(tree.url, n))}
     return _shelf([tree], **_about(parts, url))
-
-
-def _has(beside: str, name: str) -> bool:
-    return exists(sibling(beside, name))
 
 
 def _archive(url: str) -> Shelf:
@@ -148,9 +150,9 @@ def _archive(url: str) -> Shelf:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
         raise CorruptCheckpoint(f"has no {WEIGHTS}", url=url)
-    parts = {n: member.read(url, n, MAX_JSON) for n in ("config.json", "metadata.json") if n in inside}
+    parts = {n: member.read(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
-    rest = tuple(n for n in inside if n not in (WEIGHTS, "config.json", "metadata.json") and not n.endswith("/"))
+    rest = tuple(n for n in inside if n not in (WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are no weights", rest),) if rest else ()
     return _shelf([hdf5.look(url, WEIGHTS)], notes=notes, **about)
 
@@ -196,7 +198,7 @@ def _shards(url: str) -> Shelf:
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     """Choose a name for every path, unique; also the names that are guesses."""
     listed = {path: (kind, name, own) for path, kind, name, own in naming.configured(shelf.config)}
-    names = {path: name for path, (_, name, _) in listed.items()} | shelf.names
+    names = object_names(shelf)
     if not names:
         return {path: path for path in shelf.found}, []
     owners: dict[str, list[str]] = {}
@@ -213,12 +215,19 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         kind, called, config = listed.get(owner, ("", names.get(owner, ""), {}))
         stored = [shelf.found[p].stored for p in paths]
         kind = kind or naming.kind_of(owner, called)
-        own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], config)
+        own, guess = [str(s.attrs.get("name", "")) for s in stored], False
+        if not all(own):
+            own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], config)
         prefix = called_path(owner, names)
         new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(paths, own, strict=True)}
         labels |= new
         guessed += new.values() if guess else ()
     return _unique(labels), guessed
+
+
+def object_names(shelf: Shelf) -> dict[str, str]:
+    """What objects are called, by path: the attribute's word before config.json's."""
+    return {path: name for path, _, name, _ in naming.configured(shelf.config)} | shelf.names
 
 
 def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:
@@ -252,3 +261,12 @@ def _unique(labels: Mapping[str, str]) -> dict[str, str]:
     if len(set(out.values())) == len(out):
         return out
     return {p: p for p in labels}
+
+
+def writer(url: str, max_shard_size: int | None = None) -> Keras3Writer:
+    """Write `.weights.h5`, or shards when the name ends in `.weights.json`."""
+    from ckptconv.formats.keras.writing import Keras3Writer
+
+    if url.endswith(".keras"):
+        raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=url)
+    return Keras3Writer(url, max_shard_size)

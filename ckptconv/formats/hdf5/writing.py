@@ -1,0 +1,53 @@
+"""The writer of plain HDF5: a tensor's name is its path, metadata are attributes of the root, ties are hard links.
+
+Of a Keras file `.h5` makes a Keras file again (formats.target); `--to hdf5` makes it plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptconv.formats import Patch, Placement, refuse_unheld
+from ckptconv.formats.hdf5 import layout
+from ckptconv.store import File, split
+from ckptconv.tensor import Checkpoint, Tensor
+
+
+@dataclass(frozen=True)
+class Hdf5Writer:
+    url: str
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return layout.bad_name(tensor.name)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "HDF5")
+        layout.checked(list(checkpoint), checkpoint.metadata, "HDF5")
+        links = {name: group[0] for group in checkpoint.ties for name in group[1:]}
+        first = [layout.item(t, t.name) for t in checkpoint.values() if t.name not in links]
+        again = [layout.item(checkpoint[name], name, link) for name, link in links.items()]
+        return placed(self.url, [*first, *again], self._attributes(checkpoint), list(checkpoint), ordered=True)
+
+    def _attributes(self, checkpoint: Checkpoint) -> dict[str, layout.Attributes]:
+        """Metadata on the root; of an HDF5 source also the attributes of what is still there."""
+        kept = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
+        there = {"/".join(n.split("/")[:i]) for n in checkpoint for i in range(1, n.count("/") + 2)}
+        return {"": checkpoint.metadata} | {
+            p: {k: v for k, v in attrs.items() if k != "dtype" or p not in checkpoint}
+            for p, attrs in kept.items()
+            if p in there
+        }
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()
+
+
+def placed(
+    url: str, items: Sequence[layout.Item], groups: Mapping[str, layout.Attributes], names: Sequence[str], *,
+    ordered: bool = False,
+) -> Placement:  # fmt: skip
+    """One file whose slots are called by their paths."""
+    _, base = split(url)
+    size, slots, patches = layout.lay_out(base, items, groups, ordered=ordered)
+    return Placement([File(base, size)], {name: slots[name] for name in names}, patches)
