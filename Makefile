@@ -6,7 +6,9 @@ BIN = $(VENV)/bin
 .PHONY: demo test check lint clean
 
 demo: $(VENV)/core.done
-	@PYTHON=$(BIN)/python CKPTCONV=$(BIN)/ckptconv sh benchmarks/demo.sh
+	@mkdir -p build
+	$(BIN)/ckptconv fixtures/g2p_en -o build/g2p_en.safetensors --weights-only --force
+	$(BIN)/ckptconv inspect build/g2p_en.safetensors
 
 test: $(VENV)/test.done
 	$(MAKE) check BIN=$(BIN)

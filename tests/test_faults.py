@@ -1,0 +1,155 @@
+"""Wrong input: one clear message and the documented exit code, never a traceback, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+
+DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
+INDEX = "model_epoch_14_gs_27956.index"
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as f:
+        f.seek(at)
+        f.write(data)
+
+
+def flip(path: Path, at: int) -> None:
+    overwrite(path, at, bytes([path.read_bytes()[at] ^ 1]))
+
+
+# What is done to a copy of the bundle, the exit code, and what the message must say.
+DAMAGE: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "no shard": (lambda d: (d / DATA).unlink(), 9, DATA),
+    "short shard": (lambda d: os.truncate(d / DATA, 1000), 4, "1000"),
+    "flipped shard": (lambda d: flip(d / DATA, 5000), 4, "crc32c"),
+    "short index": (lambda d: os.truncate(d / INDEX, 1000), 4, "index"),
+    "flipped index": (lambda d: flip(d / INDEX, 100), 4, "index"),
+    "git-lfs shard": (
+        lambda d: (d / DATA).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4264812\n"),
+        4,
+        "git-lfs",
+    ),
+    "empty index": (lambda d: (d / INDEX).write_bytes(b""), 4, "index"),
+    "no index": (lambda d: (d / INDEX).unlink(), 3, "checkpoint"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_bundle(damage: str, cli: Run, fixtures: Path, tmp_path: Path) -> None:
+    do, code, says = DAMAGE[damage]
+    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
+    do(tmp_path / "g2p")
+    done = cli("g2p", "-o", "out.safetensors")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g2p"]
+
+
+FILES: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 3, "empty"),
+    "html": (b"<!DOCTYPE html>\n<html><body>404</body></html>", 3, "HTML"),
+    "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 3\n", 3, "git-lfs"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("name", ["model.safetensors", "model.h5", "model.pt", "model.ckpt", "model.npz", "model.bin"])
+def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) -> None:
+    content, code, says = FILES[kind]
+    (tmp_path / name).write_bytes(content)
+    done = cli("inspect", name)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"hello, world\n" * 100)
+    done = cli("inspect", "model")
+    assert done.returncode == 3
+    assert "begins with 68 65 6c 6c 6f" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["nowhere.ckpt", "-o", "x.npz"], 9, "no such file"),
+        (["empty", "-o", "x.npz"], 3, "empty"),
+        (["a.npz"], 2, "--output"),
+        (["a.npz", "-o", "x.unknown"], 2, "--to"),
+        (["a.npz", "-o", "x.npz", "--to", "nothing"], 2, "no format is called 'nothing'"),
+        (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
+        (["a.npz", "-o", "x.npz", "--dtype", "float7"], 2, "float7"),
+        (["a.npz", "-o", "x.npz", "--dtype", "int8"], 2, "floating-point"),
+        (["a.npz", "-o", "x.npz", "--max-memory", "lots"], 2, "not a size"),
+        (["a.npz", "-o", "x.npz", "--max-memory", "1kB"], 2, "16MB"),
+        (["a.npz", "-o", "b.npz"], 9, "--force"),
+        (["a.npz", "a.npz", "-o", "x.npz"], 6, "--scope"),
+        (["a.npz", "-o", "x.npz", "--ema"], 2, "moving averages"),
+        (["a.npz", "-o", "file/x.npz"], 9, "file"),
+        (["frobnicate", "x"], 2, ""),
+    ],
+)
+def test_usage(args: list[str], code: int, says: str, cli: Run, tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        ckptconv.save({"weight": np.ones(3, "f4")}, tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    done = cli(*args)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_refused_destination_is_untouched(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"weight": np.ones(3, "f4")}, tmp_path / "a.npz")
+    (tmp_path / "b.safetensors").write_bytes(b"precious")
+    assert cli("a.npz", "-o", "b.safetensors").returncode == 9
+    assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
+    assert cli("a.npz", "-o", "b.safetensors", "--force").returncode == 0
+    assert list(ckptconv.open(tmp_path / "b.safetensors")) == ["weight"]
+
+
+def test_a_failed_force_keeps_the_old_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
+    flip(tmp_path / "g2p" / DATA, 4_000_000)  # found out only when all has been read
+    (tmp_path / "b.safetensors").write_bytes(b"precious")
+    assert cli("g2p", "-o", "b.safetensors", "--force").returncode == 4
+    assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.safetensors", "g2p"]
+
+
+def test_a_full_disk_is_said_before_the_work(tmp_path: Path) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no small file system at hand (/dev/shm)")
+    space = os.statvfs("/dev/shm")
+    size = space.f_bavail * space.f_frsize + 10**9
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
+    with (tmp_path / "huge.safetensors").open("wb") as f:  # sparse: it takes no room here
+        f.write(len(header).to_bytes(8, "little") + header)
+        f.truncate(8 + len(header) + size)
+    target = Path("/dev/shm") / f"ckptconv-{os.getpid()}.npz"
+    with pytest.raises(ckptconv.StorageError, match="disk is full"):
+        ckptconv.convert(tmp_path / "huge.safetensors", target)
+    assert not list(target.parent.glob(f"*ckptconv-{os.getpid()}*"))
+
+
+def test_the_destination_may_be_the_source(cli: Run, tmp_path: Path) -> None:
+    want = np.arange(1000, dtype="f4")
+    ckptconv.save({"w": want}, tmp_path / "a.safetensors")
+    assert cli("a.safetensors", "-o", "a.safetensors", "--force", "--dtype", "float64").returncode == 0
+    assert np.array_equal(ckptconv.open(tmp_path / "a.safetensors")["w"].numpy(), want.astype("f8"))
