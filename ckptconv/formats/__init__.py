@@ -124,6 +124,8 @@ TABLE: tuple[Format, ...] = (
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
     Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
+    Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
+    Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),

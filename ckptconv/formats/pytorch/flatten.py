@@ -156,7 +156,7 @@ def _attributes(thing: Inert) -> Iterator[tuple[str, Any]]:
             if module and name in ("_parameters", "_buffers", "_modules") and type(value) in (dict, Ordered):
                 left = transient if name == "_buffers" and type(transient) is set else ()
                 yield from ((segment(k), v) for k, v in value.items() if v is not None and k not in left)
-            elif not (module or thing.path.startswith("__torch__")) or not _is_noise(name):
+            elif name not in _NOISE:
                 yield name, value
     yield from ((segment(k), v) for k, v in thing.pairs.items())
     yield from ((str(i), v) for i, v in enumerate(thing.items))
@@ -164,9 +164,13 @@ def _attributes(thing: Inert) -> Iterator[tuple[str, Any]]:
         yield from ((str(i), v) for i, v in enumerate(thing.args) if type(v) not in SCALARS)
 
 
-def _is_noise(name: str) -> bool:
-    """Attributes that every module has and that say nothing about weights."""
-    return name.startswith("_") or name in ("training", "call_super_init", "dump_patches")
+# What every torch.nn.Module carries and that says nothing about weights.
+_NOISE = frozenset({
+    "training", "call_super_init", "dump_patches", "_backend", "_non_persistent_buffers_set", "_is_full_backward_hook",
+    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+})  # fmt: skip
 
 
 # --- the state dict within --------------------------------------------------------------------------------------

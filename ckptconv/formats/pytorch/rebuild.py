@@ -128,7 +128,7 @@ def _bits(view: View, metadata: Any) -> View:
     return view._replace(ops=view.ops + bits) if bits else view
 
 
-def _rebuild_v2(
+def rebuild(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
 ) -> View:
     view = _view(storage, _typed(storage), offset, shape, strides)
@@ -215,7 +215,7 @@ def _text(*parts: Any) -> str:
 
 def _old(*args: Any) -> Any:
     """torch.FloatTensor(storage, offset, size, stride) and torch.nn.Parameter(tensor): what old files call."""
-    return _rebuild_v2(*args) if args and type(args[0]) is Storage else _parameter(*args)
+    return rebuild(*args) if args and type(args[0]) is Storage else _parameter(*args)
 
 
 def _list(items: Any = ()) -> list[Any]:
@@ -257,8 +257,8 @@ _SCHEMES = (
     "per_channel_affine_float_qparams",
 )  # fmt: skip
 _UTILS: dict[str, Callable[..., Any]] = {
-    "_rebuild_tensor": _rebuild_v2,
-    "_rebuild_tensor_v2": _rebuild_v2,
+    "_rebuild_tensor": rebuild,
+    "_rebuild_tensor_v2": rebuild,
     "_rebuild_tensor_v3": _rebuild_v3,
     "_rebuild_parameter": _parameter,
     "_rebuild_parameter_with_state": _parameter,
@@ -299,4 +299,4 @@ TORCH: dict[tuple[str, str], Any] = {
     ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", _parameter),
 }
 
-__all__ = ["TORCH", "UNTYPED", "Absent", "Pieces", "Storage", "StorageType", "TorchType", "View"]
+__all__ = ["TORCH", "UNTYPED", "Absent", "Pieces", "Storage", "StorageType", "TorchType", "View", "rebuild"]

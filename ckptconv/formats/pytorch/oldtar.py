@@ -1,0 +1,175 @@
+"""torch.save before 0.1.10: a tar of four members.
+
+    sys_info    pickle {"little_endian": True, ...}
+    storages    pickle n; n x [pickle (key, location, class), i64 numel, the elements];
+                pickle [(view key, root key, offset, numel), ...]
+    tensors     pickle m; m x [pickle (key, storage key, class), i32 ndim, 4 bytes, ndim x i64 size,
+                ndim x i64 stride, i64 offset]
+    pickle      the object; a tensor or storage is its key as a persistent id
+
+Specification: torch/serialization.py (legacy_load), POSIX.1-1988 ustar.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...store import Reader
+from ...tensor import Checkpoint, Span
+from .flatten import checkpoint
+from .pickle import Truncated, load_some
+from .rebuild import TORCH, Storage, StorageType, rebuild
+
+BLOCK = 512
+MEMBERS = frozenset({"sys_info", "storages", "tensors", "pickle"})
+MAX_COUNT = 2**24
+
+
+def is_tar(head: bytes) -> bool:
+    """A tar whose first member is one of ours."""
+    return head[257:262] == b"ustar" and head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin1") in MEMBERS
+
+
+def open_tar(f: Reader, opaque: bool) -> Checkpoint:
+    found = dict(_members(f))
+    if set(found) != MEMBERS:
+        raise CorruptCheckpoint(f"the tar holds {', '.join(sorted(found))}, not a checkpoint", url=f.url)
+    start, size = found["sys_info"]
+    system = _Cursor(f, start, size).pickle()
+    swapped = type(system) is dict and system.get("little_endian") is False
+    known = _storages(_Cursor(f, *found["storages"], swapped=swapped), swapped)
+    known |= _tensors(_Cursor(f, *found["tensors"], swapped=swapped), known)
+
+    def find(pid: Any) -> Any:
+        if type(pid) is tuple:
+            return pid[1] if len(pid) == 4 and pid[0] == "module" else pid[0] if pid else None
+        if str(pid) not in known:
+            raise CorruptCheckpoint(f"the object refers to {pid!r:.100}, which is not there", url=f.url)
+        return known[str(pid)]
+
+    start, size = found["pickle"]
+    root, end = load_some(f.read(start, size), allowed=TORCH, persistent_load=find, opaque=opaque, url=f.url)
+    if end != size:
+        raise UnsafeCheckpoint(f"{size - end} bytes follow the pickle of the object", url=f.url)
+    return checkpoint(root, size, url=f.url, format="torch-legacy")
+
+
+def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and places of the tar's files."""
+    at, seen = 0, set()
+    while at + BLOCK <= f.size:
+        head = f.read(at, BLOCK)
+        if not head.strip(b"\0"):
+            return
+        name = head[:100].rstrip(b"\0").decode("latin1").removeprefix("./")
+        digits = head[124:136].strip(b"\0 ")
+        total = sum(head[:148]) + 8 * 32 + sum(head[156:])
+        if head[257:262] != b"ustar" or not _octal(digits) or not _octal(head[148:156].strip(b"\0 ")):
+            raise CorruptCheckpoint(f"the tar's header at byte {at} is damaged", url=f.url)
+        if int(head[148:156].strip(b"\0 "), 8) != total:
+            raise CorruptCheckpoint(f"the tar's header at byte {at} has a wrong checksum", url=f.url)
+        size = int(digits, 8)
+        if head[156:157] in (b"0", b"\0"):
+            if name in seen:
+                raise UnsafeCheckpoint(f"the tar holds {name!r} twice", url=f.url)
+            if at + BLOCK + size > f.size:
+                raise CorruptCheckpoint(f"the tar's member {name!r} is cut off", url=f.url)
+            seen.add(name)
+            yield name, (at + BLOCK, size)
+        elif head[156:157] != b"5":
+            raise UnsafeCheckpoint(f"the tar holds a link or device {name!r}", url=f.url)
+        at += BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def _octal(digits: bytes) -> bool:
+    return 0 < len(digits) <= 12 and all(c in b"01234567" for c in digits)
+
+
+class _Cursor:
+    """Reads pickles and numbers one after the other out of a member."""
+
+    def __init__(self, f: Reader, start: int, size: int, swapped: bool = False) -> None:
+        self.f, self.at, self.end = f, start, start + size
+        self.order = ">" if swapped else "<"
+
+    def pickle(self) -> Any:
+        for most in (2**16, 2**24, 2**40):
+            window = self.f.read(self.at, min(self.end - self.at, most))
+            whole = self.at + len(window) == self.end
+            try:
+                value, end = load_some(window, allowed=TORCH, url=self.f.url, partial=not whole)
+            except Truncated:
+                if whole:
+                    raise
+                continue
+            self.at += end
+            return value
+        raise CorruptCheckpoint("a pickle in the tar has no end", url=self.f.url)
+
+    def numbers(self, code: str) -> tuple[Any, ...]:
+        layout = struct.Struct(self.order + code)
+        self.skip(layout.size)
+        return layout.unpack(self.f.read(self.at - layout.size, layout.size))
+
+    def skip(self, size: int) -> None:
+        if self.at + size > self.end:
+            raise CorruptCheckpoint(f"the tar's member ends at {self.end}, {self.at + size} is needed", url=self.f.url)
+        self.at += size
+
+    def count(self) -> int:
+        n = self.pickle()
+        if type(n) is not int or not 0 <= n <= MAX_COUNT:
+            raise CorruptCheckpoint(f"the tar holds {n!r} entries", url=self.f.url)
+        return n
+
+
+def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for _ in range(c.count()):
+        key, _, kind = _triple(c)
+        if type(kind) is not StorageType:
+            raise CorruptCheckpoint(f"a storage of the class {kind!r:.80}", url=c.f.url)
+        (count,) = c.numbers("q")
+        if count < 0:
+            raise CorruptCheckpoint(f"a storage of {count} elements", url=c.f.url)
+        size = -(-count * kind.bits // 8)
+        start = c.at
+        c.skip(size)
+        out[str(key)] = Storage(kind, str(key), Span(c.f.url, start, size), size, swapped=swapped)
+    views = c.pickle()
+    if type(views) is not list:
+        raise CorruptCheckpoint("the list of storage views is damaged", url=c.f.url)
+    for view in views:
+        if type(view) is not tuple or len(view) != 4 or not all(type(n) is int and n >= 0 for n in view[2:]):
+            raise CorruptCheckpoint(f"a storage view is {view!r:.100}", url=c.f.url)
+        key, root, offset, count = view
+        whole = out.get(str(root))
+        if whole is None or (offset + count) * whole.type.bits // 8 > whole.size:
+            raise CorruptCheckpoint(f"a storage view reaches out of its storage: {view!r:.100}", url=c.f.url)
+        out[str(key)] = whole._replace(size=count * whole.type.bits // 8, start=offset)
+    return out
+
+
+def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for _ in range(c.count()):
+        key, storage, _ = _triple(c)
+        (ndim, _) = c.numbers("i4s")
+        if not 0 <= ndim <= 64:
+            raise CorruptCheckpoint(f"a tensor of {ndim} dimensions", url=c.f.url)
+        shape, strides = c.numbers(f"{ndim}q"), c.numbers(f"{ndim}q")
+        (offset,) = c.numbers("q")
+        if str(storage) not in storages:
+            raise CorruptCheckpoint(f"a tensor of the storage {storage!r:.80}, which is not there", url=c.f.url)
+        out[str(key)] = rebuild(storages[str(storage)], offset, shape, strides)
+    return out
+
+
+def _triple(c: _Cursor) -> tuple[Any, Any, Any]:
+    found = c.pickle()
+    if type(found) is not tuple or len(found) != 3:
+        raise CorruptCheckpoint(f"an entry of the tar is {found!r:.100}", url=c.f.url)
+    return found

@@ -1,0 +1,62 @@
+"""TorchScript (torch.jit.save): the container of torch.save, whose objects are of classes from `code/`.
+
+    R/data.pkl        GLOBAL "__torch__.Net" EMPTY_TUPLE NEWOBJ {"fc": {...}, "weight": T, "training": False} BUILD
+    R/constants.pkl   a tuple; a frozen module has all its weights here, without names
+    R/code/...        source text, never looked at
+    R/data/0  R/constants/0        the storages of the one and of the other
+
+Attributes become dotted names; a constant is called `constants.3`, as CONSTANTS.c3 in the code. Classes below
+`__torch__` are always placeholders, whatever they would do. Specification: torch/csrc/jit/serialization.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...errors import NameCollision, listing
+from ...store import Reader, Seen
+from ...tensor import Checkpoint, Note
+from .archive import claim, enter
+from .flatten import checkpoint
+from .pickle import load
+from .rebuild import TORCH
+
+SCRIPT = ("__torch__",)
+
+
+def sniff(seen: Seen) -> int:
+    return claim(seen, script=True)
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    with Reader(url) as f:
+        archive = enter(f)
+        made = []
+        for name, folder in (("data", "data"), ("constants", "constants")):
+            if name + ".pkl" not in archive.members and name == "constants":
+                continue
+            raw = archive.pickle(f, name + ".pkl")
+            foreign: bool | tuple[str, ...] = True if opaque else SCRIPT
+            root = load(raw, allowed=TORCH, persistent_load=archive.storage(folder), opaque=foreign, url=url)
+            value: Any = root if name == "data" else {"constants": root}
+            made.append(checkpoint(value, len(raw), url=url, format="torchscript", quiet=True))
+    return _joined(made, archive.notes())
+
+
+def _joined(made: list[Checkpoint], notes: list[Note]) -> Checkpoint:
+    """Attributes first, then constants."""
+    tensors = {name: t for c in made for name, t in c.items()}
+    clashes = [name for name in made[-1] if name in made[0]] if len(made) > 1 else []
+    if clashes:
+        raise NameCollision(f"attributes and constants of the same names:\n{listing(clashes)}", url=made[0].urls[0])
+    if len(made) > 1 and len(made[1]):
+        text = "unnamed constants of the code; in a frozen module these are the weights"
+        notes = [*notes, Note("assumed", text, tuple(made[1]))]
+    return replace(
+        made[0],
+        tensors=tensors,
+        ties=tuple(group for c in made for group in c.ties),
+        notes=(*notes, *(n for c in made for n in c.notes)),
+        details={k: v for c in made for k, v in c.details.items()},
+    )
