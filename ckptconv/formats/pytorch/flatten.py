@@ -31,9 +31,12 @@ MAX_VALUES = 1000
 
 
 class Leaf(NamedTuple):
+    """A value that is no container; `top` is the entry of the root in which it lies."""
+
     name: str
     value: Any
     role: str
+    top: str
 
 
 def checkpoint(
@@ -82,13 +85,13 @@ class Walk:
         self.cyclic: list[str] = []
         self.inert: dict[str, None] = {}
 
-    def leaves(self, value: Any, name: str = "", role: str = "", depth: int = 0) -> Iterator[Leaf]:
+    def leaves(self, value: Any, name: str = "", role: str = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.left -= 1
         if self.left < 0 or depth > MAX_DEPTH:
             raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
         children = self.children(value)
         if children is None:
-            yield Leaf(name, value, role)
+            yield Leaf(name, value, role, top)
             return
         if id(value) in self.open:
             self.cyclic.append(name)
@@ -100,9 +103,10 @@ class Walk:
             child_role = role or ("slot" if slots else "") or (_top_role(key) if depth == 0 else "")
             if type(child) is View:  # the common case, without another generator
                 self.left -= 1
-                yield Leaf(child_name, child, "step" if key == "step" and child_role == "slot" else child_role)
+                step = key == "step" and child_role == "slot"
+                yield Leaf(child_name, child, "step" if step else child_role, top or key)
             else:
-                yield from self.leaves(child, child_name, child_role, depth + 1)
+                yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
 
     def children(self, value: Any) -> list[tuple[str, Any]] | None:
@@ -178,14 +182,13 @@ _NOISE = frozenset({
 
 def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note]]:
     """Take the prefix off the entry that is plainly the state dict; say so, or say why not."""
-    tops: dict[str, bool] = {}  # top-level entry -> holds weights, not only optimizer state
+    tops: dict[str, bool] = {}  # entry of the root -> holds weights, not only optimizer state
     for leaf in leaves:
-        top, dot, _ = leaf.name.partition(".")
         if isinstance(leaf.value, (View, Pieces, PickledArray)):
-            weight = leaf.role in ("", "average")
-            tops[top] = tops.get(top, False) or weight if dot else True
+            tops[leaf.top] = tops.get(leaf.top, False) or leaf.role in ("", "average")
     weights = [t for t, has in tops.items() if has]
-    found = [t for t in weights if t in WRAPPERS and any(leaf.name.startswith(t + ".") for leaf in leaves)]
+    bare = {leaf.top for leaf in leaves if leaf.top == leaf.name}
+    found = [t for t in weights if t in WRAPPERS and t not in bare]
     if len(found) > 1:
         text = f"holds several state dicts ({', '.join(found)}); choose one with --include '{found[0]}.*'"
         return leaves, [Note("hint", text)]
@@ -193,11 +196,11 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note]]:
         return leaves, []
     prefix = found[0] + "." if found else ""
     names = {leaf.name for leaf in leaves}
-    if not prefix or any(leaf.name.removeprefix(prefix) in names for leaf in leaves if leaf.name.startswith(prefix)):
+    if not found or any(leaf.name[len(prefix) :] in names for leaf in leaves if leaf.top == found[0]):
         return leaves, []
     out = [
         leaf._replace(name=leaf.name[len(prefix) :], role="" if leaf.role == "average" else leaf.role)
-        if leaf.name.startswith(prefix)
+        if leaf.top == found[0]
         else leaf
         for leaf in leaves
     ]
