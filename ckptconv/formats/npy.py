@@ -216,6 +216,8 @@ class NpyWriter:
         refuse_unheld(self, checkpoint, "a folder of .npy")
         _, base = split(self.url.rstrip("/"))
         single = base.endswith(SUFFIX)
+        if not checkpoint:
+            raise Unrepresentable("a folder of .npy with no tensor would be no folder")
         if single and len(checkpoint) != 1:
             raise Unrepresentable(f"one .npy holds one tensor, not {len(checkpoint)}; name a folder or an .npz")
         files, slots, patches = [], {}, []

@@ -1,0 +1,339 @@
+"""The contract of a format as tests: subclass `FormatTests`, name the format, and pytest does the rest.
+
+    from ckptconv.testing import FormatTests, Subject
+
+    class TestMine(FormatTests):
+        @pytest.fixture
+        def subject(self):
+            return Subject("mine", "checkpoint.mine")
+
+The format must be in the table (ours, or the entry point group `ckptconv.formats`). What its writer says it cannot
+hold (`Writer.cannot_hold`) must be refused; all else must come back bit for bit. Whatever bytes a reader is given, it
+makes a Checkpoint of them or raises a CkptError.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from . import api, formats
+from .errors import CkptError, Unrepresentable
+from .formats import Placement
+from .tensor import DTYPES, Checkpoint, DType, Held, Tensor, c_strides, held, plain, view
+
+SEED = 20
+BIG = 2**24  # bytes: what a hostile file may only claim to hold is not read
+
+
+class Subject(NamedTuple):
+    """What is tested, and what the format is able to keep beside names and values.
+
+    name: in the table; file: what a destination is called (a folder's name for formats that write folders);
+    order, metadata, ties: whether they survive; tries: how many hostile variants to read.
+    """
+
+    name: str
+    file: str
+    order: bool = True
+    metadata: bool = True
+    ties: bool = False
+    tries: int = 300
+
+
+# --- the zoo ----------------------------------------------------------------------------------------------------
+
+
+def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[Any, Any]:
+    """An array of random bit patterns that are valid for the dtype: NaN payloads, infinities and -0.0 among them."""
+    rng = np.random.default_rng(seed)
+    if kind.kind == "s":
+        texts = [bytes(rng.integers(0, 256, n, dtype="u1")) for n in rng.integers(0, 9, int(np.prod(shape)))]
+        out = np.empty(len(texts), object)
+        out[:] = texts
+        return out.reshape(shape)
+    raw = rng.integers(0, 256, (*shape, kind.itemsize), dtype="u1")
+    if kind.kind == "b":
+        raw &= 1
+    if small := re.match(r"(u?)int([24])$|float4_e2m1fn$", kind.name):
+        width = 8 - int(small[2] or 4)
+        raw = (raw << width).view("u1" if small[1] or not small[2] else "i1") >> width
+        raw = raw.view("u1")
+    return np.ascontiguousarray(raw).reshape(-1).view(kind.np).reshape(shape)
+
+
+def edges(kind: DType) -> np.ndarray[Any, Any]:
+    """Zeros of both signs, the smallest subnormals, infinities, and a NaN with a payload."""
+    word = kind.itemsize * 8
+    top, ones = 1 << (word - 1), (1 << word) - 1
+    return np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.np)
+
+
+def zoo() -> Checkpoint:
+    """Tiny tensors of every dtype and of every awkward shape, under tame names."""
+    tensors = [plain(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
+    for row in DTYPES.values():
+        if row.kind == "f" and row.itemsize > 1:
+            tensors.append(held(f"edges/{row.name}", edges(row)))
+    for i, shape in enumerate([(), (1,), (0,), (0, 3), (3, 0, 2), (1, 1, 1), (2, 1, 3, 1, 2), (7, 5)]):
+        tensors.append(held(f"shape/s{i}", bits(DTYPES["float32"], shape, i)))
+        tensors.append(held(f"shape/b{i}", bits(DTYPES["bool"], shape, i)))
+    base = Held(bits(DTYPES["float32"], (24,)))
+    f4 = DTYPES["float32"]
+    tensors.append(view("view/transposed", f4, (4, 3, 2), base, offset=0, strides=(1, 4, 12)))
+    tensors.append(view("view/sliced", f4, (3, 2), base, offset=5, strides=(6, 3)))
+    tensors.append(view("view/expanded", f4, (4, 3), base, offset=2, strides=(0, 1)))
+    return Checkpoint({t.name: t for t in tensors})
+
+
+NAMES = (
+    "plain", "dots.and.more", "group/inside", "layer_1/kernel", "layer_10/kernel", "layer_2/kernel", "with space", "Upper",
+    "upper", "trailing:0", "é/ü", "日本語", "😀", "e\u0301", 'quote"s', "back\\slash", "per%2Fcent", "tab\tline\nbreak",
+    "bell\x07", "nul\0byte", "/absolute", "../outside", "a//b", ".", "dir/", ".hidden", "__metadata__",
+    "file.npy", "long" * 100, "*?<>|", "half\ud800", "'); --", "-o", "_CHECKPOINTABLE_OBJECT_GRAPH",
+)  # fmt: skip
+MORE_NAMES = ("", "..", "file")  # where '/' nests, these are groups above; where files are suffixed, they clash
+
+
+def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
+    """One small tensor under every awkward name."""
+    return Checkpoint({n: held(n, np.array([i, -i], "i4")) for i, n in enumerate(names)})
+
+
+# --- helpers that third parties may use as well -----------------------------------------------------------------
+
+
+def write(checkpoint: Checkpoint, path: Path, name: str) -> None:
+    """Write in a format, without the check of the result that tests do themselves."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    api.write(checkpoint, path, api.Target(format=name, verify="none", sync=False, force=True))
+
+
+def read(path: Path, name: str) -> dict[str, Any]:
+    """Everything a file gives, read: raises what a user would see."""
+    found = formats.open_checkpoint(str(path), format=name)
+    return {n: t.numpy() for n, t in found.items() if t.nbytes <= BIG}
+
+
+def holdable(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
+    """What the format says it can hold of a checkpoint."""
+    writer = formats.get(name).load().writer(str(path))
+    return checkpoint.with_tensors({n: t for n, t in checkpoint.items() if not writer.cannot_hold(t)})
+
+
+def written_as(name: str, tensors: Mapping[str, Tensor]) -> Callable[[str], str]:
+    """How the format's own reader will call a tensor."""
+    module = formats.get(name).load()
+    names = module.names_written(tensors) if hasattr(module, "names_written") else {}
+    return lambda n: names.get(n, n)
+
+
+def assert_same(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
+    """The file holds exactly these tensors, bit for bit; returns what was opened."""
+    found = formats.open_checkpoint(str(path), format=name)
+    called = written_as(name, checkpoint.tensors)
+    assert {called(n) for n in checkpoint} == set(found)
+    for n, t in checkpoint.items():
+        back = found[called(n)]
+        assert (back.dtype, back.shape) == (t.dtype, t.shape), n
+        got, want = back.numpy(), t.numpy()
+        assert got.shape == want.shape, n
+        same = list(got.flat) == list(want.flat) if t.dtype.kind == "s" else got.tobytes() == want.tobytes()
+        assert same, f"{n}: {got} is not {want}"
+    return found
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """All files at or beside a destination."""
+    return {str(p.relative_to(path.parent)): p.read_bytes() for p in sorted(path.parent.rglob("*")) if p.is_file()}
+
+
+# --- the contract -----------------------------------------------------------------------------------------------
+
+
+class FormatTests:
+    """Subclass with one fixture, `subject`."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        raise NotImplementedError("a subclass of FormatTests has a fixture `subject` that returns a Subject")
+
+    @pytest.fixture
+    def path(self, subject: Subject, tmp_path: Path) -> Path:
+        return tmp_path / "out" / subject.file
+
+    @pytest.fixture
+    def small(self, subject: Subject, path: Path) -> Path:
+        """A file with three small tensors."""
+        arrays = {"b/w": np.arange(6, dtype="f4").reshape(2, 3), "a/w": np.array(7, "i4"), "c/e": np.zeros((0, 2), "f4")}
+        write(Checkpoint({n: held(n, a) for n, a in arrays.items()}), path, subject.name)
+        return path
+
+    # what is written comes back
+
+    def test_zoo_round_trip(self, subject: Subject, path: Path) -> None:
+        kept = holdable(zoo(), path, subject.name)
+        write(kept, path, subject.name)
+        assert_same(kept, path, subject.name)
+
+    def test_every_tensor_alone(self, subject: Subject, path: Path) -> None:
+        for n, t in list(holdable(zoo(), path, subject.name).items())[:: max(1, 3000 // subject.tries // 10)]:
+            write(Checkpoint({n: t}), path, subject.name)
+            assert_same(Checkpoint({n: t}), path, subject.name)
+
+    @pytest.mark.parametrize("names", [NAMES, MORE_NAMES], ids=["many", "few"])
+    def test_odd_names_round_trip(self, subject: Subject, path: Path, names: tuple[str, ...]) -> None:
+        kept = holdable(odd_names(names), path, subject.name)
+        write(kept, path, subject.name)
+        assert_same(kept, path, subject.name)
+
+    def test_everything_unheld_is_named(self, subject: Subject, path: Path) -> None:
+        writer = formats.get(subject.name).load().writer(str(path))
+        whole = zoo()
+        unheld = [n for n, t in whole.items() if writer.cannot_hold(t)]
+        if not unheld:
+            pytest.skip("the format holds every dtype and shape")
+        with pytest.raises(Unrepresentable) as caught:
+            writer.place(whole)
+        assert all(n in str(caught.value) for n in unheld[:20])
+        for n in unheld:
+            with pytest.raises(Unrepresentable):
+                writer.place(Checkpoint({n: whole[n]}))
+
+    def test_nothing_at_all(self, subject: Subject, path: Path) -> None:
+        try:
+            write(Checkpoint({}), path, subject.name)
+        except CkptError:
+            return
+        assert not read(path, subject.name)
+
+    def test_order(self, subject: Subject, path: Path) -> None:
+        names = ["z/w", "m/w10", "m/w9", "a/w", "k/w"]
+        write(Checkpoint({n: held(n, np.ones(i + 1, "f4")) for i, n in enumerate(names)}), path, subject.name)
+        called = written_as(subject.name, {})
+        found = list(formats.open_checkpoint(str(path), format=subject.name))
+        assert sorted(found) == sorted(map(called, names))
+        if subject.order:
+            assert found == [called(n) for n in names]
+
+    def test_metadata(self, subject: Subject, path: Path) -> None:
+        said = {"step": "7", "note": 'é "quoted"\n\\', "empty": ""}
+        write(Checkpoint({"a/w": held("a/w", np.ones(1, "f4"))}, said), path, subject.name)
+        found = formats.open_checkpoint(str(path), format=subject.name).metadata
+        assert not subject.metadata or {k: found.get(k) for k in said} == said
+
+    def test_ties(self, subject: Subject, path: Path) -> None:
+        array = np.arange(5000, dtype="f4")
+        tensors = {n: held(n, array) for n in ("in/w", "mid/w", "out/w")}
+        write(Checkpoint(tensors, ties=(("in/w", "out/w"),)), path, subject.name)
+        found = assert_same(Checkpoint(tensors), path, subject.name)
+        if subject.ties:
+            assert [sorted(g) for g in found.ties] == [["in/w", "out/w"]]
+            assert sum(map(len, files_of(path).values())) < 2.5 * array.nbytes
+
+    def test_it_is_recognised(self, subject: Subject, small: Path) -> None:
+        assert formats.detect(str(small)).name == subject.name
+
+    # how it is written
+
+    def test_slots_are_apart_and_inside(self, subject: Subject, path: Path) -> None:
+        kept = holdable(zoo(), path, subject.name)
+        writer = formats.get(subject.name).load().writer(str(path))
+        placed: Placement = writer.place(kept)
+        assert set(placed.slots) == set(kept)
+        sizes = {f.name: f.size for f in placed.files}
+        taken = {(s.file, s.start, s.start + s.size) for s in placed.slots.values()}
+        taken |= {(p.file, p.start, p.start + len(p.data)) for p in placed.patches}
+        assert all(0 <= start <= end <= sizes[file] for file, start, end in taken)
+        for one, two in pairwise(sorted(t for t in taken if t[1] < t[2])):
+            assert one[0] != two[0] or one[2] <= two[1], f"{one} and {two} overlap"
+        for n, slot in placed.slots.items():
+            assert slot.size == (len(slot.payload) if slot.payload is not None else kept[n].nbytes), n
+
+    def test_output_is_determined(self, subject: Subject, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = holdable(zoo(), path, subject.name)
+        write(kept, path, subject.name)
+        first = files_of(path)
+        monkeypatch.setattr(time, "time", lambda: 2e9)
+        again = path.parent.parent / "again" / path.name
+        write(kept, again, subject.name)
+        assert files_of(again) == first
+        for file in (path, again):  # nothing but what was placed
+            placed = formats.get(subject.name).load().writer(str(file)).place(kept)
+            assert set(files_of(file)) == {f.name for f in placed.files}
+
+    # hostile input
+
+    def test_truncated(self, subject: Subject, small: Path) -> None:
+        for file, whole in self._files(small):
+            step = max(1, len(whole) // subject.tries)
+            for size in range(0, len(whole), step):
+                file.write_bytes(whole[:size])
+                survives(small, subject.name)
+            file.write_bytes(whole)
+
+    def test_flipped(self, subject: Subject, small: Path) -> None:
+        rng = random.Random(SEED)
+        for file, whole in self._files(small):
+            for _ in range(subject.tries):
+                raw = bytearray(whole)
+                for _ in range(rng.choice([1, 1, 1, 2, 8])):
+                    raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+                file.write_bytes(raw)
+                survives(small, subject.name)
+            file.write_bytes(whole)
+
+    def test_spliced(self, subject: Subject, small: Path) -> None:
+        """Pieces cut out, doubled, or overwritten with extreme numbers."""
+        rng = random.Random(SEED)
+        extreme = [b"\xff" * 8, b"\x00" * 8, b"\xff" * 4, b"\x00\x00\x00\x80", b"\x7f" + b"\xff" * 7, b"9" * 30, b"-1"]
+        for file, whole in self._files(small):
+            for _ in range(subject.tries):
+                a, b = sorted(rng.randrange(len(whole) + 1) for _ in range(2))
+                file.write_bytes(whole[:a] + rng.choice([b"", whole[a:b] * 2, *extreme]) + whole[b:])
+                survives(small, subject.name)
+            file.write_bytes(whole)
+
+    def test_random_bytes(self, subject: Subject, small: Path) -> None:
+        rng = random.Random(SEED)
+        for file, whole in self._files(small):
+            for _ in range(subject.tries):
+                start = rng.choice([0, 0, 4, 8, 16, 64])
+                file.write_bytes(whole[:start] + rng.randbytes(rng.choice([0, 1, 7, 100, 5000])))
+                survives(small, subject.name)
+            file.write_bytes(whole)
+
+    @staticmethod
+    def _files(path: Path) -> Iterator[tuple[Path, bytes]]:
+        for name, raw in files_of(path).items():
+            if raw:
+                yield path.parent / name, raw
+
+
+def survives(path: Path, name: str) -> None:
+    """Reading gives tensors or a CkptError, with the format named and with it guessed."""
+    for forced in (name, None):
+        try:
+            found = formats.open_checkpoint(str(path), format=forced)
+        except CkptError:
+            continue
+        for t in found.values():
+            if t.nbytes <= BIG:
+                try:
+                    assert t.numpy().shape == t.shape
+                except CkptError:
+                    pass
+
+
+__all__ = [
+    "NAMES", "FormatTests", "Subject", "assert_same", "bits", "c_strides", "edges", "files_of", "holdable", "odd_names",
+    "read", "survives", "write", "written_as", "zoo",
+]  # fmt: skip
