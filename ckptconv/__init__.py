@@ -3,7 +3,7 @@
     ckptconv.open(path)                     a lazy mapping from names to tensors: t.dtype, t.shape, t.numpy()
     ckptconv.save(arrays, path)             write a mapping of arrays
     ckptconv.convert(source, destination)   convert; see `Select`, `Change`, `Target`, `Resources`
-    ckptconv.plan(source, destination)      what convert would do
+    ckptconv.dry_run(source, destination)   what convert would do
 
 Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
 """
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Change, Report, Resources, Select, Target, convert, open, plan, save
+    from .api import Change, Report, Resources, Select, Target, convert, dry_run, open, save
     from .errors import (
         AmbiguousFormat,
         CkptError,
@@ -37,10 +37,10 @@ __all__ = [
     "AmbiguousFormat", "Change", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint", "DType",
     "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Report", "Resources", "Select",
     "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint",
-    "UsageError", "VerifyError", "convert", "open", "plan", "save",
+    "UsageError", "VerifyError", "convert", "dry_run", "open", "save",
 ]  # fmt: skip
 
-_HOME = {"api": {"Change", "Report", "Resources", "Select", "Target", "convert", "open", "plan", "save"}} | {
+_HOME = {"api": {"Change", "Report", "Resources", "Select", "Target", "convert", "dry_run", "open", "save"}} | {
     "tensor": {"Checkpoint", "DType", "Note", "Tensor"}
 }
 

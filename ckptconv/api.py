@@ -156,7 +156,7 @@ def plan_for(
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
 
 
-def plan(
+def dry_run(
     sources: Path | Sequence[Path],
     destination: Path,
     *,
@@ -257,6 +257,6 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) 
 
 
 __all__ = [
-    "Change", "Report", "Resources", "Select", "Target", "content_hash", "convert", "open", "plan", "prepare", "save",
-    "threads", "write",
+    "Change", "Report", "Resources", "Select", "Target", "content_hash", "convert", "dry_run", "open", "prepare",
+    "save", "threads", "write",
 ]  # fmt: skip

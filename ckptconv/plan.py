@@ -65,7 +65,7 @@ class Memory:
         workers = max(1, min(workers, limit // (12 * 2**20)))
         share = limit // workers
         window = max(CHUNK, min(WINDOW, share // 3) // CHUNK * CHUNK)
-        whole = max(window, min(WHOLE, share // 3))
+        whole = max(window, min(WHOLE, share // 3) // CHUNK * CHUNK)
         return cls(limit, workers, window, whole)
 
 
@@ -224,4 +224,4 @@ def _whole(t: Tensor, memory: Memory) -> int:
         return max(t.nbytes, memory.window)
     if is_copy(t) or all(is_run(fuse(p.shape, p.strides, p.steps)) for p in t.parts):
         return memory.window
-    return memory.whole // CHUNK * CHUNK
+    return memory.whole

@@ -67,7 +67,7 @@ def convert(
     )
     if dry_run:
         cost = api.Resources(options.size(max_memory), jobs)
-        _show_plan(api.plan(sources, output, select=select, change=change, target=target, resources=cost), as_json)
+        _show_plan(api.dry_run(sources, output, select=select, change=change, target=target, resources=cost), as_json)
         return
     with show.progress(quiet or as_json) as progress:
         resources = api.Resources(options.size(max_memory), jobs, progress=progress)

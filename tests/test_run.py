@@ -1,0 +1,242 @@
+"""The engine: whatever the parts, the windows and the order of jobs, the bytes that arrive are the right ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import same
+
+import ckptconv
+from ckptconv import api, checksum
+from ckptconv.formats import safetensors
+from ckptconv.job import Sources
+from ckptconv.plan import CHUNK, Memory, Plan, compile_plan
+from ckptconv.run import content_hash, execute, hash_tensor, read_array
+from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, c_strides, held, plain, tiled, view
+
+TINY = Memory(limit=1 << 20, workers=2, window=64, whole=96)
+
+
+def through(checkpoint: Checkpoint, path: Path, memory: Memory = TINY, **options: Any) -> Checkpoint:
+    """Write with windows far smaller than the tensors, and open the result."""
+    writer = safetensors.writer(str(path))
+    plan = compile_plan(checkpoint, writer.place(checkpoint), str(path.parent), memory)
+    execute(plan, writer, force=True, sync=False, **options)
+    return ckptconv.open(path)
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
+    """A storage, and an offset, shape and strides that stay within it."""
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    strides = [draw(st.integers(0, 12)) for _ in shape]
+    reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    offset = draw(st.integers(0, 7))
+    kind = draw(st.sampled_from(["u1", "<u2", "<f4", "<i8", "<c16"]))
+    rng = np.random.default_rng(draw(st.integers(0, 9)))
+    storage = rng.integers(0, 256, (offset + max(reach, 0) + 3) * np.dtype(kind).itemsize, "u1").view(kind)
+    return storage, offset, shape, strides
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(strided(), min_size=1, max_size=4))
+def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactory, views: list[Any]) -> None:
+    folder = tmp_path_factory.mktemp("views")
+    tensors, want = {}, {}
+    for i, (storage, offset, shape, strides) in enumerate(views):
+        if storage.dtype == np.complex128:
+            storage = storage.view("<i8")
+        (folder / f"{i}").write_bytes(storage.tobytes())
+        span = Span(str(folder / f"{i}"), 0, storage.nbytes, f"crc32:{checksum.crc('crc32', storage.tobytes()):08x}")
+        kind = DTYPES[storage.dtype.name]
+        tensors[f"t{i}"] = view(f"t{i}", kind, shape, span, offset=offset, strides=strides)
+        item = storage.itemsize
+        want[f"t{i}"] = np.array(
+            np.lib.stride_tricks.as_strided(storage[offset:], shape, [s * item for s in strides]), order="C"
+        )
+    got = through(Checkpoint(tensors), folder / "out.safetensors")
+    for name, array in want.items():
+        assert same(read_array(tensors[name]), array)
+        assert same(got[name].numpy(), array)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_tiles_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("tiles")
+    rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    whole = np.arange(rows * columns, dtype="<i4").reshape(rows, columns)
+    cuts_r = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=3))})
+    cuts_c = sorted({0, columns, *data.draw(st.lists(st.integers(0, columns), max_size=3))})
+    tiles, at = [], 0
+    with (folder / "data").open("wb") as f:
+        for r0, r1 in itertools.pairwise(cuts_r):
+            for c0, c1 in itertools.pairwise(cuts_c):
+                raw = whole[r0:r1, c0:c1].tobytes()
+                f.write(raw)
+                tiles.append(((r0, c0), (r1 - r0, c1 - c0), Span(str(folder / "data"), at, len(raw))))
+                at += len(raw)
+    t = tiled("w", DTYPES["int32"], whole.shape, data.draw(st.permutations(tiles)))
+    assert same(through(Checkpoint({"w": t}), folder / "o.safetensors")["w"].numpy(), whole)
+
+
+def many(folder: Path) -> Checkpoint:
+    """Tensors small and large, of all widths, each checked by a CRC-32C, from one file."""
+    rng = np.random.default_rng(1)
+    tensors: dict[str, Tensor] = {}
+    blob = b""
+    for i, kind in enumerate(["float32", "int8", "float64", "bool", "uint16", "complex64"] * 20):
+        array = rng.integers(0, 2, int(rng.integers(0, 40))).astype(DTYPES[kind].np)
+        span = Span(
+            str(folder / "blob"), len(blob), array.nbytes, f"crc32c:{checksum.crc('crc32c', array.tobytes()):08x}"
+        )
+        tensors[f"{i:03d}"] = plain(f"{i:03d}", DTYPES[kind], array.shape, span)
+        blob += array.tobytes()
+    (folder / "blob").write_bytes(blob)
+    return Checkpoint(tensors)
+
+
+def shuffled(do: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
+    """An engine that runs jobs in any order, some of them twice, after a trip through pickle."""
+    import pickle
+
+    jobs = list(jobs)
+    random.Random(0).shuffle(jobs)
+    for i, job in enumerate(jobs):
+        copy = pickle.loads(pickle.dumps(job))
+        if i % 3 == 0:
+            do(copy)
+        yield do(copy)
+
+
+def test_any_order_of_jobs_gives_the_same_file(tmp_path: Path) -> None:
+    source = many(tmp_path)
+    through(source, tmp_path / "a.safetensors")
+    through(source, tmp_path / "b.safetensors", map=shuffled)
+    through(source, tmp_path / "c.safetensors", memory=Memory.of(1 << 28, 1))
+    first = (tmp_path / "a.safetensors").read_bytes()
+    assert first == (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+
+
+def test_every_flipped_bit_of_a_checked_span_is_found(tmp_path: Path) -> None:
+    source = many(tmp_path)
+    blob = bytearray((tmp_path / "blob").read_bytes())
+    rng = random.Random(5)
+    for _ in range(60):
+        at, bit = rng.randrange(len(blob)), 1 << rng.randrange(8)
+        blob[at] ^= bit
+        (tmp_path / "blob").write_bytes(blob)
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="crc32c"):
+            through(source, tmp_path / "o.safetensors")
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["blob"]
+        blob[at] ^= bit
+
+
+def test_a_transposed_view_of_a_checked_storage_is_checked_too(tmp_path: Path) -> None:
+    array = np.arange(10000, dtype="<f4")
+    (tmp_path / "s").write_bytes(array.tobytes())
+    good = f"crc32:{checksum.crc('crc32', array.tobytes()):08x}"
+    for check, fails in ((good, False), ("crc32:00000000", True)):
+        span = Span(str(tmp_path / "s"), 0, array.nbytes, check)
+        t = view("w", DTYPES["float32"], (50, 100), span, offset=0, strides=(1, 100))
+        if fails:
+            with pytest.raises(ckptconv.CorruptCheckpoint):
+                through(Checkpoint({"w": t}), tmp_path / "o.safetensors")
+        else:
+            got = through(Checkpoint({"w": t}), tmp_path / "o.safetensors")
+            assert same(got["w"].numpy(), np.array(array.reshape(100, 100)[:, :50].T, order="C"))
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    source = many(tmp_path)
+
+    def touching(do: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
+        for job in jobs:
+            yield do(job)
+        with (tmp_path / "blob").open("r+b") as f:
+            f.write(f.read(1))
+        import os
+
+        os.utime(tmp_path / "blob", (1, 1))
+
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed"):
+        through(source, tmp_path / "o.safetensors", map=touching)
+    assert not (tmp_path / "o.safetensors").exists()
+
+
+def test_a_source_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
+    source = many(tmp_path)
+
+    def shrinking(do: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
+        for i, job in enumerate(jobs):
+            if i == 3:
+                (tmp_path / "blob").write_bytes(b"")
+            yield do(job)
+
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        through(source, tmp_path / "o.safetensors", map=shrinking)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["blob"]
+
+
+def test_casts_count_what_they_lose(tmp_path: Path) -> None:
+    array = np.array([1, -0.0, 1e30, -1e30, 1e-30, np.inf, np.nan], "<f4")
+    ckptconv.save({"w": array, "i": np.arange(3)}, tmp_path / "a.safetensors")
+    done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", change=api.Change(dtype="float16"))
+    assert done.loss == {"w": (2, 1)}
+    got = ckptconv.open(tmp_path / "b.safetensors")
+    with np.errstate(over="ignore"):
+        assert same(got["w"].numpy(), array.astype("f2"))
+    assert got["i"].dtype.name == "int64"
+
+
+def test_the_content_hash_is_what_its_description_says(tmp_path: Path) -> None:
+    from blake3 import blake3
+
+    array = np.random.default_rng(0).standard_normal((1500, 1000)).astype("<f4")  # more than one chunk
+    raw = array.tobytes()
+    chunks = b"".join(blake3(raw[i : i + CHUNK]).digest(length=16) for i in range(0, len(raw), CHUNK))
+    want = blake3(b"ckptconv.tensor.1\0float32\0[1500,1000]\0" + chunks).hexdigest(length=16)
+    t = held("w", np.asfortranarray(array))
+    with Sources() as sources:
+        assert hash_tensor(t, sources) == want
+    assert content_hash(held("e", np.empty((0, 2), "f4")), ()) != content_hash(held("e", np.empty((0, 3), "f4")), ())
+
+
+def test_full_verification_notices_what_was_written_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptconv import store
+
+    ckptconv.save({"w": np.arange(1000, dtype="f4")}, tmp_path / "a.npz")
+    write = store.Output.write
+
+    def forgetful(self: store.Output, name: str, start: int, data: Any) -> None:
+        raw = bytearray(memoryview(data).cast("B"))
+        if len(raw) >= 4000:
+            raw[1234] ^= 1
+        write(self, name, start, raw)
+
+    monkeypatch.setattr(store.Output, "write", forgetful)
+    with pytest.raises(ckptconv.VerifyError, match="w: other bytes"):
+        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", target=api.Target(verify="full"))
+
+
+def test_a_plan_says_how_each_tensor_moves(tmp_path: Path) -> None:
+    ckptconv.save({"w": np.ones((2, 3), "f4"), "n": np.arange(2)}, tmp_path / "a.safetensors")
+    plan = ckptconv.dry_run(tmp_path / "a.safetensors", tmp_path / "b.npz", change=api.Change(dtype="float16"))
+    assert isinstance(plan, Plan)
+    rows = {row["name"]: row for row in plan.to_json()["plan"]}
+    assert (rows["n"]["how"], rows["w"]["how"]) == ("copy", "cast float32")
+    assert rows["w"]["shape"] == [2, 3]
+    assert plan.summary()["bytes_changed"] == 12
+
+
+def test_c_strides() -> None:
+    assert c_strides((2, 3, 4)) == (12, 4, 1)
+    assert c_strides(()) == ()
