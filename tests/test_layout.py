@@ -64,7 +64,8 @@ ONE = [
     ("(2 n) 3 -> 3 n 2", (8, 3), {}, lambda x: x.reshape(2, 4, 3).transpose(2, 1, 0)),
     ("x (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x", (3, 8), {}, lambda x: gates(x, [0, 2, 1, 3])),
     ("(2 + n) d -> (n + 2) d", (6, 3), {}, lambda x: np.concatenate([x[2:], x[:2]])),
-    ("a ((b + c) d) -> d a (c + b)", (2, 15), {"b": 1, "d": 3}, lambda x: np.roll(x.reshape(2, 5, 3), -1, 1).transpose(2, 0, 1)),
+    ("a ((b + c) d) -> d a (c + b)", (2, 15), {"b": 1, "d": 3},
+     lambda x: np.roll(x, -3, 1).reshape(2, 5, 3).transpose(2, 0, 1)),
     ("a (b (c + d)) -> (c + d) (b a)", (2, 15), {"b": 3, "c": 2}, lambda x: x.reshape(2, 3, 5).T.reshape(5, 6)),
     ("a b -> b a", (0, 3), {}, lambda x: x.T),
 ]  # fmt: skip

@@ -1,0 +1,162 @@
+"""Prove a converter without weights: every name that goes in comes out, once, and finds its way back. Pure.
+
+Both sides of a rule bind the same captures; a layout names the stacked axis and only sizes it has; no rule stands
+behind one that takes all its names; no two rules give one name; nothing is defined and never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import TYPE_CHECKING
+
+from .errors import CkptError, UsageError
+from .names import Capture, Domain, Matcher, Template
+from .rewrite import translated
+
+if TYPE_CHECKING:
+    from .rules import Converter, Rule
+
+MAX_SAMPLES = 64  # names tried per template
+
+
+def lint(converter: Converter) -> list[str]:
+    """See Converter.lint."""
+    out = [f"rule {r.label}: {p}" for r in converter.rules for p in _rule(r, converter)]
+    out += _unused(converter)
+    out += _shadowed(converter)
+    if not converter.one_way:
+        out += _way_back(converter)
+    return out
+
+
+def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
+    left, right = _bound(rule.sources), _bound(rule.targets)
+    if rule.targets and left != right:
+        for name in sorted(left ^ right):
+            yield f"{{{name}}} stands on one side only"
+    for side in (rule.sources, rule.targets):
+        if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
+            yield "the names of one side bind different captures"
+    stacked = {t.stacked for t in (*rule.sources, *rule.targets)} - {""}
+    if len(stacked) > 1:
+        yield "stacks along more than one axis"
+    for name in set(rule.where) - left - stacked:
+        yield f"`where` speaks of {{{name}}}, which is in no name"
+    if rule.pattern:
+        for name in set(rule.sizes) - rule.pattern.names:
+            yield f"`sizes` speaks of {name}, which is no axis of the layout"
+    elif rule.sizes:
+        yield "`sizes` needs a layout"
+    for size in rule.sizes.values():
+        if isinstance(size, str) and size not in converter.params:
+            yield f"the size {size!r} is no parameter"
+    for op in rule.ops:
+        try:
+            _check_op(op)
+        except CkptError as e:
+            yield e.message
+
+
+def _check_op(op: str) -> None:
+    name, _, number = op.partition(":")
+    if name in ("swap", "conj", "neg", "bool", "int4", "uint4", "int2", "uint2") and not number:
+        return
+    if name in ("add", "mul"):
+        try:
+            float(number)
+        except ValueError:
+            raise UsageError(f"the operation {op!r} needs a number") from None
+        return
+    raise UsageError(f"there is no operation {op!r}")
+
+
+def _bound(templates: Sequence[Template]) -> set[str]:
+    return {c for t in templates for c in t.captures if c != t.stacked}
+
+
+def _unused(converter: Converter) -> list[str]:
+    used = {s for r in converter.rules for s in r.sizes.values() if isinstance(s, str)}
+    return [f"the parameter {p} is never used" for p in converter.params if p not in used]
+
+
+def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
+    """Names that a template takes: every value of its tables, a few of its free captures."""
+    values = []
+    for name in template.captures:
+        kind = next(p.kind for p in template.parts if isinstance(p, Capture) and p.name == name)
+        free = Domain({"": "text", "...": "any", "*": "int"}[kind])
+        values.append((where.get(name) or free).samples())
+    picks = islice(product(*values), MAX_SAMPLES)
+    return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
+
+
+def _plain(rule: Rule) -> bool:
+    """True if nothing but the name decides."""
+    return len(rule.sources) == 1 and not any(rule.wanted) and not rule.having and not rule.lacking
+
+
+def _shadowed(converter: Converter) -> Iterator[str]:
+    """Rules that can never match because an earlier one takes all their names."""
+    at = 0
+    for rule in converter.rules:
+        for t in rule.sources:
+            takers = {_taker(converter, name, at, rule) for name in samples(t, rule.where)}
+            if "" not in takers:
+                yield f"rule {rule.label}: never matches, {min(takers)} takes all its names"
+            at += 1
+
+
+def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
+    """The label of an earlier rule that takes a name whatever its tensor is, or ''."""
+    m = converter.matcher.first(name)
+    while m is not None and m.index < at:
+        earlier = converter.rules[converter.origins[m.index][0]]
+        if earlier is not rule:
+            same = earlier.wanted[0] == rule.wanted[0] and not earlier.having and not earlier.lacking
+            if _plain(earlier) or (same and len(earlier.sources) == 1 and any(earlier.wanted)):
+                return earlier.label
+        m = converter.matcher.after(name, m.index)
+    return ""
+
+
+def _way_back(converter: Converter) -> Iterator[str]:
+    """Names that the inverse would lead elsewhere."""
+    try:
+        back = converter.inverse
+    except UsageError as e:
+        yield e.message
+        return
+    for rule in converter.rules:
+        if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacked:
+            continue
+        if rule.targets[0].stacked or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
+            continue
+        for name in samples(rule.sources[0], rule.where):
+            m = Matcher([(rule.sources[0], rule.where)]).first(name)
+            values = translated(rule, m.values, converter.separators) if m else None
+            if values is None:
+                continue
+            if wrong := _astray(back, rule, rule.targets[0].render(values), name):
+                yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or say one_way"
+                break
+
+
+def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
+    """Where else the inverse may lead a name, or ''."""
+    wants = rule.inverse.wanted[0]
+    m = back.matcher.first(made)
+    while m is not None:
+        taker = back.rules[back.origins[m.index][0]]
+        values = translated(taker, m.values, back.separators)
+        returned = taker.targets[0].render(values) if values is not None and len(taker.targets) == 1 else name
+        if returned == name:
+            return ""
+        conditional = len(taker.sources) > 1 or taker.having or taker.lacking
+        if not conditional and (not taker.wanted[0] or not wants or set(wants) & set(taker.wanted[0])):
+            return returned
+        m = back.matcher.after(made, m.index)
+    return ""
+
+
+__all__ = ["lint", "samples"]

@@ -1,0 +1,414 @@
+"""Rules: the page that teaches them, what they refuse, and that they lead back."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptconv import rules
+from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
+from ckptconv.names import Matcher, domain, fold, template
+from ckptconv.tensor import DTYPES, Checkpoint, Held, held, plain
+
+PAGE = Path(__file__).parents[1] / "converters" / "README.md"
+
+
+def checkpoint(shapes: dict[str, list[int]], **roles: str) -> Checkpoint:
+    """A checkpoint whose values are all different."""
+    out, first = {}, 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        array = np.arange(first, first + count, dtype=np.float64).reshape(shape)
+        out[name] = plain(name, DTYPES["float64"], shape, Held(array), role=roles.get(name, ""))
+        first += count
+    return Checkpoint(out)
+
+
+def parse(text: str) -> rules.Converter:
+    return rules.parse(text, "test")
+
+
+def rule(**keys: Any) -> str:
+    def spell(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{k} = {spell(v)}" for k, v in value.items()) + " }"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(spell, value)) + "]"
+        return str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
+
+    return "[[rule]]\n" + "\n".join(f"{k.rstrip('_')} = {spell(v)}" for k, v in keys.items()) + "\n"
+
+
+# --- the page ---------------------------------------------------------------------------------------------------
+
+EXAMPLES = re.findall(r"```toml\n(.*?)```\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def sides(text: str) -> tuple[dict[str, list[int]], dict[str, list[int]], dict[str, str]]:
+    """Read `name [shape] & name [shape] -> name [shape]` lines, and the parameters."""
+    both: list[dict[str, list[int]]] = [{}, {}]
+    params = {}
+    for line in text.splitlines():
+        if line.startswith("param "):
+            key, value = line[6:].split("=")
+            params[key] = value
+        for into, side in zip(both, line.split("->"), strict=False):
+            for m in re.finditer(r"(\S+) \[([\d, ]*)\]", side):
+                into[m[1]] = [int(n) for n in m[2].split(",") if n.strip()]
+    return both[0], both[1], params
+
+
+def test_the_page_has_examples() -> None:
+    assert len(EXAMPLES) == PAGE.read_text().count("```toml") >= 4
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_page(example: tuple[str, str]) -> None:
+    text, table = example
+    source, want, params = sides(table)
+    converter = parse(text)
+    before = checkpoint(source)
+    after = converter.apply(before, params)
+    assert {n: list(t.shape) for n, t in after.items()} == want
+    if "not reversible" in table:
+        return
+    assert converter.lint() == []
+    back = converter.inverse.apply(after, params)
+    moved = {n for m in after.details["moved"].values() for n in m["from"]}
+    assert set(back) == moved
+    for name in moved:
+        assert np.array_equal(back[name].numpy(), before[name].numpy())
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+def test_values_are_those_of_numpy() -> None:
+    before = checkpoint(
+        {"g/k": [3, 10], "c/k": [3, 5], "e_0": [2, 3], "e_1": [2, 3], "e_10": [2, 3]}
+        | {f"e_{i}": [2, 3] for i in range(2, 10)}
+    )
+    text = rule(from_=["g/k", "c/k"], to="w", layout="i (h.r + h.z), i h.n -> (h.r + h.z + h.n) i")
+    text += rule(from_="e_{e*}", to="e", layout="i o -> e o i")
+    after = parse(text).apply(before)
+    old = {n: t.numpy() for n, t in before.items()}
+    assert np.array_equal(after["w"].numpy(), np.concatenate([old["g/k"], old["c/k"]], 1).T)
+    assert np.array_equal(after["e"].numpy(), np.stack([old[f"e_{i}"].T for i in range(11)]))
+    back = parse(text).inverse.apply(after)
+    assert all(np.array_equal(back[n].numpy(), old[n]) for n in old)
+
+
+def test_experts_by_name_are_stacked_in_the_order_of_the_list() -> None:
+    text = rule(
+        from_="{x...}/{e*}/kernel", to="{x...}.in_proj", where={"e": ["query", "key", "value"]}, layout="i o -> (e o) i"
+    )
+    before = checkpoint({f"a/{p}/kernel": [2, 3] for p in ("value", "key", "query")})
+    after = parse(text).apply(before)
+    want = np.concatenate([before[f"a/{p}/kernel"].numpy().T for p in ("query", "key", "value")])
+    assert np.array_equal(after["a.in_proj"].numpy(), want)
+    back = parse(text).inverse.apply(after)
+    assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
+
+
+def test_operations() -> None:
+    text = rule(from_="a", to="a", op=["add:1", "mul:0.5"])
+    before = checkpoint({"a": [3]})
+    after = parse(text).apply(before)
+    assert after["a"].numpy().tolist() == [0.5, 1.0, 1.5]
+    assert parse(text).inverse.apply(after)["a"].numpy().tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(UsageError, match=r"mul:3.*undone exactly"):
+        _ = parse(rule(from_="a", to="a", op="mul:3")).inverse
+
+
+def test_int_shifts_and_dictionaries_lead_back() -> None:
+    text = rule(from_="block_{i}/{n}/kernel", to="b.{i}.{n}.w", where={"i": "int-1", "n": {"fc1": "up", "fc2": "down"}})
+    converter = parse(text)
+    after = converter.apply(checkpoint({"block_1/fc1/kernel": [1], "block_12/fc2/kernel": [2]}))
+    assert list(after) == ["b.0.up.w", "b.11.down.w"]
+    assert list(converter.inverse.apply(after)) == ["block_1/fc1/kernel", "block_12/fc2/kernel"]
+    with pytest.raises(UnmatchedTensors, match="below zero"):
+        converter.apply(checkpoint({"block_0/fc1/kernel": [1]}))
+
+
+def test_conditions_lead_back() -> None:
+    """A batch norm is told from a layer norm by its statistics, in both directions."""
+    text = rule(from_="{x...}/gamma", to="{x...}.weight", if_=["{x...}/moving_mean"], layout="c -> c 1")
+    text += rule(from_="{x...}/moving_mean", to="{x...}.running_mean") + rule(
+        from_="{x...}/gamma", to="{x...}.weight", rank=1
+    )
+    converter = parse(text)
+    before = checkpoint({"bn/gamma": [4], "bn/moving_mean": [4], "ln/gamma": [4]})
+    after = converter.apply(before)
+    assert {n: t.shape for n, t in after.items()} == {"bn.weight": (4, 1), "bn.running_mean": (4,), "ln.weight": (4,)}
+    back = converter.inverse.apply(after)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
+
+
+def test_params_and_sizes_lead_back() -> None:
+    text = '[params]\nw = { of = "conv/kernel", axis = 1 }\n'
+    text += rule(from_="conv/kernel", to="conv.weight", layout="h w i o -> o i h w")
+    text += rule(
+        from_="fc/kernel",
+        to="fc.weight",
+        layout="(h w c) o -> o (c h w)",
+        sizes={"w": "w", "c": {"of": "conv/kernel", "axis": 3}},
+    )
+    before = checkpoint({"conv/kernel": [5, 3, 1, 2], "fc/kernel": [12, 7]})
+    after = parse(text).apply(before)
+    assert np.array_equal(
+        after["fc.weight"].numpy(), before["fc/kernel"].numpy().reshape(2, 3, 2, 7).transpose(3, 2, 0, 1).reshape(7, 12)
+    )
+    back = parse(text).inverse.apply(after)
+    assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
+
+
+# --- ties, slots, provenance ------------------------------------------------------------------------------------
+
+
+def test_ties_of_the_source_survive_and_copies_are_taken_once() -> None:
+    a = held("a", np.arange(3.0))
+    before = Checkpoint(
+        {"a": a, "b": a.renamed("b"), "x/c": a.renamed("x/c"), "y/c": a.renamed("y/c")},
+        ties=(("a", "b", "x/c", "y/c"),),
+    )
+    after = parse(
+        rule(names={"a": "p", "b": "q", "{n}/c": "c"})
+        if False
+        else '[[rule]]\n[rule.names]\n"a" = "p"\n"b" = "q"\n"x/c" = "c"\n"y/c" = "c"\n'
+    ).apply(before)
+    assert after.ties == (("p", "q", "c"),)
+    assert list(after) == ["p", "q", "c"]
+    assert [n.kind for n in after.notes] == ["tied"]
+
+
+def test_slots_are_no_weights() -> None:
+    before = checkpoint(
+        {"a/kernel": [2, 3], "a/kernel/Adam": [2, 3], "a/kernel/vr": [2], "step": []},
+        **{"a/kernel/Adam": "slot", "a/kernel/vr": "slot", "step": "step"},
+    )
+    converter = parse(
+        rule(from_="{x...}/kernel", to="{x...}.weight", layout="i o -> o i") + rule(from_="{x...}", to="{x...}")
+    )
+    left = converter.apply(before)
+    assert list(left) == ["a.weight"]
+    assert {n.kind for n in left.notes} >= {"skipped"}
+    kept = converter.apply(before, slots=True)
+    assert {n: t.shape for n, t in kept.items()} == {"a.weight": (3, 2), "a.weight.Adam": (3, 2)}
+
+
+def test_every_target_says_where_it_came_from() -> None:
+    after = parse(rule(from_="{x}/k", to="{x}.w")).apply(checkpoint({"a/k": [1]}))
+    assert after.details["moved"] == {"a.w": {"rule": "{x}/k -> {x}.w", "from": ["a/k"]}}
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+def test_unmatched_tensors_are_folded_and_all_listed() -> None:
+    shapes = {f"layer_{i}/attn/kernel": [2, 2] for i in range(12)} | {"odd": [3], "layer_0/ffn/kernel": [4]}
+    with pytest.raises(UnmatchedTensors) as e:
+        parse(rule(from_="layer_{i}/ffn/kernel", to="{i}", layout="i o -> o i")).apply(checkpoint(shapes))
+    text = str(e.value)
+    assert "14 of 14" in text
+    assert "layer_{0..11}/attn/kernel (12) [2, 2]" in text
+    assert "nearest rule: layer_{i}/ffn/kernel" in text
+    assert "odd [3]" in text
+    assert "wants 2 axes, the tensor has 1" in text
+
+
+def test_what_lacks_a_partner_is_named() -> None:
+    with pytest.raises(UnmatchedTensors, match="lacks a/v"):
+        parse(rule(from_=["{x}/q", "{x}/v"], to="{x}.qv", layout="i, j -> (i + j)")).apply(checkpoint({"a/q": [2]}))
+    with pytest.raises(UnmatchedTensors, match="lacks e_1"):
+        parse(rule(from_="e_{e*}", to="e")).apply(checkpoint({"e_0": [2], "e_2": [2]}))
+    text = rule(from_=["{x}/q", "{x}/v"], to="{x}.qv", layout="i, j -> (i + j)") + rule(from_="{x}/q", to="{x}.q")
+    assert list(parse(text).apply(checkpoint({"a/q": [2], "b/q": [2], "b/v": [1]}))) == ["a.q", "b.qv"]
+
+
+def test_collisions_name_both_sources_and_rules() -> None:
+    with pytest.raises(NameCollision) as e:
+        parse(rule(from_="{x...}", to="{x...}")).apply(checkpoint({"a/b": [1], "a.b": [1], "c/d": [1], "c.d": [2]}))
+    text = str(e.value)
+    assert "2 names" in text
+    assert "a.b: from a/b (by {x...} -> {x...}) and a.b (by {x...} -> {x...})" in text
+    assert "c.d" in text
+
+
+def test_layouts_that_do_not_fit_are_all_listed() -> None:
+    with pytest.raises(LayoutError) as e:
+        parse(rule(from_="{x}", to="{x}", layout="(3 n) -> n 3")).apply(checkpoint({"a": [3], "b": [4], "c": [5]}))
+    assert "2 layouts" in str(e.value)
+    assert "b [4]" in str(e.value)
+    assert "c [5]" in str(e.value)
+
+
+def test_parameters_are_asked_for() -> None:
+    text = '[params]\nheads = { help = "how many" }\n' + rule(
+        from_="a", to="a", layout="(h d) -> d h", sizes={"h": "heads"}
+    )
+    with pytest.raises(UsageError, match=r"--param heads=NUMBER\n  heads: how many"):
+        parse(text).apply(checkpoint({"a": [6]}))
+    with pytest.raises(UsageError, match="no parameter 'head'; it takes heads"):
+        parse(text).apply(checkpoint({"a": [6]}), {"head": 2})
+    with pytest.raises(UsageError, match="whole number"):
+        parse(text).apply(checkpoint({"a": [6]}), {"heads": "two"})
+    assert parse(text).apply(checkpoint({"a": [6]}), {"heads": "2"})["a"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[rule]]\nfrm = 'a'\nto = 'b'", "'frm' means nothing; did you mean 'from'"),
+        ("rules = []", "did you mean 'rule'"),
+        ("[[rule]]\nfrom = 'a'", "needs `from` and `to`"),
+        ("[[rule]]\nfrom = 'a'\nto = 3", "string"),
+        (rule(from_="{x}{y}", to="{x}{y}"), "between two captures"),
+        (rule(from_="{x", to="a"), "opens or closes nothing"),
+        (rule(from_="{a...}x{b...}y{c...}", to="a"), "more than 2"),
+        (rule(from_="{a...}/{b...}", to="a"), "more than a separator"),
+        (rule(from_="{a}_{b}_{c}", to="a"), "in one segment"),
+        (rule(from_="{x}", to="{x}", where={"x": {"a": "c", "b": "c"}}), "no bijection"),
+        (rule(from_="{x}", to="{x}", where={"x": "float"}), "none of"),
+        (rule(from_="a", to=["b", "c"]), "several targets need a layout"),
+        (rule(from_="a", to="b", layout="x -> x, y"), "one tensor for each name"),
+        (rule(from_="a", to="b", layout="x -> y"), "only one side has"),
+        (rule(from_="a/{e*}", to="b.{e*}"), "both sides"),
+        ("include = ['../x']", "by its bare name"),
+        ("include = ['nothing_such']", "there is no nothing_such.toml"),
+        ("a = [", "no valid TOML"),
+        ("separators = ['/']", "separators are two"),
+    ],
+)
+def test_what_a_file_may_not_say(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as e:
+        parse(text)
+    assert says in str(e.value)
+    assert str(e.value).startswith("converter test: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (rule(from_="{x}/a", to="b"), "{x} stands on one side only"),
+        (rule(from_="a/{x}", to="{x}") + rule(from_="a/b{x}", to="c.{x}"), "takes all its names"),
+        (rule(from_="a", to="b", where={"x": "int"}), "in no name"),
+        (rule(from_="a", to="b", layout="i o -> o i", sizes={"z": 3}), "no axis of the layout"),
+        (rule(from_="a", to="b", layout="(i j) -> j i", sizes={"i": "n"}), "no parameter"),
+        ("[params]\nn = 3\n" + rule(from_="a", to="b"), "never used"),
+        (rule(from_="a", to="b", op="divide:2"), "no operation"),
+        (rule(from_="a", to="c") + rule(from_="b", to="c"), "would come back as a"),
+        (
+            rule(from_="{x}/gamma", to="{x}.weight", rank=1) + rule(from_="{x}/scale", to="{x}.weight"),
+            "would come back as",
+        ),
+    ],
+)
+def test_lint_finds(text: str, says: str) -> None:
+    found = parse(text).lint()
+    assert any(says in f for f in found), found
+
+
+def test_lint_is_content_with_ranks_and_tables() -> None:
+    text = rule(from_="{x...}/kernel", to="{x...}.weight", layout="i o -> o i")
+    text += rule(from_="{x...}/kernel", to="{x...}.weight", layout="h w i o -> o i h w")
+    text += rule(from_="{x...}/{p}", to="{x...}.{p}", where={"p": {"gamma": "weight", "beta": "bias"}}, rank=1)
+    assert parse(text).lint() == []
+
+
+# --- finding ----------------------------------------------------------------------------------------------------
+
+
+def test_load_names_the_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no converter is called"):
+        rules.load("hf-tff")
+    (tmp_path / "mine.toml").write_text('include = ["_parts"]\n' + rule(from_="a", to="b"))
+    (tmp_path / "_parts.toml").write_text(rule(from_="c", to="d"))
+    assert [r.label for r in rules.load(tmp_path / "mine.toml").rules] == ["a -> b", "c -> d"]
+    (tmp_path / "_parts.toml").write_text('include = ["_parts"]')
+    with pytest.raises(UsageError, match="include each other"):
+        rules.load(str(tmp_path / "mine.toml"))
+    with pytest.raises(UsageError, match="no such file"):
+        rules.load(str(tmp_path / "none.toml"))
+
+
+def test_renames_leave_other_names_alone() -> None:
+    before = checkpoint({"model/a": [1], "b/c": [2], "model/a/Adam": [1]}, **{"model/a/Adam": "slot"})
+    assert list(rules.change(before, None, ["model/{x...}={x...}"])) == ["a", "b/c", "a/Adam"]
+    with pytest.raises(UsageError, match="FROM=TO"):
+        rules.renaming(["a"])
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "want"),
+    [
+        ("{x...}/k", "k", {"x": ""}),
+        ("{x...}/k", "a/b.c/k", {"x": "a/b.c"}),
+        ("{x...}/k", "ak", None),
+        ("a/{x...}/k", "a/k", {"x": ""}),
+        ("a/{x...}/k", "a/b/c/k", {"x": "b/c"}),
+        ("a/{x...}", "a", {"x": ""}),
+        ("a/{x...}", "ab", None),
+        ("l{x...}z", "l/z", {"x": "/"}),
+        ("{x}/k", "a.b/k", None),
+        ("{c}/{c}_1", "q/q_1", {"c": "q"}),
+        ("{c}/{c}_1", "q/r_1", None),
+        ("{{x}}/{y}", "{x}/z", {"y": "z"}),
+        ("a+(b)", "a+(b)", {}),
+    ],
+)
+def test_templates(text: str, name: str, want: dict[str, str] | None) -> None:
+    t = template(text)
+    m = Matcher([(t, {})]).first(name)
+    assert (m.values if m else None) == want
+    if m:
+        assert t.render(m.values) == name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["a", "kernel", "layer_1", "b.c", "x"]), min_size=1, max_size=5), st.data())
+def test_a_template_renders_what_it_matched(segments: list[str], data: st.DataObject) -> None:
+    name = "/".join(segments)
+    for text in ("{x...}/{y}", "{y}/{x...}", "{x...}/kernel", "a/{x...}", "{x...}/layer_{y}/{z...}", "{x...}"):
+        t = template(text)
+        m = Matcher([(t, {"y": domain("int")} if "layer" in text else {})]).first(name)
+        assert m is None or t.render(m.values) == name
+
+
+def test_folding() -> None:
+    names = [f"l_{i}/d{j}/k" for i in range(12) for j in (1, 3)] + [
+        "b",
+        "x_00",
+        "x_01",
+        *(f"n{i}" for i in range(0, 40, 5)),
+    ]
+    assert list(map(str, fold(names))) == ["l_{0..11}/d{1,3}/k (24)", "b", "x_{00,01} (2)", "n{0,5..35} (8)"]
+
+
+def test_matching_is_quick() -> None:
+    """200,000 names take a second or two, and a hostile name cannot stop a hostile rule."""
+    text = "".join(
+        rule(from_=f"{{x...}}/b{i}/{{j}}/{p}", to=f"{{x...}}.b{i}.{{j}}.{p}", where={"j": "int"})
+        for i in range(20)
+        for p in ("kernel", "bias", "gamma")
+    )
+    matcher = parse(text).matcher
+    start = time.perf_counter()
+    assert all(matcher.first(f"model/enc/b{i % 20}/{i}/kernel") for i in range(50_000))
+    assert time.perf_counter() - start < 5
+    start = time.perf_counter()
+    for nasty in ("{a...}_{b...}_{c}-!", "{a...}_{c}-{d}!", "{a}_{b}!"):
+        matcher = Matcher([(template(nasty), {})])
+        assert matcher.first("_-" * 250) is None
+        assert matcher.first("_" * 100_000) is None
+    assert time.perf_counter() - start < 5
