@@ -121,6 +121,8 @@ class Format(NamedTuple):
 _HERE = "ckptconv.formats."
 TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
+    Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
+    Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
     Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),

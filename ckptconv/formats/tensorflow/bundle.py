@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.checksum import unmask
-from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, listing
-from ckptconv.store import Reader, Seen, exists, names, sibling, split
+from ckptconv.errors import CorruptCheckpoint, listing
+from ckptconv.store import Reader, Seen, exists, is_remote
 from ckptconv.tensor import Checkpoint, Coded, Data, DType, Note, Span, Tensor, elements, plain, tiled
 
 from . import dtypes, locate, slices, strings
+from .shards import Shards
 from .table import MAGIC, Table, first_value_tag
 
 if TYPE_CHECKING:
@@ -59,9 +60,13 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
 
         return v1.open_tables(found.tables)
     bundle = read(found.file)
-    from . import objects
+    from . import objects, saved_model
 
-    return objects.named(bundle, found.notes)
+    checkpoint = objects.named(bundle, found.notes)
+    meta = found.file.removesuffix(".index") + ".meta"
+    if not is_remote(meta) and exists(meta):
+        checkpoint.details.update(saved_model.meta_details(meta))
+    return checkpoint
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -89,7 +94,7 @@ def read(index: str) -> Bundle:
         pairs = iter(Table(f))
         header = _header(index, next(pairs, None))
         items = _parse(index, pairs)
-    shards = _Shards(index, header.num_shards)
+    shards = Shards(index, header.num_shards)
     builder = _Builder(index, header.endianness == 1, shards, items)
     tensors = builder.tensors()
     shards.check(items)
@@ -153,7 +158,7 @@ class _Layout(NamedTuple):
 class _Builder:
     """Turn entries into tensors; collect what cannot be."""
 
-    def __init__(self, index: str, swapped: bool, shards: _Shards, items: dict[bytes, pb.BundleEntryProto]) -> None:
+    def __init__(self, index: str, swapped: bool, shards: Shards, items: dict[bytes, pb.BundleEntryProto]) -> None:
         self.url, self.swapped, self.shards, self.items = index, swapped, shards, items
         self.layouts: dict[tuple[int, ...], _Layout] = {}
         self.variants: list[str] = []
@@ -250,76 +255,6 @@ class _Builder:
             self.partial.append(name)
             return None
         return tiled(name, kind, layout.shape, [(*box, data) for box, data in covering], ops=layout.ops)
-
-
-# --- the shards -------------------------------------------------------------------------------------------------
-
-
-class _Shards:
-    """The data files: their names, and how far they must reach."""
-
-    def __init__(self, index: str, count: int) -> None:
-        self.index, self.count = index, count
-        self.base = split(index)[1].removesuffix(".index")
-        self.reach: dict[int, int] = {}
-        self.urls: dict[int, str] = {}
-
-    def url(self, shard: int, end: int, name: str) -> str:
-        """The url of a shard of which the bytes up to `end` are needed."""
-        reach = self.reach.get(shard)
-        if reach is None:
-            if not 0 <= shard < self.count:
-                text = f"lies in shard {shard}, but there are {self.count}"
-                raise CorruptCheckpoint(text, url=self.index, tensor=name)
-            self.urls[shard] = self._find(shard)
-            reach = 0
-        if end >= reach:
-            self.reach[shard] = end
-        return self.urls[shard]
-
-    def used(self) -> tuple[str, ...]:
-        return tuple(self.urls[s] for s in sorted(self.urls))
-
-    def _find(self, shard: int) -> str:
-        """The file of a shard. A merge in which one part was empty leaves a header that counts too many shards."""
-        url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
-        if exists(url):
-            return url
-        found = [locate.DATA.fullmatch(n) for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
-        counts = {m[3] for m in found if m and m[1] == self.base}
-        if len(counts) != 1 or int(min(counts)) == self.count:
-            return url
-        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
-
-    def check(self, items: dict[bytes, pb.BundleEntryProto]) -> None:
-        """Compare the files' sizes with what the entries need; all problems in one error."""
-        problems = []
-        kind: type[CkptError] = StorageError
-        for shard, url in sorted(self.urls.items()):
-            text = self._problem(shard, url, items)
-            if text:
-                problems.append(text)
-                kind = kind if "is missing" in text else CorruptCheckpoint
-        if problems:
-            raise kind("\n".join(problems), url=self.index)
-
-    def _problem(self, shard: int, url: str, items: dict[bytes, pb.BundleEntryProto]) -> str:
-        mine = [(k, e) for k, e in items.items() if e.shard_id == shard and not e.slices]
-        file = split(url)[1]
-        if not exists(url):
-            return f"the shard {file} is missing; it holds {len(mine)} tensors:\n{listing(_text(k) for k, _ in mine)}"
-        with Reader(url) as f:
-            size = f.size
-            head = f.read(0, min(64, size))
-        if size >= self.reach[shard]:
-            return ""
-        if head.startswith(b"version https://git-lfs"):
-            return f"the shard {file} is a git-lfs pointer; run `git lfs pull` where it came from"
-        cut = [_text(k) for k, e in mine if e.offset + e.size > size]
-        return (
-            f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
-            f"{len(cut)} tensors are cut:\n{listing(cut)}"
-        )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,168 @@
+"""SavedModels, .meta files and frozen graphs: what they name and what they hold.
+
+    folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, collections, objects } }
+    folder/variables/variables.*  a V2 checkpoint (bundle.py); none if all weights are constants
+    P.meta                        MetaGraphDef: a training graph; its values lie in the V2 checkpoint P
+    graph.pb                      GraphDef: frozen, weights are Const nodes (nodes.py)
+
+.pbtxt is any of these as text. Specification: tensorflow/core/protobuf/{saved_model,meta_graph}.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptCheckpoint, StorageError
+from ckptconv.store import Reader, Seen, exists, is_dir, join, read_all, split
+from ckptconv.tensor import Checkpoint, Note
+
+from . import locate, saved_model
+from .table import read_varint
+from .wire import Bytes, Memory, fields, messages
+
+FORMAT = "tf-graph"
+MODELS = ("saved_model.pb", "saved_model.pbtxt")
+TEXT_LIMIT = 1 << 28  # text is parsed in memory, by Python
+TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_version", b"meta_graphs {", b"versions {")
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 3 if any(name in seen.files for name in MODELS) else 0
+    if seen.base in MODELS:
+        return 3 if seen.size else 1
+    if seen.base.endswith(".pbtxt"):
+        return 2 if any(word in seen.head for word in TEXT) else 1
+    if seen.base.endswith(".meta"):
+        return 2 if seen.head[:1] == b"\n" else 0
+    if _first_node(seen.head):
+        return 2
+    return int(seen.base.endswith(".pb") and seen.size > 0)
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Open a SavedModel, .meta or GraphDef; `opaque` reads every constant, weight or not."""
+    if is_dir(url):
+        url = next((u for name in MODELS if exists(u := join(url, name))), join(url, MODELS[0]))
+    with _message(url) as f:
+        found = _regions(f)
+        if found.saved_model:
+            return saved_model.open(url, f, found, opaque)
+        checkpoint = constants(f, found, opaque)
+        details = saved_model.collections(f, *found.meta) if found.meta else {}
+        if details:
+            index = split(locate.prefix_of(url))[1] + ".index"
+            raise StorageError(f"holds a graph but no weights; they are in {index}, which is not here", url=url)
+    return replace(checkpoint, details={**checkpoint.details, **details})
+
+
+# --- what kind of message ---------------------------------------------------------------------------------------
+
+
+class Regions(NamedTuple):
+    """Ranges of the file: the MetaGraphDef, if there is one, and the GraphDef, if there is one."""
+
+    meta: tuple[int, int] | tuple[()]
+    graph: tuple[int, int] | tuple[()]
+    saved_model: bool
+    tags: tuple[str, ...] = ()
+
+
+@contextmanager
+def _message(url: str) -> Iterator[Bytes]:
+    """The binary form of a file that may be text."""
+    if not url.endswith("txt"):
+        with Reader(url) as f:
+            yield f
+        return
+    from google.protobuf import text_format
+
+    from . import messages_pb2 as pb
+
+    text = read_all(url, TEXT_LIMIT)
+    kind: type[Any] = pb.GraphDef
+    if b"saved_model_schema_version" in text or b"meta_graphs {" in text:
+        kind = pb.SavedModel
+    elif b"meta_info_def {" in text or b"graph_def {" in text:
+        kind = pb.MetaGraphDef
+    try:
+        message = text_format.Parse(text.decode("utf-8", "surrogateescape"), kind(), allow_unknown_field=True)
+    except (text_format.ParseError, UnicodeError) as e:
+        raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({e})", url=url) from e
+    yield Memory(url, message.SerializeToString())
+
+
+def _regions(f: Bytes) -> Regions:
+    """Tell the three messages apart by their first fields."""
+    if not f.size:
+        raise CorruptCheckpoint("is empty (0 bytes)", url=f.url)
+    head = f.read(0, min(4096, f.size))
+    if head.startswith(b"version https://git-lfs"):
+        raise CorruptCheckpoint("is a git-lfs pointer; run `git lfs pull` where it came from", url=f.url)
+    if _first_node(head):
+        return Regions((), (0, f.size), False)
+    top = list(fields(f, 0, f.size))
+    if top[0].number == 1 and top[0].wire == 0:
+        metas = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
+        tagged = [(_tags(f, *m), m) for m in metas]
+        if not tagged:
+            raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
+        tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
+        return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
+    graphs = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
+    if len(graphs) == 1 and _is_graph(f, *graphs[0]):
+        return Regions((0, f.size), graphs[0], False)
+    if all(x.wire == 2 or x.number == 3 for x in top) and {x.number for x in top} <= {1, 2, 3, 4, 5}:
+        return Regions((), (0, f.size), False)
+    raise CorruptCheckpoint("is no GraphDef, MetaGraphDef or SavedModel", url=f.url)
+
+
+def _is_graph(f: Bytes, start: int, end: int) -> bool:
+    return start == end or _first_node(f.read(start, min(4096, end - start)))
+
+
+def _first_node(head: bytes) -> bool:
+    """Whether a message begins with a node: field 1 that begins with a name (field 1) and an op (field 2)."""
+    try:
+        if head[0] != 0x0A:
+            return False
+        at = read_varint(head, 1)[1]
+        if head[at] != 0x0A:
+            return False
+        size, at = read_varint(head, at + 1)
+        at += size
+        if not size or head[at] != 0x12:
+            return False
+        size, at = read_varint(head, at + 1)
+        op = head[at : at + size]
+        return 0 < len(op) == size and op.replace(b"_", b"").replace(b">", b"").replace(b".", b"").isalnum()
+    except IndexError:
+        return False
+
+
+def _tags(f: Bytes, start: int, end: int) -> tuple[str, ...]:
+    info = next(messages(f, start, end, 1), None)
+    if info is None:
+        return ()
+    return tuple(f.read(a, b - a).decode("utf-8", "replace") for a, b in messages(f, *info, 4))
+
+
+# --- constants --------------------------------------------------------------------------------------------------
+
+
+def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
+    """The constants of the graph that are weights."""
+    from . import nodes
+
+    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [])
+    tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
+    notes = []
+    if others:
+        text = f"{len(others)} constants are shapes, axes or scalars, not weights; --opaque reads them"
+        notes.append(Note("skipped", text, others))
+    if quantised := tuple(n for n in graph.quantised if n in tensors):
+        notes.append(Note("assumed", "quantised integers are read as plain ones; their scale is elsewhere", quantised))
+    return Checkpoint(tensors, format=FORMAT, urls=(f.url,), notes=tuple(notes))

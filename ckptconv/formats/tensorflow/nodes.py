@@ -1,0 +1,167 @@
+"""Constants of a graph: where their values lie, and which are weights rather than shapes and axes.
+
+    GraphDef.node { name: "conv/kernel"  op: "Const"  attr { key: "value"  value { tensor { TensorProto } } } }
+
+Freezing turns a variable into a Const that the Identity `name/read` reads (TF1) or whose name ends in
+`ReadVariableOp/resource` (TF2). Any other Const is judged by what reads it: an input that means a shape, an axis or a
+permutation makes no weight, nor does a scalar.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
+from ckptconv.tensor import DType, Held, Part, Span, Tensor, c_strides, elements, plain
+
+from . import constants, dtypes
+from . import messages_pb2 as pb
+from .wire import Bytes, Memory, messages
+
+SMALL = 8  # a vector of no more integers is a shape, a list of axes or a permutation
+IN_PLACE = 64  # bytes from which on a value is referred to rather than held
+MAX_STRINGS = 1 << 20  # a repeated string is held this often
+
+# inputs that say how to compute, not what with; -1 is the last one
+_CONTROL: dict[str, tuple[int, ...]] = {
+    "All": (1,), "Any": (1,), "ArgMax": (1,), "ArgMin": (1,), "AsString": (0,), "Assert": (0, 1, 2, 3, 4, 5),
+    "BatchToSpaceND": (1, 2), "BroadcastArgs": (0, 1), "BroadcastTo": (1,), "Concat": (0,), "ConcatV2": (-1,),
+    "ConjugateTranspose": (1,), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,),
+    "Conv3DBackpropInputV2": (0,), "CropAndResize": (3,), "Cumprod": (1,), "Cumsum": (1,),
+    "DepthwiseConv2dNativeBackpropInput": (0,), "EuclideanNorm": (1,), "ExpandDims": (1,), "Fill": (0,),
+    "GatherV2": (2,), "InvertPermutation": (0,), "LinSpace": (0, 1, 2), "Max": (1,), "Mean": (1,),
+    "MergeV2Checkpoints": (0, 1), "Min": (1,), "MirrorPad": (1,), "OneHot": (1,), "Pad": (1,), "PadV2": (1,),
+    "ParseExample": tuple(range(1, 64)), "Prod": (1,), "RandomStandardNormal": (0,), "RandomUniform": (0,),
+    "RandomUniformInt": (0,), "Range": (0, 1, 2), "Reshape": (1,), "ResizeBicubic": (1,), "ResizeBilinear": (1,),
+    "ResizeNearestNeighbor": (1,), "RestoreV2": (0, 1, 2), "Reverse": (1,), "ReverseV2": (1,), "Roll": (1, 2),
+    "SaveV2": (0, 1, 2), "ScatterNd": (2,), "ShardedFilename": (0, 1, 2), "Slice": (1, 2), "SpaceToBatchND": (1, 2),
+    "Split": (0,), "SplitV": (1, 2), "StatelessRandomNormal": (0, 1), "StatelessRandomUniform": (0, 1),
+    "StatelessTruncatedNormal": (0, 1), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3),
+    "StringJoin": tuple(range(16)), "Sum": (1,), "TensorArrayV3": (0,), "Tile": (1,), "TopKV2": (1,),
+    "Transpose": (1,), "TruncatedNormal": (0,),
+}  # fmt: skip
+
+
+class Use(NamedTuple):
+    """One reader of a node: its name and op, and which input it is."""
+
+    name: str
+    op: str
+    control: bool
+
+
+class Graph(NamedTuple):
+    """The constants of a graph and its functions, and who reads them."""
+
+    constants: dict[str, Tensor]
+    uses: dict[str, list[Use]]
+    quantised: list[str]
+
+
+def read(f: Bytes, start: int, end: int) -> Graph:
+    """Read the GraphDef at [start, end), one node at a time."""
+    graph = Graph({}, defaultdict(list), [])
+    for a, b in messages(f, start, end, 1):
+        _node(f, a, b, "", graph)
+    for library in messages(f, start, end, 2):
+        for a, b in messages(f, *library, 1):
+            scope = _function_name(f, a, b)
+            for node in messages(f, a, b, 3):
+                _node(f, *node, scope + "/", graph)
+    return graph
+
+
+def weights(graph: Graph) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The constants that are weights, and the names of the others."""
+    kept = {name: t for name, t in graph.constants.items() if is_weight(t, graph.uses.get(name, ()))}
+    return kept, tuple(n for n in graph.constants if n not in kept)
+
+
+def is_weight(t: Tensor, uses: list[Use] | tuple[Use, ...]) -> bool:
+    """Judge a constant by its name and its readers."""
+    frozen = any(u.op == "Identity" and u.name == t.name + "/read" for u in uses)
+    if frozen or t.name.endswith("ReadVariableOp/resource"):
+        return True
+    if not t.shape or (uses and all(u.control for u in uses)):
+        return False
+    return t.dtype.kind in "fcs" or not uses or t.count > SMALL or len(t.shape) > 1
+
+
+def _function_name(f: Bytes, start: int, end: int) -> str:
+    for a, b in messages(f, start, end, 1):
+        for c, d in messages(f, a, b, 1):
+            return f.read(c, d - c).decode("utf-8", "surrogateescape")
+    return ""
+
+
+def _node(f: Bytes, start: int, end: int, scope: str, graph: Graph) -> None:
+    from google.protobuf.message import DecodeError
+
+    raw = f.read(start, end - start)
+    try:
+        node = pb.NodeDef.FromString(raw)
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"the node at byte {start} is no message ({e})", url=f.url) from e
+    inputs = [i for i in node.input if not i.startswith("^")]
+    control = _CONTROL.get(node.op, ())
+    for i, source in enumerate(inputs):
+        how = i in control or i - len(inputs) in control
+        graph.uses[scope + source.split(":")[0]].append(Use(scope + node.name, node.op, how))
+    if node.op == "Const" and "value" in node.attr:
+        name = scope + node.name
+        if name in graph.constants:
+            raise CorruptCheckpoint("two nodes have this name", url=f.url, tensor=name)
+        try:
+            tensor = _constant(f, start, raw, name, node.attr["value"].tensor, graph)
+        except CkptError as e:
+            e.url, e.tensor = f.url, name
+            raise
+        if tensor:
+            graph.constants[name] = tensor
+
+
+def _constant(f: Bytes, start: int, raw: bytes, name: str, proto: pb.TensorProto, graph: Graph) -> Tensor | None:
+    code = proto.dtype - 100 if proto.dtype > 100 else proto.dtype
+    kind = dtypes.BY_CODE.get(code)
+    if kind is None or proto.tensor_shape.unknown_rank:
+        if code in (dtypes.RESOURCE, dtypes.VARIANT):
+            return None
+        raise CorruptCheckpoint(f"the constant has the unknown dtype {code} or no rank")
+    if code in dtypes.QUANTISED:
+        graph.quantised.append(name)
+    shape = tuple([d.size for d in proto.tensor_shape.dim])
+    count = elements(shape)
+    if kind.kind == "s":
+        return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"))
+    data = constants.stored(proto, kind, count, "the constant")
+    if len(data) >= IN_PLACE and proto.tensor_content and not isinstance(f, Memory):
+        # equal bytes earlier in the node would do as well
+        span = Span(f.url, start + raw.find(data), len(data))
+        return plain(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
+    return _held(name, kind, shape, count, data)
+
+
+def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: bytes) -> Tensor:
+    """Values in memory; of few values the last goes on to the end, by a stride of 0."""
+    given = len(data) // kind.itemsize
+    array = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
+    ops = dtypes.stored_ops(kind, False)
+    if given == count:
+        return plain(name, kind, shape, Held(array.array[:count].reshape(shape)), ops=ops)
+    steps = c_strides(shape)
+    if given <= 1:
+        return Tensor(name, kind, shape, (Part(array, kind, shape, 0, (0,) * len(shape), 0, steps, ops),))
+    first = Part(array, kind, (given,), 0, (1,), 0, (1,), ops)
+    rest = Part(array, kind, (count - given,), given - 1, (0,), given, (1,), ops)
+    return Tensor(name, kind, shape, (first, rest))
+
+
+def _strings(name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes]) -> Tensor:
+    if len(items) < count and count > MAX_STRINGS:
+        raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
+    array = np.empty(count, object)
+    array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]
+    return plain(name, kind, shape, Held(array.reshape(shape)))

@@ -1,0 +1,186 @@
+"""The variables of a SavedModel under the names people know, and what collections say of variables.
+
+    SavedObjectGraph   { nodes { children, variable { name, trainable } } }           in saved_model.pb
+    TrackableObjectGraph { nodes { children, attributes { checkpoint_key } } }        in the variables' bundle
+
+Both graphs have the same edges from the root, so walking them together pairs each variable with its key. A name that
+is not unique is replaced by the object path. Specification: tensorflow/core/protobuf/saved_object_graph.proto.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError
+from ckptconv.store import Reader, exists, join, split
+from ckptconv.tensor import Checkpoint, Note, Tensor
+
+from . import objects
+from .table import varint
+from .wire import Bytes, messages
+
+if TYPE_CHECKING:
+    from . import messages_pb2 as pb
+    from .bundle import Bundle
+    from .graph import Regions
+
+FORMAT = "tf-graph"
+LIMIT = 1 << 28  # bytes of a message that is parsed whole
+
+
+def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
+    """The variables of a SavedModel under the names its graph gives them; its constants if there are no variables."""
+    from . import bundle, graph
+
+    folder = split(url)[0]
+    index = join(folder, "variables", "variables.index")
+    details: dict[str, Any] = {"tags": list(found.tags)}
+    constants = graph.constants(f, found, opaque)
+    if found.meta:
+        details |= collections(f, *found.meta)
+    if not exists(index):
+        if _variables(f, found):
+            raise StorageError("the model has variables, but variables/variables.index is missing", url=url)
+        return replace(constants, details=details)
+    read = bundle.read(index)
+    checkpoint = _named(read, f, found) if read.graph else objects.named(read)
+    notes = list(checkpoint.notes)
+    tensors = dict(checkpoint.tensors)
+    if opaque:
+        tensors |= {n: t for n, t in constants.tensors.items() if n not in tensors}
+    elif constants.tensors:
+        text = "constants of the graph beside its variables; --opaque reads them"
+        notes.append(Note("unread", text, tuple(constants.tensors)))
+    return replace(
+        checkpoint,
+        tensors=tensors,
+        format=FORMAT,
+        urls=(url, *checkpoint.urls),
+        notes=tuple(notes),
+        details={**checkpoint.details, **details, **_trainable(checkpoint.details, details)},
+    )
+
+
+def _trainable(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The object graph's flags, or else the collection's."""
+    return {"trainable": ours.get("trainable") or theirs.get("trainable") or []}
+
+
+def _object_graph(f: Bytes, found: Regions) -> pb.SavedObjectGraph:
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    graph = pb.SavedObjectGraph()
+    try:
+        for a, b in messages(f, *found.meta, 7) if found.meta else ():
+            graph.MergeFromString(_small(f, a, b))
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"the object graph is no message ({e})", url=f.url) from e
+    return graph
+
+
+def _variables(f: Bytes, found: Regions) -> bool:
+    return any(node.HasField("variable") for node in _object_graph(f, found).nodes)
+
+
+def _named(read: Bundle, f: Bytes, found: Regions) -> Checkpoint:
+    """Name a bundle's tensors by the SavedVariables that the same path leads to in the SavedModel's object graph."""
+    saved, graph = _object_graph(f, found), objects.parse(read)
+    said: dict[str, str] = {}
+    trained: set[str] = set()
+    for theirs, ours in _pairs(saved, graph, f.url).items():
+        for attribute in graph.nodes[ours].attributes:
+            variable = saved.nodes[theirs].variable
+            if attribute.name == "VARIABLE_VALUE" and saved.nodes[theirs].HasField("variable"):
+                said[attribute.checkpoint_key] = variable.name.removesuffix(":0") or attribute.full_name
+                if variable.trainable:
+                    trained.add(attribute.checkpoint_key)
+    count = Counter(said[k] for k in read.tensors if k in said)
+    paths, _ = objects.readable(read.tensors)
+    names = {k: said[k] if k in said and said[k] and count[said[k]] == 1 else paths[k] for k in read.tensors}
+    twice = {n for n, times in Counter(names.values()).items() if times > 1}
+    names = {k: paths[k] if n in twice else n for k, n in names.items()}
+    if len(set(names.values())) < len(names):  # a name that is another's path
+        names = paths
+    roles = objects.roles_of(graph)
+    tensors: dict[str, Tensor] = {
+        names[k]: replace(t, name=names[k], role=roles.get(k, t.role)) for k, t in read.tensors.items()
+    }
+    notes = list(read.notes)
+    if repeated := sorted(names[k] for k in read.tensors if k in said and names[k] != said[k]):
+        notes.append(Note("hint", "variables whose names are not unique go by their object paths", tuple(repeated)))
+    details = {**read.details, "object_graph": len(graph.nodes), "trainable": [names[k] for k in names if k in trained]}
+    return Checkpoint(tensors, format=FORMAT, urls=read.urls, notes=tuple(notes), details=details)
+
+
+def _pairs(saved: pb.SavedObjectGraph, graph: pb.TrackableObjectGraph, url: str) -> dict[int, int]:
+    """Nodes of the model's object graph and those of the checkpoint's that the same names lead to from the root."""
+    pairs = {0: 0} if saved.nodes and graph.nodes else {}
+    todo = list(pairs)
+    while todo:
+        at = todo.pop()
+        beside = {c.local_name: c.node_id for c in graph.nodes[pairs[at]].children}
+        for child in saved.nodes[at].children:
+            if not 0 <= child.node_id < len(saved.nodes):
+                raise CorruptCheckpoint(f"the object graph refers to a node beyond its {len(saved.nodes)}", url=url)
+            if child.local_name in beside and child.node_id not in pairs:
+                pairs[child.node_id] = beside[child.local_name]
+                todo.append(child.node_id)
+    return pairs
+
+
+# --- collections ------------------------------------------------------------------------------------------------
+
+
+def _small(f: Bytes, start: int, end: int) -> bytes:
+    if end - start > LIMIT:
+        raise CorruptCheckpoint(f"a message of {end - start} bytes is no description (at byte {start})", url=f.url)
+    return f.read(start, end - start)
+
+
+def collections(f: Bytes, start: int, end: int) -> dict[str, Any]:
+    """The collections of a MetaGraphDef that list variables, by checkpoint keys, and which variables are trained."""
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    out: dict[str, list[str]] = {}
+    for a, b in messages(f, start, end, 4):
+        try:
+            entry = pb.MetaGraphDef.FromString(b"\x22" + varint(b - a) + _small(f, a, b)).collection_def
+        except DecodeError as e:
+            raise CorruptCheckpoint(f"a collection is no message ({e})", url=f.url) from e
+        for name, collection in entry.items():
+            if name.endswith("variables") or name == "global_step":
+                out[name] = _keys(collection.bytes_list.value)
+    return {"collections": out, "trainable": out["trainable_variables"]} if "trainable_variables" in out else {}
+
+
+def _keys(values: Any) -> list[str]:
+    """Checkpoint keys of the variables in a collection; none if it holds something else."""
+    from google.protobuf.message import DecodeError
+
+    from . import messages_pb2 as pb
+
+    keys: dict[str, None] = {}
+    for value in values:
+        try:
+            variable = pb.VariableDef.FromString(value)
+        except DecodeError:
+            return []
+        if not variable.snapshot_name and not variable.initializer_name:
+            return []
+        keys[variable.save_slice_info_def.full_name or variable.variable_name.removesuffix(":0")] = None
+    return list(keys)
+
+
+def meta_details(url: str) -> dict[str, Any]:
+    """What the .meta file at `url` says of variables; nothing if it cannot be read."""
+    try:
+        with Reader(url) as f:
+            return collections(f, 0, f.size)
+    except CkptError:
+        return {}

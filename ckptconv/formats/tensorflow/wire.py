@@ -1,0 +1,77 @@
+"""Walk a protobuf message in a file without reading what it holds: a graph of gigabytes costs one read per node.
+
+message = { varint (number << 3 | wire), value }      wire 0: varint, 1: 8 bytes, 2: varint size and bytes, 5: 4 bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from ckptconv.errors import CorruptCheckpoint
+
+from .table import read_varint
+
+WINDOW = 65536
+_FIXED = {1: 8, 5: 4}
+
+
+class Bytes(Protocol):
+    """What is walked: an open file, or a message in memory."""
+
+    url: str
+    size: int
+
+    def read(self, start: int, size: int) -> bytes: ...
+
+
+class Memory:
+    """A message in memory, made from the text of the file `url`."""
+
+    def __init__(self, url: str, data: bytes) -> None:
+        self.url, self.data, self.size = url, data, len(data)
+
+    def read(self, start: int, size: int) -> bytes:
+        return self.data[start : start + size]
+
+
+class Field(NamedTuple):
+    """One field: the bytes [start, start+size) of the file, or for wire 0 the value in `size`."""
+
+    number: int
+    wire: int
+    start: int
+    size: int
+
+
+def fields(f: Bytes, start: int, end: int) -> Iterator[Field]:
+    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is none."""
+    at, window, base = start, b"", start
+    while at < end:
+        if at + 20 > base + len(window) and base + len(window) < end:
+            window, base = f.read(at, min(WINDOW, end - at)), at
+        try:
+            tag, i = read_varint(window, at - base)
+            wire = tag & 7
+            size = _FIXED.get(wire, 0)
+            if wire in (0, 2):
+                size, i = read_varint(window, i)
+        except IndexError:
+            raise _broken(f, at) from None
+        begin = base + i
+        after = begin + (size if wire else 0)
+        if wire not in (0, 1, 2, 5) or not tag >> 3 or after > end:
+            raise _broken(f, at)
+        yield Field(tag >> 3, wire, begin, size)
+        at = after
+
+
+def messages(f: Bytes, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
+    """The ranges (start, end) of the messages, strings or bytes in one field."""
+    for field in fields(f, start, end):
+        if field.number == number and field.wire == 2:
+            yield field.start, field.start + field.size
+
+
+def _broken(f: Bytes, at: int) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"is no protobuf message (at byte {at}; truncated?)", url=f.url)
