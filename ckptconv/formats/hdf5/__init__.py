@@ -22,6 +22,7 @@ from ckptconv.store import Reader, Seen
 from ckptconv.tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, elements, plain
 
 from . import child
+from . import member as archive
 from .child import Window
 
 if TYPE_CHECKING:
@@ -111,18 +112,23 @@ def _strings(body: bytes) -> Iterator[bytes]:
 
 def look(url: str, member: str = "") -> Tree:
     """Read the directory of an HDF5 file, or of a member of a zip; the last few are remembered while unchanged."""
-    seen = window(url, member)
-    return _look(seen.name, url, member)
+    found = _look(window(url, member).name, url, member)
+    if isinstance(found, CkptError):
+        raise type(found)(found.message, url=found.url, tensor=found.tensor)
+    return found
 
 
 @lru_cache(maxsize=4)
-def _look(name: str, url: str, member: str) -> Tree:
-    seen = window(url, member)
-    base = 0
-    if member:
-        from ckptconv.formats.hdf5 import member as archive
+def _look(name: str, url: str, member: str) -> Tree | CkptError:
+    """Detection asks several times; failures are remembered too."""
+    try:
+        return _tree(window(url, member), url, member)
+    except CkptError as e:
+        return e
 
-        base = archive.place(url, member)
+
+def _tree(seen: Window, url: str, member: str) -> Tree:
+    base = archive.place(url, member) if member else 0
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[str, str], list[str]] = {}
@@ -158,11 +164,9 @@ def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int,
 def window(url: str, member: str = "") -> Window:
     """The bytes that the library may see."""
     if member:
-        from ckptconv.formats.hdf5 import member as archive
-
         return archive.window(url, member)
     reader = Reader(url)
-    return Window(f"{url} {reader.stamp}", url, reader.size, reader.read)
+    return Window(f"{url} {archive.stamp(url, reader)}", url, reader.size, reader.read)
 
 
 def try_look(url: str, member: str = "") -> Tree | None:

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, printable
 from ckptconv.formats.hdf5.child import Window
 from ckptconv.formats.hdf5.scan import RATIO
-from ckptconv.store import Reader, fileobj
+from ckptconv.store import Reader, fileobj, filesystem, is_remote
 
 LOCAL = struct.Struct("<4s5H3I2H")
 MAX_MEMBERS = 10_000
@@ -97,10 +97,18 @@ def window(url: str, name: str) -> Window:
     """What the HDF5 library sees of a member: a range of the zip, or a private unpacked copy."""
     file = Reader(url)
     found = members(url)[name]
-    label = f"{url} {file.stamp} {name}"
+    label = f"{url} {stamp(url, file)} {name}"
     if not found.stored:
         return _spooled(label, url, name)
     return Window(label, url, found.size, lambda start, size: file.read(found.start + start, size))
+
+
+def stamp(url: str, file: Reader) -> str:
+    """What changes when the file does."""
+    if is_remote(url):
+        fs, path = filesystem(url)
+        return f"{file.size} {fs.ukey(path)}"
+    return str(file.stamp)
 
 
 @lru_cache(maxsize=2)
