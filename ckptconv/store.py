@@ -1,4 +1,4 @@
-"""The only module that touches bytes: local files by positioned reads and writes, all else through fsspec.
+"""The only module that touches bytes: local files by positioned reads and writes, all else through remote.py.
 
 Reading:  `peek(url)` looks once at what detection needs; `Reader` reads ranges, checked against the file's size.
 Writing:  `Output` fills temporary files beside the destination and publishes them whole or not at all.
@@ -9,6 +9,7 @@ Payload is never mapped into memory: a file that shrinks under a mapping kills t
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import secrets
@@ -16,9 +17,11 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from .errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError, UnsafeCheckpoint, printable
+from . import remote
+from .errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint, printable
+from .remote import Stat, filesystem, is_remote, refused
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -27,10 +30,6 @@ PEEK = 4096  # bytes of a file's head and tail that detection sees
 
 
 # --- names -----------------------------------------------------------------------------------------------------
-
-
-def is_remote(url: str) -> bool:
-    return "://" in url and not url.startswith("file://")
 
 
 def local(url: str) -> str:
@@ -76,40 +75,58 @@ def sibling(url: str, name: str) -> str:
 # --- looking ----------------------------------------------------------------------------------------------------
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of a remote url and the path within it."""
-    try:
-        import fsspec
-
-        fs, path = fsspec.core.url_to_fs(url)
-        return fs, str(path)
-    except ImportError as e:
-        scheme = url.split("://")[0]
-        raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{scheme}]'") from e
-    except ValueError as e:
-        raise StorageError(f"cannot be opened: {e}", url=url) from e
-
-
 def exists(url: str) -> bool:
     if is_remote(url):
-        fs, path = filesystem(url)
-        return bool(fs.exists(path))
+        return remote.info(url) is not None
     return os.path.lexists(local(url))
 
 
 def is_dir(url: str) -> bool:
     if is_remote(url):
-        fs, path = filesystem(url)
-        return bool(fs.isdir(path))
+        return remote.is_dir(url)
     return os.path.isdir(local(url))
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
+    """Each folder below (and with) this one: its url, its folders' names and its files; sorted, the outer one first.
+
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
+    """
+    if is_remote(folder):
+        yield from remote.walk(folder)
+        return
+    folders, files = [], {}
+    try:
+        with os.scandir(local(folder)) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_file():
+                    status = entry.stat()
+                    files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
+    except OSError as e:
+        raise refused(e, folder) from e
+    yield folder, folders, files
+    for name in folders:
+        yield from walk(join(folder, name))
+
+
+def stat(url: str) -> Stat | None:
+    """Size and time of a file, or None if there is none."""
+    if is_remote(url):
+        return remote.stat(url)
+    try:
+        status = os.stat(local(url))
+    except OSError:
+        return None
+    return Stat(status.st_size, status.st_mtime_ns)
 
 
 def names(folder: str) -> list[str]:
     """Names of the files and folders in a folder, sorted; none where there is no such folder."""
     try:
         if is_remote(folder):
-            fs, path = filesystem(folder)
-            return sorted(str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(path, detail=False))
+            return remote.names(folder)
         return sorted(os.listdir(local(folder)))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -129,16 +146,18 @@ class Seen:
         self.folder, self.base = split(url.rstrip("/") if len(url) > 1 else url)
         self.is_dir = is_dir(url)
         self.size, self.head, self.tail = -1, b"", b""
-        if self.is_dir:
-            self.files = names(url)
-            return
-        beside = names(self.folder) if not url.startswith(("http://", "https://")) else []
-        self.files = [n for n in beside if n.startswith(self.base)]
-        if exists(url):
+        if not self.is_dir and exists(url):
             with Reader(url) as f:
                 self.size = f.size
                 self.head = f.read(0, min(PEEK, f.size))
                 self.tail = f.read(max(0, f.size - PEEK), min(PEEK, f.size))
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Listed only when a format asks: a folder of a thousand checkpoints is then not listed a thousand times."""
+        if self.is_dir:
+            return names(self.url)
+        return [n for n in names(self.folder) if n.startswith(self.base)]
 
     @cached_property
     def members(self) -> tuple[str, ...]:
@@ -161,22 +180,19 @@ class Reader:
     def __init__(self, url: str) -> None:
         self.url = url
         self._fd = -1
-        self._fs: Any = None
+        self.far: remote.File | None = None
+        self.stamp: tuple[int, ...]
+        if is_remote(url):
+            self.far = remote.File(url)
+            self.size, self.stamp = self.far.size, self.far.stamp
+            return
         try:
-            if is_remote(url):
-                self._fs, self._path = filesystem(url)
-                size = self._fs.size(self._path)
-                if size is None:
-                    raise StorageError("the server does not tell the file's size", url=url)
-                self.size = int(size)
-                self.stamp: tuple[int, ...] = (self.size,)
-            else:
-                self._fd = os.open(local(url), os.O_RDONLY | getattr(os, "O_BINARY", 0))
-                status = os.fstat(self._fd)
-                if os.path.isdir(local(url)):
-                    raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
-                self.size = status.st_size
-                self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+            self._fd = os.open(local(url), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            status = os.fstat(self._fd)
+            if os.path.isdir(local(url)):
+                raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
+            self.size = status.st_size
+            self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
         except OSError as e:
             self.close()
             raise refused(e, url) from e
@@ -184,17 +200,15 @@ class Reader:
     def read(self, start: int, size: int) -> bytes:
         """Read exactly `size` bytes at `start`; CorruptCheckpoint if the file does not hold them."""
         self._check(start, size)
-        if self._fs is not None:
-            data = self._remote(start, size)
-        else:
-            data = self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
-        return data
+        if self.far is not None:
+            return self.far.read(start, size)
+        return self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
 
     def into(self, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `start`."""
         self._check(start, len(view))
-        if self._fs is not None:
-            view[:] = self._remote(start, len(view))
+        if self.far is not None:
+            view[:] = self.far.read(start, len(view))
             return
         at = 0
         while at < len(view):
@@ -225,17 +239,6 @@ class Reader:
             got += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _remote(self, start: int, size: int) -> bytes:
-        if not size:
-            return b""
-        try:
-            data = cast(bytes, self._fs.cat_file(self._path, start=start, end=start + size))
-        except OSError as e:
-            raise refused(e, self.url) from e
-        if len(data) != size:
-            raise CorruptCheckpoint(f"{size} bytes at {start} were asked for, {len(data)} came", url=self.url)
-        return data
-
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -258,13 +261,13 @@ def read_all(url: str, limit: int) -> bytes:
 
 @contextmanager
 def fileobj(url: str) -> Iterator[IO[bytes]]:
-    """Open for libraries that want a seekable file object (h5py, zipfile)."""
+    """Open for libraries that want a seekable file object (zipfile)."""
+    if is_remote(url):
+        with Reader(url) as reader:
+            yield io.BufferedReader(_Raw(reader), 2**16)
+        return
     try:
-        if is_remote(url):
-            fs, path = filesystem(url)
-            handle = fs.open(path, "rb", block_size=2**18, cache_type="readahead")
-        else:
-            handle = open(local(url), "rb")  # noqa: SIM115 - closed below
+        handle = open(local(url), "rb")  # noqa: SIM115 - closed below
     except OSError as e:
         raise refused(e, url) from e
     try:
@@ -273,15 +276,34 @@ def fileobj(url: str) -> Iterator[IO[bytes]]:
         handle.close()
 
 
-def refused(e: OSError, url: str) -> CkptError:
-    """Say in one sentence what the file system refused."""
-    if isinstance(e, FileNotFoundError):
-        return StorageError("no such file or folder", url=url)
-    if e.errno == errno.ENOSPC:
-        return StorageError("the disk is full; nothing was changed", url=url)
-    if e.errno == errno.EDQUOT:
-        return StorageError("the disk quota is used up; nothing was changed", url=url)
-    return StorageError((e.strerror or str(e) or type(e).__name__).lower(), url=url)
+class _Raw(io.RawIOBase):
+    """A reader as a file object."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader, self._at = reader, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._reader.size)[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "before the beginning")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, min(len(view), self._reader.size - self._at))]
+        self._reader.into(self._at, view)
+        self._at += len(view)
+        return len(view)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -416,6 +438,6 @@ def _sync_folder(folder: str) -> None:
 
 
 __all__ = [
-    "File", "Output", "Reader", "Seen", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join", "local",
-    "names", "read_all", "refused", "sibling", "split",
+    "File", "Output", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join",
+    "local", "names", "read_all", "refused", "sibling", "split", "stat", "walk",
 ]  # fmt: skip

@@ -15,12 +15,14 @@ PACKAGE = Path(ckptconv.__file__).parent
 # Lower layers first; a module may import from its own layer's left and from any layer above it in this list.
 LAYERS = [
     ["errors", "checksum"],
+    ["remote"],
     ["tensor"],
     ["axes", "layout", "moves", "names", "store"],
     ["rewrite", "rules", "lint"],
     ["formats", "passes", "match"],
     ["plan"],
     ["job"],
+    ["journal"],
     ["run"],
     ["verify", "engines"],
     ["api"],
