@@ -81,7 +81,8 @@ class _Sums:
         wide -= mean
         factor = Fraction(scale)
         total = exact_sum(block) if block.dtype.kind in "iu" else Fraction(mean) * n * factor
-        spread = Fraction(float(wide @ wide)) * factor * factor
+        np.square(wide, out=wide)  # a dot product would start the threads of BLAS, to no gain
+        spread = Fraction(float(wide.sum())) * factor * factor
         if self.count:
             apart = total / n - self.total / self.count
             spread += apart * apart * self.count * n / (self.count + n)

@@ -13,9 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable
-from .convert import convert
-from .formats import formats
-from .inspect import inspect
+from . import complete, convert, formats, inspect
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -51,8 +49,12 @@ def _top(
     pass
 
 
-for verb in (convert, inspect, formats):
-    app.command()(verb)
+for verb, examples in (
+    (convert.convert, convert.EXAMPLES),
+    (inspect.inspect, inspect.EXAMPLES),
+    (formats.formats, ""),
+):
+    app.command(epilog=examples)(verb)
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback}
 
 
@@ -65,6 +67,8 @@ def with_verb(argv: list[str]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; an expected failure is one message, no traceback."""
+    if "_CKPTCONV_COMPLETE" in os.environ:
+        os.environ.update(complete.with_verb(os.environ, VERBS))
     argv = with_verb(sys.argv[1:] if argv is None else argv)
     try:
         app(argv, prog_name="ckptconv")

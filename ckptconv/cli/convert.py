@@ -6,25 +6,48 @@ from typing import Annotated
 
 import typer
 
-from . import options, show
-from .options import Ema, Exclude, From, Include, Json, Opaque, Quiet, WeightsOnly
+from . import complete, options, show
+from .options import (
+    Converter,
+    Dtype,
+    Ema,
+    Exclude,
+    From,
+    Include,
+    Inverse,
+    Jobs,
+    Json,
+    Opaque,
+    Param,
+    Quiet,
+    Rename,
+    WeightsOnly,
+)  # fmt: skip
+
+EXAMPLES = """Examples:
+
+\b
+  ckptconv model.ckpt -o model.safetensors       only the format changes
+  ckptconv model.ckpt -o out.npz --weights-only --dtype float16
+  ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
+  ckptconv model.ckpt -o out.safetensors -c auto names of the other framework
+  ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
+  ckptconv model.ckpt -o out.npz --dry-run       say what would be done
+"""
 
 
 def convert(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="File, prefix, folder or URL; many merge.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DST", help="Where to write.")],
-    to: Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The target's format.")] = None,
-    from_: From = None,
-    converter: Annotated[
+    to: Annotated[
         str | None,
-        typer.Option("--converter", "-c", metavar="NAME|FILE|auto", help="Apply a converter."),
+        typer.Option("--to", metavar="FORMAT", help="The target's format.", autocompletion=complete.writable),
     ] = None,
-    inverse: Annotated[bool, typer.Option("--inverse", help="Run the converter backwards.")] = False,
-    param: Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A converter's parameter.")] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option("--rename", metavar="FROM=TO", help="Template: 'enc/{x...}=dec/{x...}'."),
-    ] = None,
+    from_: From = None,
+    converter: Converter = None,
+    inverse: Inverse = False,
+    param: Param = None,
+    rename: Rename = None,
     include: Include = None,
     exclude: Exclude = None,
     scope: Annotated[
@@ -32,12 +55,12 @@ def convert(
     ] = None,
     weights_only: WeightsOnly = False,
     ema: Ema = False,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Cast floating-point tensors.")] = None,
+    dtype: Dtype = None,
     max_shard_size: Annotated[
         str | None, typer.Option("--max-shard-size", metavar="SIZE", help="Split, e.g. 5GB.")
     ] = None,
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Bound on buffers.")] = "512MB",
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads.")] = None,
+    jobs: Jobs = None,
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
     ] = None,
@@ -57,7 +80,7 @@ def convert(
     from .. import api
 
     select = options.select(from_, include, exclude, opaque, weights_only, ema)
-    change = api.Change(converter, inverse, options.params(param), rename or (), scope or (), dtype)
+    change = options.change(converter, inverse, param, rename, dtype, scope)
     target = api.Target(
         to,
         options.size(max_shard_size) if max_shard_size else None,

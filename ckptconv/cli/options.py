@@ -8,15 +8,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from . import complete
 
 if TYPE_CHECKING:
-    from ..api import Select
+    from ..api import Change, Select
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-From = Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="The source's format, if it is ambiguous.")]
-Include = Annotated[list[str] | None, typer.Option("--include", metavar="GLOB", help="Only tensors whose name fits.")]
-Exclude = Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="No tensor whose name fits.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        help="The source's format, if it is ambiguous.",
+        autocompletion=complete.readable,
+    ),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include", metavar="GLOB", help="Only tensors whose name fits.", autocompletion=complete.tensors
+    ),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="No tensor whose name fits.", autocompletion=complete.tensors),
+]
+Converter = Annotated[
+    str | None,
+    typer.Option(
+        "--converter",
+        "-c",
+        metavar="NAME|FILE|auto",
+        help="Rename and rearrange by a converter.",
+        autocompletion=complete.converters,
+    ),
+]
+Inverse = Annotated[bool, typer.Option("--inverse", help="Run the converter backwards.")]
+Param = Annotated[
+    list[str] | None, typer.Option("--param", metavar="K=V", help="A number that the converter asks for.")
+]
+Rename = Annotated[
+    list[str] | None, typer.Option("--rename", metavar="FROM=TO", help="Template: 'enc/{x...}=dec/{x...}'.")
+]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="Cast floating-point tensors.", autocompletion=complete.dtypes)
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads (as many as processors, at most 8).")]
 Opaque = Annotated[
     bool, typer.Option("--opaque", help="Read tensors out of pickles that name unknown classes; none is ever run.")
 ]
@@ -40,6 +78,20 @@ def select(
     from ..api import Select
 
     return Select(format, include or (), exclude or (), opaque, weights_only, ema)
+
+
+def change(
+    converter: str | None,
+    inverse: bool,
+    param: list[str] | None,
+    rename: list[str] | None,
+    dtype: str | None,
+    scope: list[str] | None = None,
+) -> Change:
+    """Bundle the options that change names, layouts and dtypes."""
+    from ..api import Change
+
+    return Change(converter, inverse, params(param), rename or (), scope or (), dtype)
 
 
 def size(text: str) -> int:

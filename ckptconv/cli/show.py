@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,39 @@ def shape(dims: Sequence[int]) -> str:
     return "x".join(map(str, dims)) or "scalar"
 
 
+def number(value: Any) -> str:
+    """A number in at most six significant digits; text as it is."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def folded(names: Sequence[str], limit: int = 20) -> str:
+    """Names folded by pattern, a line each."""
+    from ..errors import listing
+    from ..names import fold
+
+    return listing([str(f) for f in fold(names)], limit)
+
+
 def as_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print JSON, a line for each item of the lists and objects at the top: people read it, and so does `grep`."""
+    if not isinstance(value, dict):
+        print(_items(value, "[]") if isinstance(value, list) else _compact(value))
+        return
+    lines = []
+    for key, inner in value.items():
+        nested = isinstance(inner, (list, tuple)) and any(isinstance(i, (dict, list, tuple)) for i in inner)
+        lines.append(f"  {_compact(key)}: {_items(inner, '  ') if nested else _compact(inner)}")
+    sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _items(rows: Sequence[Any], indent: str) -> str:
+    pad = indent if indent.isspace() else ""
+    return "[\n" + ",\n".join(f"{pad}  {_compact(row)}" for row in rows) + f"\n{pad}]" if rows else "[]"
+
+
+_compact = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def talk(text: str) -> None:
@@ -41,11 +73,21 @@ def talk(text: str) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
-    safe = [[printable(cell) for cell in row] for row in rows]
-    widths = [max([len(h), *(len(row[i]) for row in safe)]) for i, h in enumerate(head)]
-    for row in ([*head], *safe):
-        cells = [c.rjust(w) if right[i : i + 1] == "r" else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]  # noqa: B905 - one cell a column
-        print("  ".join(cells).rstrip())
+    widths = [max(len(h), *(len(row[i]) for row in rows)) if rows else len(h) for i, h in enumerate(head)]
+    sides = [">" if right[i : i + 1] == "r" else "<" for i in range(len(head))]
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
+    safe = (line(*row) for row in [head, *rows])
+    sys.stdout.write("".join(f"{printable(text).rstrip()}\n" for text in safe))
+
+
+PAINT = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "faint": 2}
+
+
+def paint(text: str, how: str) -> str:
+    """Colour on a terminal that wants it (https://no-color.org): nothing in a pipe, with NO_COLOR or a dumb TERM."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{PAINT[how]}m{text}\x1b[0m"
 
 
 def notes(found: Sequence[Note], limit: int = 4) -> None:

@@ -1,0 +1,98 @@
+"""What the shell offers on TAB: formats, converters, dtypes, columns, and names of tensors in the SRC that was typed.
+
+Completion must be quick and silent: it opens a checkpoint's headers at most, and offers nothing if they cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import typer
+
+LIMIT = 200  # names offered at a time
+
+
+def _starting(words: Iterable[str], typed: str) -> list[str]:
+    return [w for w in words if w.startswith(typed)]
+
+
+def readable(incomplete: str) -> list[str]:
+    """Formats for --from."""
+    from ..formats import table
+
+    return _starting((f.name for f in table().values() if f.reads), incomplete)
+
+
+def writable(incomplete: str) -> list[str]:
+    """Formats for --to."""
+    from ..formats import table
+
+    return _starting((f.name for f in table().values() if f.writes), incomplete)
+
+
+def converters(incomplete: str) -> list[str]:
+    """Converters for -c, and rule files."""
+    from ..rules import names
+
+    folder = os.path.dirname(incomplete)
+    try:
+        files = [os.path.join(folder, f) for f in sorted(os.listdir(folder or ".")) if f.endswith(".toml")]
+    except OSError:
+        files = []
+    return _starting(["auto", *names(), *files], incomplete)
+
+
+def dtypes(incomplete: str) -> list[str]:
+    """Floating-point dtypes for --dtype."""
+    from ..tensor import DTYPES
+
+    return _starting((d.name for d in DTYPES.values() if d.kind == "f"), incomplete)
+
+
+def columns(incomplete: str) -> list[str]:
+    """Columns for --sort."""
+    from ..outline import KEYS
+
+    return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
+
+
+def tensors(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of tensors in the source, up to the next separator: TAB walks down the scopes."""
+    from ..errors import CkptError
+
+    given = ctx.params.get("sources") or ctx.params.get("source") or ()
+    found: dict[str, None] = {}
+    for source in [given] if isinstance(given, str) else given:
+        try:
+            found.update(dict.fromkeys(_names(source)))
+        except CkptError:
+            continue
+    return list(dict.fromkeys(_step(n, incomplete) for n in found if n.startswith(incomplete)))[:LIMIT]
+
+
+def _names(source: str) -> Iterator[str]:
+    from ..formats import open_checkpoint
+
+    yield from open_checkpoint(source)
+
+
+def _step(name: str, typed: str) -> str:
+    """The name up to the next separator, with * for what lies below."""
+    sep = "/" if "/" in name else "."
+    at = name.find(sep, len(typed))
+    return name if at < 0 else name[: at + 1] + "*"
+
+
+def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:
+    """What to change in a completion's environment so that the default verb stands before what was typed."""
+    key = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in environ else "COMP_WORDS"
+    program, *rest = re.split(r"\s", environ.get(key, ""), maxsplit=1)
+    first, *more = re.split(r"\s", rest[0], maxsplit=1) if rest else [""]
+    if not first or not more or first in {*verbs, "-h", "--help", "-V", "--version"}:
+        return {}
+    changed = {key: f"{program} convert {rest[0]}"}
+    if "COMP_CWORD" in environ:
+        changed["COMP_CWORD"] = str(int(environ["COMP_CWORD"]) + 1)
+    return changed

@@ -1,0 +1,175 @@
+"""What a checkpoint holds, put in order for people: rows, totals, a tree folded by pattern, and what its graph says.
+
+    encoder                                   48 tensors  85,054,464
+      layer_{0..11}
+        kernel          x12  float32 768x768
+
+Pure: nothing here reads a tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .errors import UsageError
+from .names import fold
+from .tensor import Checkpoint, Tensor
+
+# What --sort takes; sizes fall, all else rises.
+KEYS: dict[str, Callable[[Tensor], Any]] = {
+    "name": lambda t: _natural(t.name),
+    "size": lambda t: -t.nbytes,
+    "parameters": lambda t: -t.count,
+    "dtype": lambda t: t.dtype.name,
+    "shape": lambda t: t.shape,
+    "role": lambda t: t.role,
+}
+_NUMBER = re.compile(r"(\d{1,18})")
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """layer_2 before layer_10."""
+    return tuple((0, int(w), "") if w.isdecimal() else (1, 0, w) for w in _NUMBER.split(name))
+
+
+def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
+    """Sort by a column; `-key` turns it round. UsageError names the columns."""
+    word = key.removeprefix("-")
+    if word not in KEYS:
+        raise UsageError(f"--sort takes one of {', '.join(KEYS)}, not {key!r}")
+    return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
+
+
+class Totals(NamedTuple):
+    """Counts over a checkpoint; tied tensors count once."""
+
+    tensors: int
+    bytes: int
+    parameters: int  # of weights
+    all: int  # of weights, slots and the rest
+    roles: dict[str, int]  # tensors by role
+    dtypes: dict[str, int]  # bytes by dtype
+
+
+def totals(checkpoint: Checkpoint) -> Totals:
+    """Add up."""
+    again = {n for group in checkpoint.ties for n in group[1:]}
+    roles, dtypes = dict[str, int](), dict[str, int]()
+    weights = every = nbytes = 0
+    for name, t in checkpoint.tensors.items():
+        roles[t.role] = roles.get(t.role, 0) + 1
+        if name in again:
+            continue
+        count, size = t.count, t.nbytes
+        every, nbytes = every + count, nbytes + size
+        weights += 0 if t.role else count
+        dtypes[t.dtype.name] = dtypes.get(t.dtype.name, 0) + size
+    return Totals(len(checkpoint), nbytes, weights, every, roles, dtypes)
+
+
+# --- folding ----------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """Tensors whose names differ in numbers only, and that are alike in dtype, shape and role."""
+
+    text: str
+    tensors: tuple[Tensor, ...]
+
+
+def folded(tensors: Iterable[Tensor]) -> list[Line]:
+    """Fold tensors by pattern, in the order in which they first appear."""
+    alike: dict[tuple[str, tuple[int, ...], str], list[Tensor]] = {}
+    place = {}
+    for i, t in enumerate(tensors):
+        alike.setdefault((t.dtype.name, t.shape, t.role), []).append(t)
+        place[t.name] = i
+    lines = []
+    for group in alike.values():
+        by_name = {t.name: t for t in group}
+        lines += [Line(f.text, tuple(by_name[n] for n in f.names)) for f in fold(by_name)]
+    return sorted(lines, key=lambda line: place[line.tensors[0].name])
+
+
+@dataclass
+class Node:
+    """A scope of the tree: its own lines and its inner scopes, in order of appearance."""
+
+    text: str
+    inner: dict[str, Node] = field(default_factory=dict)
+    line: Line | None = None
+
+    def lines(self) -> Iterator[Line]:
+        if self.line:
+            yield self.line
+        for node in self.inner.values():
+            yield from node.lines()
+
+
+def separator(names: Iterable[str]) -> str:
+    """'/' or '.', whichever the names use as a path."""
+    seen = list(names)
+    return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."
+
+
+def tree(tensors: Sequence[Tensor]) -> Node:
+    """Fold, and hang the lines into a tree by scope; a scope with a single child is joined with it."""
+    cut = re.compile(re.escape(separator(t.name for t in tensors)) + r"(?![^{}]*\})")
+    root = Node("")
+    for line in folded(tensors):
+        at = root
+        for word in cut.split(line.text):
+            at = at.inner.setdefault(word, Node(word))
+        if at.line:  # the same words in another dtype or shape
+            at = root.inner.setdefault(f"{line.text}\0{len(root.inner)}", Node(line.text))
+        at.line = line
+    return _joined(root, cut.pattern[0] if cut.pattern[0] != "\\" else ".")
+
+
+def _joined(node: Node, sep: str) -> Node:
+    for word, child in node.inner.items():
+        while child.line is None and len(child.inner) == 1:
+            (only,) = child.inner.values()
+            child = Node(f"{child.text}{sep}{only.text}", only.inner, only.line)
+        node.inner[word] = _joined(child, sep)
+    return node
+
+
+# --- the graph --------------------------------------------------------------------------------------------------
+
+
+class Graph(NamedTuple):
+    """What a graph or configuration beside the tensors says, against what the checkpoint holds."""
+
+    variables: tuple[str, ...]
+    missing: tuple[str, ...]  # in the graph, not in the checkpoint
+    unknown: tuple[str, ...]  # in the checkpoint, not in the graph
+    trained: tuple[str, ...]
+    fixed: tuple[str, ...]  # weights that are not trained, by the graph
+    collections: dict[str, int]
+
+
+def graph(checkpoint: Checkpoint) -> Graph | None:
+    """Compare `details["collections"]` and `details["trainable"]` with the tensors; None if no graph was found."""
+    listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
+    trained = tuple(checkpoint.details.get("trainable", ()))
+    if not listed and not trained:
+        return None
+    held = checkpoint.tensors
+    said = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
+    known, taught = set(said), set(trained)
+    weights = [n for n in (said if listed else held) if n not in held or not held[n].role]
+    return Graph(
+        said,
+        tuple(n for n in said if n not in held),
+        tuple(n for n in held if n not in known) if "variables" in listed else (),
+        trained,
+        tuple(n for n in weights if n not in taught),
+        {name: len(names) for name, names in listed.items()},
+    )
+
+
+__all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "separator", "totals", "tree"]
