@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+CONFIG = "/.ATTRIBUTES/OBJECT_CONFIG_JSON"
 STEPS = {"_iterations", "iterations", "iter", "step", "_step", "global_step"}
 _ESCAPE = re.compile(r"\.([.S])")
 
@@ -36,16 +37,28 @@ def unescape(path: str) -> str:
 
 def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
-    tensors, details, said = bundle.tensors, dict(bundle.details), [*notes, *bundle.notes]
-    if bundle.graph:
-        graph = parse(bundle)
-        roles = roles_of(graph)
-        names, collisions = readable(tensors)
-        tensors = {names[k]: replace(t, name=names[k], role=roles.get(k, t.role)) for k, t in tensors.items()}
-        details["object_graph"] = len(graph.nodes)
-        if collisions:
-            said.append(Note("assumed", "object paths that would be equal when unescaped keep their keys", collisions))
-    return Checkpoint(tensors, format=FORMAT, urls=bundle.urls, notes=tuple(said), details=details)
+    if not bundle.graph:
+        said = (*notes, *bundle.notes)
+        return Checkpoint(bundle.tensors, format=FORMAT, urls=bundle.urls, notes=said, details=dict(bundle.details))
+    names, collisions = readable(bundle.tensors)
+    checkpoint = renamed(bundle, parse(bundle), names)
+    if collisions:
+        notes += (Note("assumed", "object paths that would be equal when unescaped keep their keys", collisions),)
+    return replace(checkpoint, notes=(*notes, *checkpoint.notes))
+
+
+def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, str]) -> Checkpoint:
+    """Take the tensors that `names` lists by their keys, under those names; descriptions of layers are no tensors."""
+    roles = roles_of(graph)
+    text = [k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s"]
+    tensors = {
+        name: replace(bundle.tensors[key], name=name, role=roles.get(key, ""))
+        for key, name in names.items()
+        if key not in text
+    }
+    notes = (*bundle.notes, Note("skipped", "descriptions of layers in JSON", tuple(text))) if text else bundle.notes
+    details = {**bundle.details, "object_graph": len(graph.nodes)}
+    return Checkpoint(tensors, format=FORMAT, urls=bundle.urls, notes=notes, details=details)
 
 
 def parse(bundle: Bundle) -> pb.TrackableObjectGraph:

@@ -9,13 +9,14 @@ is not unique is replaced by the object path. Specification: tensorflow/core/pro
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError
 from ckptconv.store import Reader, exists, join, split
-from ckptconv.tensor import Checkpoint, Note, Tensor
+from ckptconv.tensor import Checkpoint, Note, Span, Tensor
 
 from . import objects
 from .table import varint
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .graph import Regions
 
 FORMAT = "tf-graph"
+_COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
 LIMIT = 1 << 28  # bytes of a message that is parsed whole
 
 
@@ -92,28 +94,46 @@ def _named(read: Bundle, f: Bytes, found: Regions) -> Checkpoint:
     said: dict[str, str] = {}
     trained: set[str] = set()
     for theirs, ours in _pairs(saved, graph, f.url).items():
-        for attribute in graph.nodes[ours].attributes:
-            variable = saved.nodes[theirs].variable
-            if attribute.name == "VARIABLE_VALUE" and saved.nodes[theirs].HasField("variable"):
+        variable = saved.nodes[theirs].variable
+        for attribute in graph.nodes[ours].attributes if saved.nodes[theirs].HasField("variable") else ():
+            if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in read.tensors:
                 said[attribute.checkpoint_key] = variable.name.removesuffix(":0") or attribute.full_name
                 if variable.trainable:
                     trained.add(attribute.checkpoint_key)
-    count = Counter(said[k] for k in read.tensors if k in said)
-    paths, _ = objects.readable(read.tensors)
-    names = {k: said[k] if k in said and said[k] and count[said[k]] == 1 else paths[k] for k in read.tensors}
-    twice = {n for n, times in Counter(names.values()).items() if times > 1}
-    names = {k: paths[k] if n in twice else n for k, n in names.items()}
-    if len(set(names.values())) < len(names):  # a name that is another's path
-        names = paths
-    roles = objects.roles_of(graph)
-    tensors: dict[str, Tensor] = {
-        names[k]: replace(t, name=names[k], role=roles.get(k, t.role)) for k, t in read.tensors.items()
-    }
-    notes = list(read.notes)
-    if repeated := sorted(names[k] for k in read.tensors if k in said and names[k] != said[k]):
-        notes.append(Note("hint", "variables whose names are not unique go by their object paths", tuple(repeated)))
-    details = {**read.details, "object_graph": len(graph.nodes), "trainable": [names[k] for k in names if k in trained]}
-    return Checkpoint(tensors, format=FORMAT, urls=read.urls, notes=tuple(notes), details=details)
+    copies = _copies(read.tensors, said)
+    names, repeated = _choose({k: said.get(k, "") for k in read.tensors if k not in copies})
+    checkpoint = objects.renamed(read, graph, names)
+    notes = list(checkpoint.notes)
+    if copies:
+        notes.append(Note("skipped", "second copies that Keras' export keeps of variables of the same name", copies))
+    if repeated:
+        notes.append(Note("hint", "variables whose names are not unique go by their object paths", repeated))
+    trainable = [names[k] for k in names if k in trained]
+    return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": trainable})
+
+
+def _copies(tensors: dict[str, Tensor], said: dict[str, str]) -> tuple[str, ...]:
+    """Keys under `_all_variables` whose bytes and name are those of one variable elsewhere."""
+    others = {said[k]: tensors[k] for k in said if not _COPY.match(k)}
+    return tuple(k for k in said if _COPY.match(k) and said[k] in others and _equal(tensors[k], others[said[k]]))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bytes, as far as their checksums tell."""
+    x, y = a.parts[0].data, b.parts[0].data
+    same = (a.dtype, a.shape, len(a.parts)) == (b.dtype, b.shape, len(b.parts))
+    return same and isinstance(x, Span) and isinstance(y, Span) and (x.size, x.check) == (y.size, y.check)
+
+
+def _choose(said: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The names said, or paths for those that are not unique; and the latter."""
+    paths, _ = objects.readable(said)
+    count = Counter(said.values())
+    names = {k: n if n and count[n] == 1 else paths[k] for k, n in said.items()}
+    while len(set(names.values())) < len(names):  # a name that is another's path
+        count = Counter(names.values())
+        names = {k: paths[k] if count[n] > 1 else n for k, n in names.items()}
+    return names, tuple(names[k] for k, n in said.items() if n and names[k] != n)
 
 
 def _pairs(saved: pb.SavedObjectGraph, graph: pb.TrackableObjectGraph, url: str) -> dict[int, int]:
