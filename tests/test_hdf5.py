@@ -1,0 +1,375 @@
+"""HDF5: every way h5py can store a dataset reads bit for bit; what we write, h5py reads; hostile files are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kit import same
+
+import ckptconv
+from ckptconv import errors
+from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
+from ckptconv.formats import hdf5
+from ckptconv.formats.hdf5 import child, layout
+from ckptconv.tensor import DTYPES, Coded, Span
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+HOSTILE = FIXTURES / "hostile" / "hdf5"
+EXPECTED = json.loads((HOSTILE / "expected.json").read_text())
+
+NUMBERS = "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 c8 c16 ?".split()
+
+
+def noise(kind: str, shape: tuple[int, ...] = (5, 7)) -> np.ndarray:
+    """Random bits, so that NaN payloads are among them."""
+    dtype = np.dtype(kind)
+    if dtype.kind == "b":
+        return np.random.default_rng(1).integers(0, 2, shape).astype(bool)
+    raw = np.random.default_rng(1).integers(0, 256, (*shape, dtype.itemsize), dtype="u1")
+    return raw.view(dtype).reshape(shape)
+
+
+STORAGE = {
+    "contiguous": {},
+    "chunked": {"chunks": (2, 3)},
+    "gzip": {"chunks": (4, 7), "compression": "gzip", "shuffle": True},
+    "lzf": {"chunks": (4, 7), "compression": "lzf", "fletcher32": True},
+}
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_every_number_in_every_storage(tmp_path: Path, storage: str) -> None:
+    wanted = {}
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for kind in NUMBERS:
+            for order in "<>":
+                array = noise(kind).astype(np.dtype(kind).newbyteorder(order))
+                f.create_dataset(f"{order}/{kind}", data=array, **STORAGE[storage])
+                wanted[f"{order}/{kind}"] = array.astype(array.dtype.newbyteorder("="))
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert set(got) == set(wanted)
+    assert got.format == "hdf5"
+    for name, array in wanted.items():
+        assert same(got[name].numpy(), array), name
+        assert isinstance(got[name].parts[0].data, Span if storage == "contiguous" else Coded)
+
+
+def test_scalars_empty_compact_and_never_written(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["scalar"] = np.float64(-0.0)
+        f["empty"] = np.zeros((0, 3), "i2")
+        f.create_dataset("never", (2, 2), "f4", fillvalue=1.5)
+        f.create_dataset("sparse", (4, 4), "i4", chunks=(2, 2), fillvalue=7)[0, 0] = 1
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((3,))
+        h5py.h5d.create(f.id, b"compact", h5py.h5t.IEEE_F32LE, space, plan).write(
+            h5py.h5s.ALL, h5py.h5s.ALL, np.arange(3, dtype="f4")
+        )
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert np.signbit(got["scalar"].numpy()) and got["scalar"].shape == ()
+    assert got["empty"].numpy().shape == (0, 3)
+    assert got["never"].numpy().tolist() == [[1.5, 1.5], [1.5, 1.5]]
+    assert got["sparse"].numpy().sum() == 7 * 15 + 1
+    assert got["compact"].numpy().tolist() == [0, 1, 2]
+
+
+def test_large_chunked_datasets_come_in_bounded_pieces(tmp_path: Path) -> None:
+    array = np.arange(6_000_000, dtype="f8").reshape(3000, 2000)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("w", data=array, chunks=(100, 500))
+    data = hdf5.open(str(tmp_path / "a.h5"))["w"].parts[0].data
+    assert isinstance(data, Coded)
+    pieces = list(hdf5.decode(data))
+    assert max(map(len, pieces)) <= 8 << 20
+    assert b"".join(pieces) == array.tobytes()
+
+
+def test_text(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["vlen"] = np.array([["ä", ""], ["long " * 100, "x"]], object)
+        f["fixed"] = np.array([b"ab", b"c"])
+        f["one"] = "alone"
+        f.create_dataset("bytes", data=[b"\xff\xfe"], dtype=h5py.string_dtype("ascii"))
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert got["vlen"].numpy().tolist() == [["ä".encode(), b""], [b"long " * 100, b"x"]]
+    assert got["fixed"].numpy().tolist() == [b"ab", b"c"]
+    assert got["one"].numpy().item() == b"alone"
+    assert got["bytes"].numpy().tolist() == [b"\xff\xfe"]
+
+
+def test_user_block_and_odd_names(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as f:
+        f["x"] = np.arange(100)
+        f["ü/\n \x1b[31m"] = np.ones(2)
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert got["x"].numpy().tolist() == list(range(100))
+    assert got["ü/\n \x1b[31m"].numpy().tolist() == [1, 1]
+
+
+def test_what_is_no_tensor_is_noted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["ok"] = np.ones(1)
+        f["table"] = np.zeros(2, [("a", "f4"), ("b", "i4")])
+        f["void"] = h5py.Empty("f4")
+        f["opaque"] = np.zeros(2, "V7")
+        f["named"] = np.dtype("f8")
+        f["choice"] = np.zeros(2, h5py.enum_dtype({"A": 0, "B": 5}, "i1"))
+        f.create_dataset("ragged", (2,), h5py.vlen_dtype("i4"))
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert set(got) == {"ok", "choice"}
+    said = {name: note.kind for note in got.notes for name in note.names}
+    assert said == dict.fromkeys(["table", "void", "opaque", "named", "ragged"], "skipped") | {"choice": "assumed"}
+
+
+def test_hard_links_are_ties(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["a/w"] = np.arange(3.0)
+        f["b"] = f["a/w"]
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert got.ties == (("a/w", "b"),)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    with h5py.File(tmp_path / "b.h5") as f:
+        assert f["a/w"] == f["b"]
+        assert f["b"][:].tolist() == [0, 1, 2]
+
+
+def test_attributes_are_metadata_and_go_along(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["g/w"] = np.ones(2)
+        f.attrs.update({"text": "ä", "number": 3, "list": ["a", "b"], "none": h5py.Empty("f4")})
+        f["g"].attrs["deep"] = 1.5
+        f["g/w"].attrs["units"] = "m"
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert got.metadata == {"text": "ä", "number": "3", "list": '["a", "b"]', "none": "null"}
+    assert got.details["attributes"] == {"g": {"deep": 1.5}, "g/w": {"units": "m"}}
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    with h5py.File(tmp_path / "b.h5") as f:
+        assert f.attrs["text"] == "ä"
+        assert f["g"].attrs["deep"] == 1.5
+        assert f["g/w"].attrs["units"] == "m"
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+ZOO = {
+    **{f"n/{kind}": noise(kind) for kind in NUMBERS},
+    "scalar": np.array(2.5, "f4"),
+    "empty": np.zeros((2, 0, 3), "i8"),
+    "fortran": np.asfortranarray(noise("f4")),
+    "bf16": noise("u2").view(ml_dtypes.bfloat16),
+    "f8": noise("u1").view(ml_dtypes.float8_e4m3fn),
+    "int4": np.arange(-8, 8).astype(ml_dtypes.int4),
+    "text": np.array([b"a", b"", b"\xff" * 300], object),
+    "no/text": np.zeros((0,), object),
+    "\x1b[2J <script>": np.ones(1),
+    "large": np.random.default_rng(0).random((700, 300)),
+}
+
+
+def test_zoo_comes_back(tmp_path: Path) -> None:
+    ckptconv.save(ZOO, tmp_path / "a.h5", metadata={"k": "v" * 100_000, "ü": ""})
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert {n: same(got[n].numpy(), a) for n, a in ZOO.items()} == dict.fromkeys(ZOO, True)
+    assert got.metadata == {"k": "v" * 100_000, "ü": ""}
+    with h5py.File(tmp_path / "a.h5") as f:
+        assert all(f[n].chunks is None for n in ZOO)
+        for name in (n for n in ZOO if n.startswith("n/")):
+            assert same(f[name][()], ZOO[name])
+        assert f["text"][:].tolist() == ZOO["text"].tolist()
+
+
+def test_order_and_bytes_are_ours_to_choose(tmp_path: Path) -> None:
+    tensors = {f"w{i}": np.full(3, i) for i in (10, 9, 2, 1)}
+    for name in ("a.h5", "b.hdf5"):
+        ckptconv.save(tensors, tmp_path / name, metadata={"x": "y"})
+    assert list(ckptconv.open(tmp_path / "a.h5")) == list(tensors)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a//b", "a/", "a/./b", "nul\0"])
+def test_names_that_are_no_path_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unrepresentable):
+        ckptconv.save({name: np.ones(1)}, tmp_path / "a.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("x/y/z", "x/y"), ("a", "a/b/c/d")])
+def test_a_name_inside_another_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    with pytest.raises(Unrepresentable, match="lies inside"):
+        ckptconv.save({n: np.ones(1) for n in names}, tmp_path / "a.h5")
+
+
+def test_text_with_nul_is_refused_rather_than_cut(tmp_path: Path) -> None:
+    with pytest.raises(Unrepresentable, match="NUL"):
+        ckptconv.save({"t": np.array([b"a\0b"], object)}, tmp_path / "a.h5")
+    with pytest.raises(Unrepresentable, match="NUL"):
+        ckptconv.save({"t": np.ones(1)}, tmp_path / "a.h5", metadata={"k": "a\0b"})
+
+
+def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
+    """No byte belongs to both, and with zeros for payload the patches alone are a sound file."""
+    items = [layout.Item(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
+    size, slots, patches = layout.lay_out("f", items, {"": {"k": "v"}})
+    taken = np.zeros(size, "u1")
+    for slot in slots.values():
+        taken[slot.start : slot.start + slot.size] += 1
+    image = bytearray(size)
+    for patch in patches:
+        taken[patch.start : patch.start + len(patch.data)] += 1
+        image[patch.start : patch.start + len(patch.data)] = patch.data
+    assert taken.max() == 1
+    (tmp_path / "f").write_bytes(image)
+    with h5py.File(tmp_path / "f") as f:
+        assert f["g3/w3"].shape == (3, 3)
+        assert f["g3/w3"].id.get_offset() == slots["g3/w3"].start
+        assert not f["g3/w3"][:].any()
+
+
+def test_many_datasets_in_one_group(tmp_path: Path) -> None:
+    tensors = {f"layer/{i}": np.full(2, i, "i4") for i in range(3000)}
+    ckptconv.save(tensors, tmp_path / "a.h5")
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert list(got) == list(tensors)
+    assert got["layer/2999"].numpy().tolist() == [2999, 2999]
+
+
+COMPONENT = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8)
+NAMES = st.lists(COMPONENT.filter(lambda c: c != "."), min_size=1, max_size=3).map("/".join)
+ARRAYS = st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(0, 4), max_size=3).map(tuple))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tensors=st.dictionaries(NAMES, ARRAYS, max_size=6))
+def test_any_names_and_shapes(tmp_path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    arrays = {name: noise(kind, shape) for name, (kind, shape) in tensors.items()}
+    path = tmp_path / "a.h5"
+    if layout.clashes(arrays):
+        with pytest.raises(Unrepresentable):
+            ckptconv.save(arrays, path, force=True)
+        return
+    ckptconv.save(arrays, path, force=True)
+    got = ckptconv.open(path)
+    assert {n: same(got[n].numpy(), a) for n, a in arrays.items()} == dict.fromkeys(got, True)
+    with h5py.File(path) as f:
+        assert all(same(f[n][()], a) for n, a in arrays.items())
+
+
+# --- hostile ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_hostile(file: str) -> None:
+    error, words = EXPECTED[file]
+    if not error:
+        got = ckptconv.open(HOSTILE / file)
+        assert words in " ".join(n.text for n in got.notes)
+        assert all(t.numpy() is not None for t in got.values())
+        return
+    with pytest.raises(getattr(errors, error)) as caught:
+        ckptconv.open(HOSTILE / file)
+    assert words in str(caught.value)
+
+
+def test_damage_gives_a_checkpoint_or_our_error(tmp_path: Path) -> None:
+    """The HDF5 library itself crashes on some of these; we do not."""
+    with h5py.File(tmp_path / "good.h5", "w") as f:
+        f.create_dataset("c", data=noise("f8", (40, 30)), chunks=(16, 16), compression="gzip", shuffle=True)
+        f["v"] = np.array(["a", "bb"], object)
+        f["g/be"] = np.arange(9, dtype=">f4")
+        f.attrs["x"] = "hello"
+    good = (tmp_path / "good.h5").read_bytes()
+    chance = random.Random(5)
+    ends = set()
+    for i in range(40):
+        bad = bytearray(good)
+        for _ in range(chance.choice([1, 2, 5, 20])):
+            bad[chance.randrange(len(bad))] = chance.choice([0, 1, 255, chance.randrange(256)])
+        path = tmp_path / f"{i}.h5"
+        path.write_bytes(bad)
+        try:
+            for t in ckptconv.open(path).values():
+                if t.nbytes < 1 << 24:
+                    t.numpy()
+            ends.add("read")
+        except CkptError as e:
+            ends.add(type(e).__name__)
+    assert "CorruptCheckpoint" in ends
+
+
+def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.ones(3)
+    window = hdf5.window(str(tmp_path / "a.h5"))
+
+    def die(start: int, size: int) -> bytes:
+        one._process.kill()
+        return b""
+
+    one = child.Child(window._replace(read=die))
+    with pytest.raises(CorruptCheckpoint, match="HDF5 library"):
+        list(one.ask(do="scan"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
+def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "PATIENCE", 0.0)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.ones(3)
+    with pytest.raises(CorruptCheckpoint, match="silent"):
+        list(child.Child(hdf5.window(str(tmp_path / "a.h5"))).ask(do="scan"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+def test_the_child_cannot_open_files(tmp_path: Path) -> None:
+    code = "from ckptconv.formats.hdf5.inside import rehearse, seal; rehearse(); seal(); open('/dev/null')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Too many open files" in done.stderr
+
+
+def test_reading_needs_no_h5py_in_this_process(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.ones(3)
+    code = f"import sys, ckptconv; ckptconv.open({str(tmp_path / 'a.h5')!r})['w'].numpy(); print('h5py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with h5py.File(tmp_path / "a.h5", "w") as f:
+            f.create_dataset("w", data=[value], chunks=(1,))
+        assert ckptconv.open(tmp_path / "a.h5")["w"].numpy().tolist() == [value]
+
+
+def test_interleaved_reads_do_not_meet(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for name in "ab":
+            f.create_dataset(name, data=np.full(3 << 20, ord(name), "f8"), chunks=(1 << 16,), compression="gzip")
+    got = hdf5.open(str(tmp_path / "a.h5"))
+    data = [got[n].parts[0].data for n in "ab"]
+    assert all(isinstance(d, Coded) for d in data)
+    for a, b in zip(*(hdf5.decode(d) for d in data), strict=True):  # type: ignore[arg-type]
+        assert (np.frombuffer(a)[0], np.frombuffer(b)[-1]) == (97, 98)
+
+
+def test_memory_urls(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("w", data=np.arange(100.0), chunks=(10,), compression="gzip")
+        f["v"] = np.ones(3)
+    fsspec.filesystem("memory").pipe("/h/a.h5", (tmp_path / "a.h5").read_bytes())
+    got = ckptconv.open("memory://h/a.h5")
+    assert got["w"].numpy().tolist() == list(range(100))
+    assert got["v"].numpy().tolist() == [1, 1, 1]
