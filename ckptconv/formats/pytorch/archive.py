@@ -36,10 +36,10 @@ def claim(seen: Seen, *, script: bool) -> int:
     """3 for a zip with a data.pkl, with constants.pkl for TorchScript and without it for torch.save."""
     if not seen.head.startswith(b"PK\3\4") and b"PK\5\6" not in seen.tail:
         return 0
-    ends = {m.partition("/")[2].casefold() for m in seen.members}
+    ends = {m.rpartition("/")[2].casefold() for m in seen.members}
     if "data.pkl" in ends:
         return 3 if ("constants.pkl" in ends) is script else 0
-    if not seen.members and b"/data.pkl" in seen.head + seen.tail:  # too broken for zipfile: let `open` say how
+    if b"data.pkl" in seen.head + seen.tail:  # too broken for zipfile, or tampered with: let `open` say how
         return 2 if (b"/constants.pkl" in seen.tail) is script else 0
     return 0
 

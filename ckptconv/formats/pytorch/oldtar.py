@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...store import Reader
 from ...tensor import Checkpoint, Span
 from .flatten import checkpoint
@@ -164,7 +164,11 @@ def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
         (offset,) = c.numbers("q")
         if str(storage) not in storages:
             raise CorruptCheckpoint(f"a tensor of the storage {storage!r:.80}, which is not there", url=c.f.url)
-        out[str(key)] = rebuild(storages[str(storage)], offset, shape, strides)
+        try:
+            out[str(key)] = rebuild(storages[str(storage)], offset, shape, strides)
+        except CkptError as e:
+            e.url = c.f.url
+            raise
     return out
 
 

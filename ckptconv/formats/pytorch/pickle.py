@@ -18,11 +18,12 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, listing
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint, listing
 from .opcodes import MAX_STACK, OPS, REFUSED, Truncated
 from .plain import PLAIN, SCALARS, Inert, Known, Ordered
 
 MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
+MAX_LISTED = 500  # unknown globals that an error names
 MAX_NAME = 1000  # bytes of a global's module or name
 MAX_KEY = 64  # scalars within one dictionary key: a tuple that shares itself hashes for ever
 
@@ -66,15 +67,17 @@ def load_some(
     machine = Machine(data, start, PLAIN if allowed is None else allowed, persistent_load, opaque, url)
     try:
         value = machine.run()
-    except UnsafeCheckpoint:
-        machine.complain()
+    except CkptError as e:
+        if not (partial and isinstance(e, Truncated)):
+            machine.complain()
+        if isinstance(e, Truncated) and not partial:
+            raise CorruptCheckpoint(e.message, url=url) from None
+        e.url = e.url or url
         raise
-    except (CorruptCheckpoint, TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
-        if partial and (isinstance(e, Truncated) or machine.at >= len(data)):
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
+        if partial and machine.at >= len(data):
             raise Truncated("the pickle goes on", url=url) from e
         machine.complain()
-        if isinstance(e, CorruptCheckpoint):
-            raise
         raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {e}", url=url) from e
     machine.complain()
     return value, machine.at
@@ -124,7 +127,7 @@ class Machine:
         if self.unknown:
             raise UnsafeCheckpoint(
                 f"it names {len(self.unknown)} classes or functions that a checkpoint of plain tensors does not need; "
-                f"none was imported or run:\n{listing(self.unknown)}\n"
+                f"none was imported or run:\n{listing(self.unknown, MAX_LISTED)}\n"
                 "--opaque reads the tensors and keeps these as inert placeholders",
                 url=self.url,
             )
