@@ -169,7 +169,7 @@ class Note(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A reference to one tensor; `numpy()` reads it. `role` is '' for a weight, else slot, step, average, state."""
 

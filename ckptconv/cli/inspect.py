@@ -47,21 +47,24 @@ def inspect(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read."""
-    from .. import api, outline
+    from .. import api, formats, outline
 
-    found = api.prepare([source], options.select(from_, include, exclude, opaque, weights_only, ema), api.Change())
-    tensors = outline.ordered(found.tensors.values(), sort) if sort else list(found.tensors.values())
-    extra = _extra(tensors, stats, hashes, api.Resources(jobs=jobs).workers)
-    if as_json:
-        _json(source, found, tensors, extra, outline.totals(found), outline.graph(found) if graph else None)
-        return
-    if tree:
-        _tree(outline.tree(tensors), extra)
-    else:
-        _table(tensors, extra)
-    _say(found, outline.totals(found))
+    select = options.select(from_, include, exclude, opaque, weights_only, ema)
+    with formats.uncollected():
+        found = api.prepare([source], select, api.Change())
+        tensors = outline.ordered(found.tensors.values(), sort) if sort else list(found.tensors.values())
+        extra = _extra(tensors, stats, hashes, api.Resources(jobs=jobs).workers)
+        total, drawn = outline.totals(found), outline.graph(found) if graph else None
+        if as_json:
+            _json(source, found, tensors, extra, total, drawn)
+            return
+        if tree:
+            _tree(outline.tree(tensors), extra)
+        else:
+            _table(tensors, extra)
+    _say(found, total)
     if graph:
-        _graph(outline.graph(found), found)
+        _graph(drawn, found)
 
 
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
@@ -88,10 +91,10 @@ def _cells(extra: dict[str, Any]) -> list[str]:
 def _table(tensors: list[Tensor], extra: dict[str, dict[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
     rows = [
-        [
-            t.name, t.dtype.name, show.shape(t.shape), f"{t.count:,}", show.bytes_(t.nbytes), t.role,
+        (
+            t.name, t.dtype.name, show.shape(t.shape), show.count(t.count), show.bytes_(t.nbytes), t.role,
             *(_cells(extra[t.name]) if extra else ()),
-        ]
+        )
         for t in tensors
     ]  # fmt: skip
     show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))

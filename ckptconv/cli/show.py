@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..tensor import Note
 
 
+@lru_cache(maxsize=4096)
 def bytes_(n: int) -> str:
     """A size as people write it, in decimal units."""
     value, unit = float(n), "B"
@@ -27,7 +29,13 @@ def bytes_(n: int) -> str:
     return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def shape(dims: Sequence[int]) -> str:
+@lru_cache(maxsize=4096)
+def count(n: int) -> str:
+    return f"{n:,}"
+
+
+@lru_cache(maxsize=4096)
+def shape(dims: tuple[int, ...]) -> str:
     return "x".join(map(str, dims)) or "scalar"
 
 
@@ -73,11 +81,10 @@ def talk(text: str) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
-    widths = [max(len(h), *(len(row[i]) for row in rows)) if rows else len(h) for i, h in enumerate(head)]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     sides = [">" if right[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
-    safe = (line(*row) for row in [head, *rows])
-    sys.stdout.write("".join(f"{printable(text).rstrip()}\n" for text in safe))
+    sys.stdout.writelines(f"{printable(line(*row)).rstrip()}\n" for row in (head, *rows))
 
 
 PAINT = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "faint": 2}
