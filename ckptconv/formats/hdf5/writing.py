@@ -19,6 +19,8 @@ class Hdf5Writer:
     url: str
 
     def cannot_hold(self, tensor: Tensor) -> str:
+        if tensor.dtype.kind == "x":
+            return f"HDF5 has no dtype {tensor.dtype}, and would give it back as plain bytes"
         return layout.bad_name(tensor.name)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
