@@ -34,7 +34,7 @@ class CkptError(Exception):
         self.tensor = tensor
 
     def __str__(self) -> str:
-        where = [printable(w) for w in (self.url, self.tensor) if w]
+        where = [printable(w) for w in (redacted(self.url or ""), self.tensor) if w]
         return ": ".join([*where, self.message])
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -100,6 +100,18 @@ class MissingExtra(CkptError):
 
 class StorageError(CkptError):
     exit_code = 9
+
+
+def redacted(url: str) -> str:
+    """A url without what opens doors: the name and password before the host, and a web address's query."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path, asks, _ = path.partition("?")
+        path += "?..." if asks else ""
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable
-from . import complete, convert, formats, inspect
+from . import complete, convert, formats, inspect, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -52,6 +52,7 @@ def _top(
 for verb, examples in (
     (convert.convert, convert.EXAMPLES),
     (inspect.inspect, inspect.EXAMPLES),
+    (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, ""),
 ):
     app.command(epilog=examples)(verb)

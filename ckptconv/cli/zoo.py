@@ -1,0 +1,134 @@
+"""ckptconv zoo SRC... -o DIR"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import listing
+from . import options, show
+from .options import (
+    Converter,
+    Dtype,
+    Ema,
+    Exclude,
+    From,
+    Include,
+    Inverse,
+    Jobs,
+    Json,
+    Opaque,
+    Param,
+    Quiet,
+    Rename,
+    WeightsOnly,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ..zoo import Item, Summary
+
+
+EXAMPLES = """Examples:
+
+\b
+  ckptconv zoo models/ -o out/                        every checkpoint below models/, to safetensors
+  ckptconv zoo models/ -o out/ --resume               what was not done, failed or has changed
+  ckptconv zoo 'runs/**/*.ckpt-*' -o out/ --latest    the newest step of each series
+  ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
+"""
+CAUSES = 20  # shown; the ledger has all
+
+
+def zoo(
+    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files, manifests.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Where the tree is mirrored.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format of all outputs.")] = "safetensors",
+    pattern: Annotated[
+        str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name fits.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Only what is not done or has changed.")] = False,
+    latest: Annotated[bool, typer.Option("--latest/--all-steps", help="Of a training series only the newest.")] = False,
+    hashed: Annotated[bool, typer.Option("--hash", help="Know sources by content, not time and size.")] = False,
+    ledger: Annotated[str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger here, not in DIR.")] = "",
+    from_: From = None,
+    converter: Converter = None,
+    inverse: Inverse = False,
+    param: Param = None,
+    rename: Rename = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    weights_only: WeightsOnly = False,
+    ema: Ema = False,
+    dtype: Dtype = None,
+    max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Of all workers together.")] = "512MB",
+    jobs: Jobs = None,
+    verify: Annotated[
+        bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")] = False,
+    skip_unrepresentable: Annotated[
+        bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
+    ] = False,
+    opaque: Opaque = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
+
+    One failure does not stop the rest; the exit code is 1 if there was any.
+    """
+    from .. import api
+    from .. import zoo as many
+
+    settings = many.Settings(
+        options.select(from_, include, exclude, opaque, weights_only, ema),
+        options.change(converter, inverse, param, rename, dtype),
+        api.Target(
+            to, None, skip_unrepresentable, force, {None: "receipts", True: "full", False: "none"}[verify]
+        ),
+    )  # fmt: skip
+    if dry_run:
+        known = many.remembered(ledger or output) if resume else {}
+        items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=hashed)
+        _show_items(items, as_json)
+        return
+    with show.progress(quiet or as_json) as progress:
+        done = many.convert(
+            sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=hashed, ledger=ledger,
+            resources=api.Resources(options.size(max_memory), jobs, progress=progress),
+        )  # fmt: skip
+    if as_json:
+        show.as_json(done.to_json())
+    else:
+        _show_summary(done, quiet)
+    if done.failed:
+        raise typer.Exit(1)
+
+
+def _show_items(items: list[Item], as_json: bool) -> None:
+    if as_json:
+        show.as_json(
+            [{"source": i.found.source, "destination": i.at, "bytes": i.found.size, "what": i.state} for i in items]
+        )
+        return
+    rows = [[i.state, show.bytes_(i.found.size), i.found.source, i.at] for i in items]
+    show.table(("what", "size", "source", "destination"), rows, "lr")
+    todo = [i for i in items if i.state != "done"]
+    show.talk(f"{len(todo)} of {len(items)} to convert, {show.bytes_(sum(i.found.size for i in todo))}")
+
+
+def _show_summary(done: Summary, quiet: bool) -> None:
+    for kind, message, sources in done.causes[:CAUSES]:
+        count = f"{len(sources)} checkpoints" if len(sources) > 1 else "1 checkpoint"
+        show.talk(f"failed: {count}: {kind}: {message}")
+        show.talk(listing(sources, 5))
+    if len(done.causes) > CAUSES:
+        show.talk(f"failed: {len(done.causes) - CAUSES} more causes, which the ledger tells")
+    if not quiet or done.failed:
+        rate = done.done / max(done.seconds, 1e-9)
+        show.talk(
+            f"{done.done} converted, {done.skipped} up to date, {len(done.failed)} failed; "
+            f"{show.bytes_(done.bytes)} in {done.seconds:.1f} s ({rate:.0f} per second)"
+        )

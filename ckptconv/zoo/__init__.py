@@ -1,0 +1,316 @@
+"""Many checkpoints: find them, convert each once in processes that are used again, and write down what became of it.
+
+    discover.py   folders, globs and files -> checkpoints          manifest.py   CSV, JSON lines -> checkpoints
+    plan(...)     what goes where, and what need not be done       ledger.py     what was done, durable
+    convert(...)  the rest, in a pool (pool.py); one failure never stops the others
+
+Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. Where two would meet, both keep their suffix:
+OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from .. import api, formats, store
+from ..api import MEMORY, Resources
+from ..errors import CkptError, UsageError, redacted
+from . import pool
+from .discover import Found, clashes, discover
+from .ledger import NAME, Entry, Ledger
+from .manifest import Settings, is_manifest
+from .manifest import read as read_manifest
+
+LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
+COMMIT = 1.0  # seconds between two durable batches
+PART = re.compile(r"\.(?P<base>.+)\.[0-9a-f]{8}\.part")
+DEFAULT, FREE = Settings(), Resources()
+BARE = {"npy"}  # formats whose output is a folder
+
+
+class Item(NamedTuple):
+    """One checkpoint to convert, its path below the zoo, and what was known of it: convert, retry, changed, done."""
+
+    found: Found
+    at: str
+    settings: Settings
+    state: str = "convert"
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a zoo."""
+
+    done: int
+    skipped: int
+    failed: tuple[Entry, ...]
+    bytes: int
+    seconds: float
+
+    @property
+    def causes(self) -> list[tuple[str, str, list[str]]]:
+        """Failures grouped by cause, the most frequent first: kind, the first message, all sources."""
+        groups: dict[tuple[str, str], list[Entry]] = {}
+        for e in self.failed:
+            groups.setdefault((e.error, _pattern(e.message)), []).append(e)
+        ordered = sorted(groups.values(), key=len, reverse=True)
+        return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "causes": [{"error": k, "message": m, "sources": s} for k, m, s in self.causes],
+        }  # fmt: skip
+
+
+def _pattern(message: str) -> str:
+    """A message without what differs from file to file."""
+    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", message.split("\n")[0])
+
+
+# --- what to do -------------------------------------------------------------------------------------------------
+
+
+def plan(
+    sources: Sequence[str],
+    folder: str,
+    settings: Settings = DEFAULT,
+    *,
+    pattern: str = "",
+    latest: bool = False,
+    known: Mapping[str, Entry] | None = None,
+    hashed: bool = False,
+) -> list[Item]:
+    """Find everything and say what is to be done; `known` is what the ledger says."""
+    if not sources:
+        raise UsageError("no source was given")
+    plain = [s for s in sources if not is_manifest(s)]
+    found = [(f, "", settings) for f in discover(plain, pattern, latest=latest, skip=folder)] if plain else []
+    for source in sources:
+        if is_manifest(source):
+            for row in read_manifest(source, settings):
+                found.append((discover([row.source])[0], row.destination, row.settings))
+    items = _named(found)
+    clashes((i.at, i.found.source) for i in items)
+    there = _occupied(folder) if any(i.at not in (known or {}) for i in items) else set()
+    return [_stated(i, (known or {}).get(i.at), folder, there, hashed) for i in items]
+
+
+def remembered(place: str) -> Mapping[str, Entry]:
+    """What the ledger of an output folder (or a ledger itself) says, without touching it."""
+    path = store.join(place, NAME) if store.is_dir(place) else place
+    return Ledger.read(path) if store.stat(path) else {}
+
+
+def _named(found: Sequence[tuple[Found, str, Settings]]) -> list[Item]:
+    """Give each its place below the zoo."""
+    short = [at or _output(f.name, "", s) for f, at, s in found]
+    often = Counter(name.casefold() for name in short)
+    return [
+        Item(f, name if at or often[name.casefold()] == 1 else _output(f.name, f.suffix, s), s)
+        for (f, at, s), name in zip(found, short, strict=True)
+    ]
+
+
+def _output(name: str, suffix: str, settings: Settings) -> str:
+    """The path of an output below the zoo."""
+    row = formats.get(settings.target.format or "safetensors")
+    if row.name in BARE or (row.name == "tf" and ".ckpt" in name.rpartition("/")[2]):
+        return name + suffix
+    return name + suffix + (row.suffixes[0] if row.suffixes else "." + row.name)
+
+
+def _occupied(folder: str) -> set[str]:
+    """All that is in the output folder, by paths below it."""
+    if not store.is_dir(folder):
+        return set()
+    root = folder.rstrip("/")
+    return {
+        store.join(at, name)[len(root) + 1 :] for at, _, files in store.walk(folder) for name in files
+    }  # fmt: skip
+
+
+def _stated(item: Item, old: Entry | None, folder: str, there: set[str], hashed: bool) -> Item:
+    """Compare with what the ledger says was done."""
+    if old is None:
+        return item._replace(ours=not any(path.startswith(item.at) for path in there))
+    item = item._replace(ours=old.ours)
+    if old.state != "done":
+        return item._replace(state="retry" if old.state == "failed" else "convert")
+    same = old.files == _identity(item.found) or (hashed and bool(old.hash) and old.hash == content(item.found))
+    whole = all((s := store.stat(store.join(folder, n))) and s.size == size for n, size in old.written)
+    fresh = same and whole and old.options == _options(item.settings) and old.source == redacted(item.found.source)
+    return item._replace(state="done" if fresh else "changed")
+
+
+def _identity(found: Found) -> tuple[tuple[str, int, int], ...]:
+    return tuple((store.split(url)[1], status.size, status.mtime) for url, status in found.files)
+
+
+def content(found: Found) -> str:
+    """A hash of all bytes of all files of a checkpoint."""
+    h = blake2b(digest_size=16)
+    for url, status in found.files:
+        with store.Reader(url) as f:
+            for at in range(0, status.size, 2**22):
+                h.update(f.read(at, min(2**22, status.size - at)))
+    return h.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _rules(converter: str) -> bytes:
+    """A converter's own text, so that an edited one counts as a change."""
+    return store.read_all(converter, 2**24) if store.stat(converter) else b""
+
+
+def _options(settings: Settings) -> str:
+    target = replace(settings.target, force=False, sync=True)
+    rules = _rules(settings.change.converter) if settings.change.converter else b""
+    return blake2b(repr((settings.select, settings.change, target)).encode() + rules, digest_size=8).hexdigest()
+
+
+# --- doing it ---------------------------------------------------------------------------------------------------
+
+
+class Done(NamedTuple):
+    """What a worker reports."""
+
+    format: str
+    tensors: int
+    size: int
+    seconds: float
+    written: tuple[tuple[str, int], ...]
+    hash: str
+
+
+def convert(
+    sources: Sequence[str],
+    folder: str,
+    settings: Settings = DEFAULT,
+    *,
+    pattern: str = "",
+    latest: bool = False,
+    resume: bool = False,
+    hashed: bool = False,
+    ledger: str = "",
+    resources: Resources = FREE,
+    said: Callable[[Entry], None] | None = None,
+) -> Summary:
+    """Convert all that is not done. Failures are in the summary; only what concerns all raises."""
+    began = time.monotonic()
+    if store.is_remote(folder) and not ledger:
+        raise UsageError("a remote output folder needs --ledger FILE on this machine: object stores cannot append")
+    with Ledger(ledger or store.join(folder, NAME), resume=resume or settings.target.force) as book:
+        items = plan(sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed)
+        if settings.target.force and not resume:
+            items = [i._replace(state="convert") for i in items]
+        todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
+        _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
+        book.append(_entry(i, "planned", ours=i.ours) for i in todo)
+        failed, size = [], 0
+        for batch in _batches(_results(todo, folder, hashed, resources), COMMIT, resources, todo):
+            made = [_outcome(item, result) for item, result in batch]
+            if any(e.state == "done" for e in made) and not store.is_remote(folder):
+                _settle()
+            book.append(made)
+            for entry in made:
+                size += entry.size
+                if entry.state == "failed":
+                    failed.append(entry)
+                if said:
+                    said(entry)
+    return Summary(len(todo) - len(failed), len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
+
+
+def _entry(item: Item, state: str, **more: Any) -> Entry:
+    return Entry(item.at, state, redacted(item.found.source), _identity(item.found), _options(item.settings), **more)
+
+
+def _outcome(item: Item, result: Done | CkptError) -> Entry:
+    if isinstance(result, CkptError):
+        kept = item.ours and item.state == "changed"
+        return _entry(item, "failed", ours=kept, error=type(result).__name__, message=result.message)
+    return _entry(item, "done", ours=True, **result._asdict())
+
+
+def _results(
+    todo: Sequence[Item], folder: str, hashed: bool, resources: Resources
+) -> Iterator[tuple[Item, Done | CkptError] | None]:
+    """Run the pool; the memory is shared by its workers."""
+    if not todo:
+        return
+    workers = max(1, min(resources.workers, len(todo), resources.max_memory // LEAST))
+    share = max(LEAST, resources.max_memory // workers)
+    do = partial(work, folder=folder, memory=share, hashed=hashed, threads=max(1, resources.workers // workers))
+    yield from pool.run(do, todo, workers, COMMIT)
+
+
+def _batches(
+    results: Iterator[tuple[Item, Any] | None], seconds: float, resources: Resources, todo: Sequence[Item]
+) -> Iterator[list[tuple[Item, Any]]]:
+    """Collect results for a while: one durable write then serves them all."""
+    batch: list[tuple[Item, Any]] = []
+    last, done, total = time.monotonic(), 0, sum(i.found.size for i in todo)
+    for result in results:
+        if result:
+            batch.append(result)
+            done += result[0].found.size
+            if resources.progress:
+                resources.progress(done, total)
+        if batch and time.monotonic() - last >= seconds:
+            yield batch
+            batch, last = [], time.monotonic()
+    if batch:
+        yield batch
+
+
+def _settle() -> None:
+    """Make all files written so far durable; one call for hundreds of them."""
+    if hasattr(os, "sync"):
+        os.sync()
+
+
+def work(item: Item, *, folder: str, memory: int, threads: int, hashed: bool) -> Done:
+    """Convert one checkpoint, in a worker."""
+    began = time.monotonic()
+    select, change, target = item.settings
+    target = replace(target, force=target.force or item.ours, sync=not hasattr(os, "sync"))
+    try:
+        report = api.convert(
+            item.found.source, store.join(folder, item.at),
+            select=select, change=change, target=target, resources=Resources(memory, threads),
+        )  # fmt: skip
+        above = store.split(store.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
+        names = [f"{above}/{name}" if above else name for name in report.files]
+        sizes = [(n, s.size) for n in names if (s := store.stat(store.join(folder, n)))]
+        digest = content(item.found) if hashed else ""
+    except CkptError:
+        raise
+    except Exception as e:  # a defect of ours must not stop the others
+        raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
+    return Done(report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest)
+
+
+def _sweep(folder: str, entries: Sequence[Entry]) -> None:
+    """Remove the temporary files of outputs that a killed run was at."""
+    planned = [e.at for e in entries if e.state == "planned"]
+    if not planned or store.is_remote(folder):
+        return
+    for home in {os.path.dirname(store.join(folder, at)) for at in planned} | {store.join(folder, a) for a in planned}:
+        for name in store.names(home):
+            m = PART.fullmatch(name)
+            if m and any(store.join(home, m["base"]).startswith(store.join(folder, at)) for at in planned):
+                os.unlink(store.join(home, name))
+
+
+__all__ = ["MEMORY", "NAME", "Entry", "Item", "Settings", "Summary", "convert", "plan", "remembered"]
