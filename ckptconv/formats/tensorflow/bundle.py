@@ -39,7 +39,7 @@ def sniff(seen: Seen) -> int:
         state = "checkpoint" in seen.files and locate.is_state(seen.url.rstrip("/") + "/checkpoint")
         if any(n.endswith(".index") for n in seen.files):
             return 2
-        return 1 if state or exists(seen.url.rstrip("/") + ".index") else 0
+        return 2 if state or exists(seen.url.rstrip("/") + ".index") else 0
     if seen.tail.endswith(MAGIC):
         return 3 if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A) else 0
     if seen.base == "checkpoint":

@@ -33,7 +33,7 @@ META_TAG = 0x0A  # field 1, which a V2 header has as a number
 def sniff(seen: Seen) -> int:
     if seen.is_dir or seen.base == "checkpoint":
         try:
-            return 2 if locate.find(seen.url).tables else 0
+            return 3 if locate.find(seen.url).tables else 0
         except CkptError:
             return 0
     if seen.tail.endswith(MAGIC):

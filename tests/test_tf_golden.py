@@ -1,0 +1,248 @@
+"""Files that TensorFlow wrote (fixtures/make_tf.py) and what it says they hold; no framework is needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from kit import same
+
+import ckptconv
+from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint
+
+TF = FIXTURES / "tf"
+
+
+def bits(t) -> np.ndarray:
+    """A tensor with the bits of types that NumPy lacks as unsigned integers, as the .npz has them."""
+    array = t.numpy()
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "more"),
+    [
+        ("dtypes", "tf", set()),
+        ("sliced", "tf", set()),  # float16, uint16 and uint32: TensorFlow itself cannot put these together
+        ("sharded", "tf", set()),
+        ("v1", "tf-v1", set()),
+        ("v1s", "tf-v1", {"x0", "x1", "x2"}),
+        ("v1s-00001-of-00003", "tf-v1", {"x0", "x1", "x2"}),
+        ("frozen.pb", "tf-graph", {"words"}),
+        ("frozen.pbtxt", "tf-graph", {"words"}),
+    ],
+)
+def test_every_tensor_equals_what_tensorflow_restores(name, kind, more):
+    found = ckptconv.open(TF / name)
+    want = np.load(TF / f"{name.split('.')[0].split('-')[0]}.npz")
+    assert found.format == kind
+    assert set(found) == set(want) | more
+    for key in want:
+        if key.endswith(("int4", "uint4")):
+            continue
+        assert same(bits(found[key]), want[key]), key
+
+
+@pytest.mark.parametrize("label", ["scalar", "matrix", "empty"])
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+def test_four_bit_integers(label, kind):
+    got = ckptconv.open(TF / "dtypes")[f"{kind}/{label}"]
+    want = np.load(TF / "dtypes.npz")[f"{kind}/{label}"]
+    assert str(got.dtype) == kind
+    assert got.numpy().astype("i1").tolist() == want.astype("i1").tolist()
+
+
+def test_strings():
+    found = ckptconv.open(TF / "strings")
+    want = json.loads((TF / "strings.json").read_text())
+    assert {k: [w.hex() for w in t.numpy().ravel()] for k, t in found.items()} == want
+    assert {k: t.shape for k, t in found.items()} == {"one": (), "four": (2, 2), "none": (0,)}
+
+
+def test_partitioned_variables_are_one_tensor_each():
+    found = ckptconv.open(TF / "sliced")
+    assert list(found) == ["float16", "float32", "uint16", "uint32"]
+    assert {(t.shape, len(t.parts)) for t in found.values()} == {((6, 4), 3)}
+
+
+def test_objects_lose_their_escapes():
+    found = ckptconv.open(TF / "objects-1")
+    assert {k: t.role for k, t in found.items()} == {
+        "model/d/.S": "",
+        "model/d/a/b": "",
+        "model/w": "",
+        "model/w/.OPTIMIZER_SLOT/optimizer/momentum": "slot",
+        "optimizer/decay": "slot",
+        "optimizer/iter": "step",
+        "optimizer/learning_rate": "slot",
+        "optimizer/momentum": "slot",
+        "save_counter": "step",
+    }
+    assert found["model/d/.S"].numpy() == 2.0
+    assert found.notes == ()
+
+
+def test_weights_that_only_the_optimizer_names_are_weights():
+    """Keras 3 stores a model's trained weights under the optimizer, the shortest path to them."""
+    roles = {k: t.role for k, t in ckptconv.open(TF / "keras3").items()}
+    assert {k for k, role in roles.items() if not role} == {
+        "model/_functional/_operations/2/moving_mean",
+        "model/_functional/_operations/2/moving_variance",
+        *(f"optimizer/_trainable_variables/{i}" for i in range(4)),
+    }
+    assert roles["optimizer/_iterations"] == "step"
+    assert sum(role == "slot" for role in roles.values()) == 9  # two moments of each weight, and the learning rate
+
+
+def test_a_frozen_graph_tells_weights_from_shapes():
+    found = ckptconv.open(TF / "frozen.pb")
+    assert {"shape", "perm", "epsilon", "dims"} <= {n for note in found.notes for n in note.names}
+    every = ckptconv.open(TF / "frozen.pb", opaque=True)
+    assert every["perm"].numpy().tolist() == [2, 0, 1]
+    assert every["epsilon"].shape == ()
+
+
+def test_the_meta_file_opens_its_checkpoint_and_says_what_is_trained():
+    found = ckptconv.open(TF / "tf1" / "model-1.meta")
+    assert found.format == "tf"
+    assert found.details["trainable"] == ["a", "split"]
+    assert found.details["collections"]["global_step"] == ["global_step"]
+    assert found["split"].shape == (5, 2)
+    assert len(found["split"].parts) == 2
+
+
+# --- which file is meant ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    shutil.copytree(TF / "tf1", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["", "/checkpoint"])
+def test_the_state_file_names_the_newest(folder, name):
+    assert set(ckptconv.open(f"{folder}{name}")) == {"a", "split"}
+
+
+@pytest.mark.parametrize("path", ["/home/someone/else/run/model-1", "C:\\\\runs\\\\model-1", "./model-1", "model-1"])
+def test_a_stale_path_is_looked_for_beside_the_state_file(folder, path):
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+    assert "global_step" in ckptconv.open(folder)
+
+
+def test_a_state_file_that_names_an_absent_step_lists_those_there_are(folder):
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model-9"\nall_model_checkpoint_paths: "model-1"\n')
+    with pytest.raises(StorageError, match=r"(?s)model-9.*model-1.*model-2"):
+        ckptconv.open(folder)
+    for file in folder.glob("model-2*"):
+        file.unlink()
+    found = ckptconv.open(folder)
+    assert "global_step" in found
+    assert [n.kind for n in found.notes] == ["assumed"]
+
+
+def test_a_state_file_may_not_lead_out_of_its_folder(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "checkpoint").write_text('model_checkpoint_path: "../model-1"\n')
+    with pytest.raises(UnsafeCheckpoint):
+        ckptconv.open(folder / "sub")
+
+
+def test_a_folder_of_several_without_a_state_file(folder):
+    (folder / "checkpoint").unlink()
+    with pytest.raises(AmbiguousFormat, match=r"(?s)model-1\n.*model-2"):
+        ckptconv.open(folder)
+
+
+def test_the_state_file_of_a_v1_checkpoint(tmp_path):
+    shutil.copy(TF / "v1", tmp_path / "model-3")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/old/model-3"\n')
+    assert ckptconv.open(tmp_path).format == "tf-v1"
+    for i in range(3):
+        shutil.copy(TF / f"v1s-0000{i}-of-00003", tmp_path)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/old/v1s-?????-of-00003"\n')
+    assert set(ckptconv.open(tmp_path)) == {"w", "x0", "x1", "x2"}
+
+
+@pytest.mark.parametrize("named", ["", "/", "/.index", "/.data-00000-of-00001"])
+def test_an_empty_base_name(tmp_path, named):
+    shutil.copy(TF / "sliced.index", tmp_path / ".index")
+    shutil.copy(TF / "sliced.data-00000-of-00001", tmp_path / ".data-00000-of-00001")
+    assert len(ckptconv.open(f"{tmp_path}{named}")) == 4
+
+
+def test_a_prefix_that_is_also_a_folder(tmp_path):
+    for file in TF.glob("sliced.*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "sliced").mkdir()
+    assert len(ckptconv.open(tmp_path / "sliced")) == 4
+
+
+# --- what is broken ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    for file in TF.glob("sharded.*"):
+        shutil.copy(file, tmp_path)
+    return tmp_path / "sharded"
+
+
+def test_a_missing_shard_and_what_it_holds(broken):
+    Path(f"{broken}.data-00001-of-00002").unlink()
+    with pytest.raises(StorageError, match=r"(?s)sharded.data-00001-of-00002 is missing; it holds 2 tensors.*n1"):
+        ckptconv.open(broken)
+
+
+def test_a_truncated_shard_and_what_is_cut(broken):
+    path = Path(f"{broken}.data-00001-of-00002")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CkptError, match=r"has 27 bytes, 28 are needed.*1 tensors are cut"):
+        ckptconv.open(broken)
+
+
+def test_a_shard_that_is_a_pointer(broken):
+    Path(f"{broken}.data-00000-of-00002").write_text("version https://git-lfs")
+    with pytest.raises(CkptError, match="git lfs pull"):
+        ckptconv.open(broken)
+
+
+def test_a_prefix_without_an_index(broken):
+    Path(f"{broken}.index").unlink()
+    for name in (broken, f"{broken}.data-00000-of-00002"):
+        with pytest.raises(CkptError, match=r"sharded.index|sharded.data"):
+            ckptconv.open(name)
+
+
+def test_a_missing_file_of_a_v1_checkpoint(tmp_path):
+    for i in (0, 2):
+        shutil.copy(TF / f"v1s-0000{i}-of-00003", tmp_path)
+    with pytest.raises(StorageError, match="v1s-00001-of-00003"):
+        ckptconv.open(tmp_path / "v1s")
+
+
+@pytest.mark.parametrize("at", [5, 40, 100, 140])
+def test_a_flipped_byte_of_a_v1_checkpoint(tmp_path, at):
+    data = bytearray((TF / "v1s-00000-of-00003").read_bytes())
+    data[at] ^= 1
+    (tmp_path / "v1").write_bytes(bytes(data))
+    with pytest.raises(CkptError, match="damaged"):
+        ckptconv.open(tmp_path / "v1")["w"].numpy()
+
+
+@pytest.mark.parametrize("name", ["frozen.pb", "tf1/model-1.meta", "v1", "frozen.pbtxt"])
+def test_every_truncation_of_a_graph_or_table_is_an_error_or_less(tmp_path, name):
+    data = (TF / name).read_bytes()
+    path = tmp_path / Path(name).name
+    whole = set(ckptconv.open(TF / name)) if name != "tf1/model-1.meta" else set()
+    for size in range(0, len(data), max(1, len(data) // 97)):
+        path.write_bytes(data[:size])
+        try:
+            assert set(ckptconv.open(path)) < whole  # a message may end after any of its fields
+        except CkptError:
+            pass
