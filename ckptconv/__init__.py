@@ -4,6 +4,8 @@
     ckptconv.save(arrays, path)             write a mapping of arrays
     ckptconv.convert(source, destination)   convert; see `Select`, `Change`, `Target`, `Resources`
     ckptconv.dry_run(source, destination)   what convert would do
+    ckptconv.diff(a, b)                     all differences, measured
+    ckptconv.check(source, destination)     whether the destination is what convert would write
 
 Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
 """
@@ -12,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Change, Report, Resources, Select, Target, convert, dry_run, open, save
+    from .api import Change, Report, Resources, Select, Target, check, convert, diff, dry_run, open, save
     from .errors import (
         AmbiguousFormat,
         CkptError,
@@ -31,18 +33,23 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from .tensor import Checkpoint, DType, Note, Tensor
+    from .verify import Diff
 
 __version__ = "0.1.0"
 __all__ = [
     "AmbiguousFormat", "Change", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint", "DType",
-    "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Report", "Resources", "Select",
+    "Diff", "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Report", "Resources", "Select",
     "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint",
-    "UsageError", "VerifyError", "convert", "dry_run", "open", "save",
+    "UsageError", "VerifyError", "check", "convert", "diff", "dry_run", "open", "save",
 ]  # fmt: skip
 
-_HOME = {"api": {"Change", "Report", "Resources", "Select", "Target", "convert", "dry_run", "open", "save"}} | {
-    "tensor": {"Checkpoint", "DType", "Note", "Tensor"}
-}
+_HOME = {
+    "api": {
+        "Change", "Report", "Resources", "Select", "Target", "check", "convert", "diff", "dry_run", "open", "save",
+    },
+    "tensor": {"Checkpoint", "DType", "Note", "Tensor"},
+    "verify": {"Diff"},
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from . import formats, passes, store
-from .errors import UsageError, VerifyError, listing
+from .errors import UsageError
 from .formats import Format, Writer
-from .job import Sources
 from .plan import Memory, Plan, compile_plan
-from .run import Map, Outcome, Progress, content_hash, execute, hash_tensor, threads
+from .run import Map, Progress, content_hash, execute, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
+from .verify import Diff, Tolerance, confirm, same
+from .verify import diff as compare
 
 MEMORY = 512 * 2**20
 Path = str | os.PathLike[str]
@@ -138,6 +139,14 @@ def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoi
     return passes.cast(merged, dtype(change.dtype)) if change.dtype else merged
 
 
+def _holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
+    """Without what the target cannot hold."""
+    whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
+    for why in sorted(set(whys.values())):
+        checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
+    return checkpoint
+
+
 def plan_for(
     checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources
 ) -> tuple[Plan, Writer, Format]:
@@ -146,9 +155,7 @@ def plan_for(
     row = formats.target(url, target.format, checkpoint.format)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
-        whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
-        for why in sorted(set(whys.values())):
-            checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
+        checkpoint = _holdable(checkpoint, writer)
     placement = writer.place(checkpoint)
     folder, _ = store.split(url.rstrip("/"))
     memory = Memory.of(resources.max_memory, resources.workers)
@@ -234,26 +241,48 @@ def _held(name: str, array: Any) -> Tensor:
     return held(name, np.asarray(array))
 
 
-def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) -> None:
-    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte."""
-    if not row.reads:
-        return
-    got = formats.open_checkpoint(url, format=row.name)
-    renamed = row.load().names_written(made.tensors) if hasattr(row.load(), "names_written") else {}
-    wrong = []
-    for name, t in made.tensors.items():
-        back = got.tensors.get(renamed.get(name, name))
-        if back is None:
-            wrong.append(f"{name}: missing")
-        elif (back.dtype, back.shape) != (t.dtype, t.shape):
-            wrong.append(f"{name}: {back.dtype}{list(back.shape)} instead of {t.dtype}{list(t.shape)}")
-    if not wrong and full:
-        with Sources() as sources:
-            for name, digest in outcome.digests.items():
-                if hash_tensor(got.tensors[renamed.get(name, name)], sources) != digest:
-                    wrong.append(f"{name}: other bytes than were written")
-    if wrong:
-        raise VerifyError(f"{len(wrong)} tensors do not read back as written:\n{listing(wrong)}", url=url)
+def diff(
+    a: Path,
+    b: Path,
+    *,
+    select: Select = Select(),
+    change: Change = Change(),
+    rtol: float | None = None,
+    atol: float | None = None,
+    resources: Resources = Resources(),
+) -> Diff:
+    """Compare two checkpoints of any formats, bit for bit or within a tolerance; `change` is applied to A first.
+
+    What is selected of A by name is, without a converter, selected of B as well; with one, what only B holds is not
+    a difference.
+    """
+    left = prepare([a], select, change)
+    right = _open(os.fspath(b), replace(select, format=None, include=(), exclude=(), ema=False))
+    if select.include or select.exclude:
+        renames = change.converter or change.renames
+        wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
+        right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
+    return compare(left, right, Tolerance(rtol, atol), workers=resources.workers)
+
+
+def check(
+    sources: Path | Sequence[Path],
+    destination: Path,
+    *,
+    select: Select = Select(),
+    change: Change = Change(),
+    target: Target = Target(),
+    resources: Resources = Resources(),
+) -> Checkpoint:
+    """Derive again what the destination should hold and compare every bit; VerifyError says where they differ."""
+    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    url = os.fspath(destination)
+    row = formats.get(target.format) if target.format else formats.detect(url)
+    expected = prepare(many, select, change)
+    if target.skip_unrepresentable and row.writes:
+        expected = _holdable(expected, row.load().writer(url))
+    same(expected, formats.open_checkpoint(url, format=row.name), url, row, workers=resources.workers)
+    return expected
 
 
 __all__ = [

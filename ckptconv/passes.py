@@ -82,15 +82,21 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     """
     if not include and not exclude:
         return checkpoint
-    wanted, idle_in = _matcher(include)
-    unwanted, idle_out = _matcher(exclude)
-    keep = {n: t for n, t in checkpoint.tensors.items() if (not include or wanted(n)) and not unwanted(n)}
+    yes, idle_in = _matcher(include)
+    no, idle_out = _matcher(exclude)
+    keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
     for glob in (*idle_in, *idle_out):
         near = get_close_matches(glob, checkpoint.tensors, 3, 0.4)
         hint = f"; near are {', '.join(map(printable, near))}" if near else ""
         raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
+
+
+def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
+    """The test that `select` makes, for names of another checkpoint, where a glob may match nothing."""
+    yes, no = _matcher(include)[0], _matcher(exclude)[0]
+    return lambda name: (not include or yes(name)) and not no(name)
 
 
 def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:

@@ -10,7 +10,7 @@ elements (two 4-bit floats in a byte) are not described.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from .run import windows
 from .tensor import Tensor
 
 BLOCK = 2**17  # elements looked at together: as float64 they stay in the second-level cache
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -221,13 +222,13 @@ def _places(t: Tensor, side: int) -> tuple[int, int, Array]:
 # --- many tensors -----------------------------------------------------------------------------------------------
 
 
-def each(
-    tensors: Mapping[str, Tensor] | Sequence[Tensor], do: Callable[[Tensor, Sources], T], workers: int = 1
-) -> list[T]:
-    """Apply `do` to all tensors, `workers` at a time; results in order."""
-    rows = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
-    with Sources() as sources, ThreadPoolExecutor(max(1, workers), thread_name_prefix="ckptconv") as pool:
-        return list(pool.map(lambda t: do(t, sources), rows))
+def each(items: Iterable[S], do: Callable[[S, Sources], T], workers: int = 1) -> list[T]:
+    """Apply `do` to all items, `workers` at a time; results in order."""
+    with Sources() as sources:
+        if workers < 2:
+            return [do(item, sources) for item in items]
+        with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
+            return list(pool.map(lambda item: do(item, sources), items))
 
 
 __all__ = ["Picture", "Stats", "each", "numbers", "picture", "stats", "values"]
