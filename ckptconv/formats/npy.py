@@ -5,6 +5,7 @@
     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
     the elements, in C or Fortran order
 
+An array of objects ('|O') is a pickle, read by the machine that runs nothing; arrays in its dicts are the tensors.
 In a folder, `a%2Fb.npy` holds the tensor `a/b`. NumPy forgets what ml_dtypes' types are called: '<V2' is taken for
 bfloat16, '<f1' for float8_e5m2, and '<V1', which may be several, stays uint8; each with a note.
 Specification: numpy.lib.format, NEP 1.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from ..errors import CorruptCheckpoint, Unrepresentable
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
 from ..store import File, Reader, Seen, is_dir, join, names, sibling, split
 from ..tensor import DTYPES, Checkpoint, Coded, Data, DType, Note, Span, Tensor, elements, plain, view
 from . import Patch, Placement, Slot, refuse_unheld
@@ -26,6 +27,8 @@ from . import Patch, Placement, Slot, refuse_unheld
 SUFFIX = ".npy"
 MAGIC = b"\x93NUMPY"
 MAX_HEAD = 2**16  # NumPy writes at most 64 KiB as version 1.0; no plain array needs more
+MAX_PICKLE = 2**31
+OBJECTS = "|O"
 SPELLING = {
     "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
     "u4": "uint32", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64",
@@ -63,17 +66,22 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, opaque: bool = False) -> Checkpoint:
     if not is_dir(url):
-        return collect([(split(url)[1].removesuffix(SUFFIX), *_file(url))], (url,), "npy")
+        head, data = _file(url, opaque)
+        name = "" if isinstance(data, Checkpoint) else split(url)[1].removesuffix(SUFFIX)
+        return collect([(name, head, data)], (url,), "npy")
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX))
     urls = tuple(sibling(join(url, "."), n) for n in files)
-    found = [(_name(n), *_file(path)) for n, path in zip(files, urls, strict=True)]
+    found = [(_name(n), *_file(path, opaque)) for n, path in zip(files, urls, strict=True)]
     return collect(found, urls, "npy", Note("unread", "files that are no .npy", others))
 
 
-def _file(url: str) -> tuple[Head, Data]:
+def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     with Reader(url) as f:
         head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), url)
+        if head.descr == OBJECTS:
+            check_pickle(f.size, url)
+            return head, unpickled(f.read(head.size, f.size - head.size), url, opaque)
         if head.kind is None:
             return head, Span(url, head.size, 0)
         if head.size + head.nbytes != f.size:
@@ -86,6 +94,24 @@ def _file(url: str) -> tuple[Head, Data]:
     return head, Span(url, head.size, head.nbytes)
 
 
+def check_pickle(size: int, url: str) -> None:
+    if size > MAX_PICKLE:
+        raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
+
+
+def unpickled(raw: bytes, url: str, opaque: bool) -> Checkpoint:
+    """The arrays within an array of objects, under the names of the dictionaries and lists that hold them."""
+    from .pytorch import flatten, pickle
+    from .pytorch.arrays import NUMPY, PickledArray
+    from .pytorch.plain import PLAIN
+
+    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url)
+    if not isinstance(value, PickledArray) or not isinstance(value.items, list):
+        raise CorruptCheckpoint("says it holds objects, but its pickle is no array of objects", url=url)
+    root = value.items[0] if value.shape == () else dict(enumerate(value.items))
+    return flatten.checkpoint(root, len(raw), url=url, format="npy")
+
+
 def decode(coded: Coded) -> Iterator[bytes]:
     """Strings, which alone need decoding here."""
     with Reader(coded.url) as f:
@@ -94,16 +120,31 @@ def decode(coded: Coded) -> Iterator[bytes]:
 
 
 def collect(
-    found: Sequence[tuple[str, Head, Data]], urls: tuple[str, ...], format: str, *notes: Note
+    found: Sequence[tuple[str, Head, Data | Checkpoint]], urls: tuple[str, ...], format: str, *notes: Note
 ) -> Checkpoint:
     """Make the checkpoint of all arrays found; what is no tensor, or only perhaps of its dtype, is noted."""
-    tensors = {name: as_tensor(name, head, data) for name, head, data in found if head.kind}
-    left = [f"{name}: {head.descr}" for name, head, _ in found if not head.kind]
-    kept = [*notes, Note("skipped", "arrays whose dtype no checkpoint holds", tuple(left))]
+    tensors: dict[str, Tensor] = {}
+    kept, left, twice, values = list(notes), [], [], {}
+    for name, head, data in found:
+        here: list[Tensor] = []
+        if isinstance(data, Checkpoint):
+            here = [t.renamed(f"{name}.{n}" if name else n) for n, t in data.items()]
+            kept += data.notes
+            values |= {f"{name}.{n}" if name else n: v for n, v in data.details.get("values", {}).items()}
+        elif head.kind:
+            here = [as_tensor(name, head, data)]
+        else:
+            left.append(f"{name}: {head.descr}")
+        twice += [t.name for t in here if t.name in tensors]
+        tensors |= {t.name: t for t in here}
+    if twice:
+        raise NameCollision(f"names within arrays of objects are those of other arrays:\n{listing(twice)}", url=urls[0])
+    kept.append(Note("skipped", "arrays whose dtype no checkpoint holds", tuple(left)))
     for code, kind in ASSUMED.items():
-        here = tuple(name for name, head, _ in found if head.descr[1:] == code)
-        kept.append(Note("assumed", f"NumPy lost the dtype ({code}); taken for {kind}", here))
-    return Checkpoint(tensors, format=format, urls=urls, notes=tuple(n for n in kept if n.names))
+        those = tuple(name for name, head, _ in found if head.descr[1:] == code)
+        kept.append(Note("assumed", f"NumPy lost the dtype ({code}); taken for {kind}", those))
+    said = tuple(n for n in kept if n.names or n.kind == "hint")
+    return Checkpoint(tensors, format=format, urls=urls, notes=said, details={"values": values} if values else {})
 
 
 def as_tensor(name: str, head: Head, data: Data) -> Tensor:

@@ -20,7 +20,19 @@ from ..errors import CorruptCheckpoint, Unrepresentable
 from ..store import File, Reader, Seen, split
 from ..tensor import Checkpoint, Coded, Data, Note, Span, Tensor
 from . import Patch, Placement, Slot, refuse_unheld
-from .npy import MAX_HEAD, SUFFIX, Head, collect, head_bytes, parse_head, strings, unheld
+from .npy import (
+    MAX_HEAD,
+    OBJECTS,
+    SUFFIX,
+    Head,
+    check_pickle,
+    collect,
+    head_bytes,
+    parse_head,
+    strings,
+    unheld,
+    unpickled,
+)  # fmt: skip
 from .zip import STORED, Entry, Member, directory, lay_out, local_header, members, unpack
 
 
@@ -33,15 +45,19 @@ def sniff(seen: Seen) -> int:
 def open(url: str, opaque: bool = False) -> Checkpoint:
     with Reader(url) as f:
         found = members(f)
-        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m)) for m in found if m.name.endswith(SUFFIX)]
+        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, opaque)) for m in found if m.name.endswith(SUFFIX)]
     others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
     return collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
 
 
-def _array(f: Reader, m: Member) -> tuple[Head, Data]:
+def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     """Parse one array's head; its elements are a span if stored, else to be decoded."""
     start, _ = _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)
     head = parse_head(start, f.url, m.name)
+    if head.descr == OBJECTS:
+        check_pickle(m.size, f.url)
+        raw = b"".join(decode(Coded("npz", f.url, m.name, m.size - head.size)))
+        return head, unpickled(raw, f.url, opaque)
     if head.kind is None:
         return head, Span(f.url, m.start + head.size, 0)
     if head.size + head.nbytes != m.size:
