@@ -1,6 +1,6 @@
 """The way back where names alone do not lead: a converter that is one_way remembers what it did in the metadata.
 
-    metadata["ckptconv.moved"] = {"converter": "hf-tf", "rules": [label, ...], "names": {target: [rule, [from], [copies]]}}
+    metadata["ckptconv.moved"] = {"converter": "hf-tf", "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
 
 `recall` reads that, and finds for each target the rule that made it and the captures it had.
 """
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from .errors import UsageError
 from .tensor import Checkpoint
 
 if TYPE_CHECKING:
-    from .rewrite import Assignment, Group, Moved
-    from .rules import Converter
+    from .rewrite import Assignment, Group, Moved, Names
+    from .rules import Converter, Rule
 
 KEY = "ckptconv.moved"
 
@@ -26,50 +26,50 @@ def remember(converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, M
     """Write down where every target came from, if the names do not tell; forget it on the way back."""
     metadata = {k: v for k, v in checkpoint.metadata.items() if k != KEY}
     if converter.one_way and not converter.forward:
-        labels = {r.label: i for i, r in enumerate(converter.rules)}
-        names = {name: [labels[m.rule], m.names, m.twins] for name, m in moved.items()}
-        said = {"converter": converter.name, "rules": list(labels), "names": names}
+        names = {name: [m.index, m.names, m.twins] for name, m in moved.items()}
+        said = {"converter": converter.name, "rules": [r.label for r in converter.rules], "names": names}
         metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
 
 
-def recall(inverse: Converter, checkpoint: Checkpoint) -> tuple[Assignment, dict[str, list[str]]]:
-    """The groups that lead back, and for each name as rules see it the names as they were."""
+def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
+    """The groups that lead back, each with the names as they were."""
     from .rewrite import Assignment, Names
 
     forward = inverse.forward
     if forward is None:
         raise UsageError(f"{inverse.name} is no inverse")
     rules, known = _read(inverse, checkpoint)
-    names = Names(forward, checkpoint)
-    out, spelled = Assignment(), {}
-    places = {r.inverse.label: i for i, r in reversed(list(enumerate(r for r in forward.rules if r.targets)))}
+    before = [n for row in known.values() for n in (*row[1], *row[2])]
+    names = Names(forward, checkpoint, before)
+    out = Assignment()
+    kept = [i for i, r in enumerate(forward.rules) if r.targets]  # those that the inverse has
     sources: dict[tuple[str, ...], list[str]] = {}
     for target in checkpoint:
-        if target in known and len(known[target]) == 3:
+        if target in known:
             sources.setdefault(tuple(known[target][1]), []).append(target)
         else:
             out.unmatched.append(target)
     for at, (came, targets) in enumerate(sources.items()):
-        label = rules[known[targets[0]][0]]
-        group = _group(forward, names, came, targets, label, places, at)
+        index = known[targets[0]][0]
+        same = index in kept and rules[index : index + 1] == [forward.rules[index].label]
+        values = _values(forward, names, came, index) if same else None
+        group = _group(forward.rules[index], kept.index(index), values, targets, at) if values is not None else None
         if group is None:
             out.unmatched += targets
             continue
-        out.groups.append(group)
-        for name in came:
-            copies = known[targets[0]][2] if len(came) == 1 else []
-            spelled[names.canonical(name)] = [name, *copies]
-    return out, spelled
+        copies = known[targets[0]][2] if len(came) == 1 else []
+        out.groups.append(group._replace(spelled=tuple((name, *copies) for name in came)))
+    return out
 
 
 def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any]]:
     try:
         said = json.loads(checkpoint.metadata[KEY])
         rules, known = said["rules"], said["names"]
-        if said["converter"] == inverse.name and isinstance(known, dict):
+        if said["converter"] == inverse.name and all(_sound(row, rules) for row in known.values()):
             return list(rules), known
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     raise UsageError(
         f"{inverse.name} leads back only by the names that its own output remembers in its metadata, and there are "
@@ -77,34 +77,34 @@ def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[s
     )
 
 
-def _group(
-    forward: Converter,
-    names: Any,
-    came: tuple[str, ...],
-    targets: list[str],
-    label: str,
-    places: dict[str, int],
-    at: int,
-) -> Group | None:
-    """The application of the inverse rule that gives `came`; None if memory and rules disagree."""
-    from .rewrite import Group, translated
+def _sound(row: Any, rules: Sequence[str]) -> bool:
+    """Metadata is from a file: every row must be [rule, [from, ...], [copies, ...]]."""
+    rule, came, copies = row
+    return 0 <= rule < len(rules) and bool(came) and all(isinstance(n, str) for n in (*came, *copies))
+
+
+def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int) -> dict[str, str] | None:
+    """The captures with which rule `index` took a name, as its targets spell them; None if it cannot have."""
+    from .rewrite import translated
 
     m = forward.matcher.first(names.canonical(came[0]))
-    while m is not None and forward.rules[forward.origins[m.index][0]].label != label:
+    while m is not None and forward.origins[m.index][0] != index:
         m = forward.matcher.after(names.canonical(came[0]), m.index)
     if m is None:
         return None
-    rule = forward.rules[forward.origins[m.index][0]]
+    rule = forward.rules[index]
     stack = next((t.stacked for t in rule.sources if t.stacked), "")
-    values = translated(rule, {c: v for c, v in m.values.items() if c != stack}, forward.separators)
-    if values is None:
-        return None
+    return translated(rule, {c: v for c, v in m.values.items() if c != stack}, forward.separators)
+
+
+def _group(rule: Rule, index: int, values: dict[str, str], targets: list[str], at: int) -> Group | None:
+    """The application of the inverse of a rule to its targets; None if they are not all there."""
+    from .rewrite import Group
+
     members: list[dict[int, str]] = []
     for t in rule.targets:
-        made = {0: t.render(values)} if not t.stacked else {
-            i: t.render({**values, t.stacked: str(i)}) for i in range(len(targets))
-        }  # fmt: skip
-        if not set(made.values()) <= set(targets):
-            return None
-        members.append(made)
-    return Group(places[rule.inverse.label], values, tuple(members), at)
+        spelled = [{**values, t.stacked: str(i)} for i in range(len(targets))] if t.stacked else [values]
+        members.append({i: t.render(v) for i, v in enumerate(spelled)})
+    if not {n for m in members for n in m.values()} <= set(targets):
+        return None
+    return Group(index, values, tuple(members), at)

@@ -8,7 +8,7 @@ A rule with several sources takes them together or not at all: what lacks a part
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import layout as layouts
 from . import memory
 from .errors import LayoutError, NameCollision, UnmatchedTensors, UsageError, listing, printable
-from .names import Matcher, Template, fold, template
+from .names import Matcher, Template, fold
 from .tensor import Checkpoint, Coded, Note, Part, Span, Tensor
 
 if TYPE_CHECKING:
-    from .rules import Converter, Of, Rule
+    from .rules import Converter, Of, Rewrite, Rule
 
+MAX_AGAIN = 8  # replacements of one kind that overlap in a name
 MAX_NEAR = 20  # folded patterns for which the nearest rule is looked for
 
 
@@ -36,6 +37,7 @@ class Group(NamedTuple):
     values: dict[str, str]
     members: tuple[dict[int, str], ...]
     at: int  # position of the first name: targets keep the order of their sources
+    spelled: tuple[tuple[str, ...], ...] = ()  # the names of the targets where they are remembered: all of each
 
 
 class Moved(NamedTuple):
@@ -43,6 +45,7 @@ class Moved(NamedTuple):
 
     names: tuple[str, ...]
     rule: str
+    index: int
     twins: list[str]
 
 
@@ -56,14 +59,14 @@ class Assignment:
 class Names:
     """The names of a checkpoint as rules see them, rewritten; backwards, the names that the sources had."""
 
-    def __init__(self, converter: Converter, checkpoint: Checkpoint) -> None:
+    def __init__(self, converter: Converter, checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
         self.converter, self.checkpoint = converter, checkpoint
-        self._rewrites = [_rewriter(r.source, r.target) for r in converter.rewrites]
+        self._known = {n: n for n in (checkpoint if names is None else names)}
+        for step in converter.rewrites:
+            _rewritten(step, self._known)
 
     def canonical(self, name: str) -> str:
-        for rewrite in self._rewrites:
-            name = rewrite(name)
-        return name
+        return self._known[name]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -77,25 +80,22 @@ class Names:
         return out
 
 
-def _rewriter(source: str, target: str) -> Callable[[str], str]:
-    """Compile one replacement: a template without {x...}, searched for everywhere, until nothing changes."""
-    start, end = source.startswith("^"), source.endswith("$")
-    t = template(source[start : len(source) - end])
-    if any(p.kind for p in t.parts if not isinstance(p, str)):
-        raise UsageError(f"rewrite {source!r}: only {{x}} may stand in it")
-    text, order = t.regex({})
-    pattern = re.compile("^" * start + text.replace("[^/.]+", "[^/]*?") + "$" * end)
-    to = template(target)
-
-    def rewrite(name: str) -> str:
-        for _ in range(8):
-            found = pattern.sub(lambda m: to.render({c: m[i + 1] for i, c in enumerate(order)}), name)
-            if found == name or start or end:
-                return found
-            name = found
-        return name
-
-    return rewrite
+def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
+    """Make one replacement everywhere in all names, again and again until nothing changes."""
+    if step.given and not any(Matcher([(step.given, {})]).first(n) for n in known.values()):
+        return
+    pattern, order = step.compiled
+    if step.one:
+        group = order.index(step.one) + 1
+        if len({m[group] for n in known.values() for m in pattern.finditer(n)}) != 1:
+            return
+    for name, text in known.items():
+        for _ in range(1 if step.anchored else MAX_AGAIN):
+            new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
+            if new == text:
+                break
+            text = new
+        known[name] = text
 
 
 def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -247,10 +247,10 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     """See Converter.apply."""
     whole, dropped = _untied(converter, checkpoint)
     remembered = bool(converter.forward and converter.one_way)
-    found, spelled = memory.recall(converter, whole) if remembered else (assign(converter, whole), {})
+    found = memory.recall(converter, whole) if remembered else assign(converter, whole)
     if found.unmatched:
         raise UnmatchedTensors(_unmatched(converter, whole, found), url=checkpoint.urls[0] if checkpoint.urls else None)
-    out = _Output(converter, whole, _params(converter, params), spelled)
+    out = _Output(converter, whole, _params(converter, params))
     for group in found.groups:
         out.build(group)
     out.check()
@@ -264,12 +264,10 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
 
 
 class _Output:
-    """The targets as they come, and all that goes wrong on the way; `spelled` has names that are to be restored."""
+    """The targets as they come, and all that goes wrong on the way."""
 
-    def __init__(
-        self, converter: Converter, checkpoint: Checkpoint, params: dict[str, int], spelled: Mapping[str, list[str]]
-    ) -> None:
-        self.converter, self.checkpoint, self.params, self.spelled = converter, checkpoint, params, spelled
+    def __init__(self, converter: Converter, checkpoint: Checkpoint, params: dict[str, int]) -> None:
+        self.converter, self.checkpoint, self.params = converter, checkpoint, params
         self.names = Names(converter, checkpoint)
         self.tensors: dict[str, Tensor] = {}
         self.moved: dict[str, Moved] = {}
@@ -293,11 +291,11 @@ class _Output:
             shown = ", ".join(f"{n} {list(self.checkpoint[n].shape)}" for n in names[:4])
             self.broken.append(f"{shown} by {rule.label}: {e.message}")
             return
-        for name, shape, parts in made:
+        for i, (name, shape, parts) in enumerate(made):
             first = self.checkpoint[names[0]]
             parts = tuple(p._replace(ops=(*p.ops, *rule.ops)) for p in parts) if rule.ops else parts
-            for spelled in self.spelled.get(name, [name]):
-                self.put(rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
+            for spelled in group.spelled[i] if group.spelled else [name]:
+                self.put(group.rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
         self.left.update((n, (group.rule, made[0][0] if len(names) == len(made) == 1 else "")) for n in names)
 
     def _made(self, rule: Rule, group: Group, values: dict[str, str]) -> list[tuple[str, Any, tuple[Part, ...]]]:
@@ -358,12 +356,13 @@ class _Output:
             raise LayoutError(f"the parameter {name} is not given")
         self.params[name] = param.default
 
-    def put(self, rule: Rule, names: Sequence[str], tensor: Tensor) -> None:
+    def put(self, index: int, names: Sequence[str], tensor: Tensor) -> None:
         """Add a target, unless its name is taken by another tensor."""
+        rule = self.converter.rules[index]
         old = self.tensors.get(tensor.name)
         if old is None:
             self.tensors[tensor.name] = tensor
-            self.moved[tensor.name] = Moved(tuple(names), rule.label, [])
+            self.moved[tensor.name] = Moved(tuple(names), rule.label, index, [])
         elif rule.shared or _same(old, tensor):
             self.twins += names
             self.moved[tensor.name].twins.extend(names)
@@ -397,7 +396,7 @@ class _Output:
                 ((shape, parts),) = pattern.apply([tensor], self._sizes(self.converter.rules[rule], {}))
             new = Tensor(f"{target}{self.converter.separators[1]}{affix}", tensor.dtype, shape, parts, "slot")
             self.left[name] = (rule, new.name)
-            self.put(self.converter.rules[rule], [name], new)
+            self.put(rule, [name], new)
 
     def notes(self, found: Assignment) -> Iterator[Note]:
         """What was left out, what was taken once, and which rules found nothing."""

@@ -11,6 +11,7 @@ Reading a converter checks it; `inverse` swaps its sides; `apply` (rewrite.py) m
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,11 +49,28 @@ class Param(NamedTuple):
     help: str = ""
 
 
-class Rewrite(NamedTuple):
-    """A replacement made everywhere in a name before rules see it; `^` and `$` hold on to its ends."""
+@dataclass(frozen=True)
+class Rewrite:
+    """A replacement made everywhere in all names before rules see them; `^` and `$` hold on to a name's ends."""
 
-    source: str
-    target: str
+    source: Template
+    target: Template
+    start: bool = False
+    end: bool = False
+    where: Mapping[str, Domain] = field(default_factory=dict)
+    one: str = ""  # only if this capture has one value over all names
+    given: Template | None = None  # only if some name is so
+
+    @property
+    def anchored(self) -> bool:
+        return self.start or self.end
+
+    @cached_property
+    def compiled(self) -> tuple[re.Pattern[str], list[str]]:
+        """What to search for, and the captures in the order of the groups; a capture is as short as may be."""
+        text, order = self.source.regex(self.where)
+        text = text.replace("([^/.]+)", "([^/]*?)")
+        return re.compile("^" * self.start + text + "$" * self.end), order
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,8 @@ class Rule:
     @property
     def label(self) -> str:
         left = ", ".join(t.text for t in self.sources)
-        return f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
+        label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
+        return f"{label} ({self.layout})" if self.layout else label
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
@@ -287,10 +306,21 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, depth: int) 
     )
 
 
-def _rewrite(pair: Any) -> Rewrite:
-    if len(_strings(pair)) != 2:
-        raise UsageError(f"rewrite {pair!r} is no pair of strings")
-    return Rewrite(pair[0], pair[1])
+def _rewrite(value: Any) -> Rewrite:
+    if isinstance(value, list) and len(_strings(value)) == 2:
+        value = {"from": value[0], "to": value[1]}
+    _known(value, {"from", "to", "where", "one", "if"}, "rewrite")
+    source, target = str(value.get("from", "")), str(value.get("to", ""))
+    start, end = source.startswith("^"), source.endswith("$")
+    parsed = template(source[start : len(source) - end])
+    if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
+        raise UsageError(f"rewrite {source!r}: text and {{x}} may stand in it")
+    where = {k: domain(v) for k, v in value.get("where", {}).items()}
+    given = template(value["if"]) if "if" in value else None
+    made = Rewrite(parsed, template(target), start, end, where, str(value.get("one", "")), given)
+    if odd := ({*made.target.captures, made.one} - {"", *parsed.captures}):
+        raise UsageError(f"rewrite {source!r}: {{{min(odd)}}} is not in it")
+    return made
 
 
 def _included(name: str, folder: Path | None, depth: int) -> Converter:
