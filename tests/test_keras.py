@@ -1,0 +1,314 @@
+"""Keras files written by the real frameworks (fixtures/make_keras.py) read under the frameworks' own variable names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from kit import same
+
+import ckptconv
+from ckptconv.api import Target
+from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
+from ckptconv.formats.keras import naming
+from ckptconv.tensor import Span
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "keras"
+
+
+def expected(file: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / "expected.npz") as z:
+        found = {k.partition("|")[2]: z[k] for k in z.files if k.startswith(file + "|")}
+    return {n: v.view(ml_dtypes.bfloat16) if v.dtype == "u2" else v for n, v in found.items()}
+
+
+FILES = {
+    "net.keras": "keras3",
+    "deflated.keras": "keras3",
+    "net.weights.h5": "keras3",
+    "shards.weights.json": "keras3",
+    "legacy3.h5": "keras",
+    "pair_tf_keras.h5": "keras",
+    "full_tf_keras.h5": "keras",
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_golden(file: str) -> None:
+    got = ckptconv.open(GOLDEN / file)
+    wanted = expected(file)
+    if file in ("net.weights.h5", "shards.weights.json"):  # without a config, beta cannot be told from gamma
+        wanted["batch_normalization/var_0"] = wanted.pop("batch_normalization/beta")
+    assert got.format == FILES[file]
+    assert {n for n, t in got.items() if not t.role} == set(wanted)
+    assert {n for n, a in wanted.items() if not same(got[n].numpy(), a)} == set()
+
+
+def test_unzipped_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / "net.keras") as z:
+        z.extractall(tmp_path / "net")
+    got, zipped = ckptconv.open(tmp_path / "net"), ckptconv.open(GOLDEN / "net.keras")
+    assert list(got) == list(zipped)
+    assert all(same(got[n].numpy(), zipped[n].numpy()) for n in got)
+    assert got.metadata == zipped.metadata
+
+
+def test_stored_archives_are_read_in_place() -> None:
+    got = ckptconv.open(GOLDEN / "net.keras")
+    assert all(isinstance(t.parts[0].data, Span) for t in got.values())
+    assert all(t.parts[0].data.url == str(GOLDEN / "net.keras") for t in got.values())
+
+
+def test_roles() -> None:
+    three = ckptconv.open(GOLDEN / "net.weights.h5")
+    assert {n: three[n].role for n in list(three) if n.startswith("optimizer")}.items() >= {
+        "optimizer/vars/0": "step", "optimizer/vars/1": "state", "optimizer/vars/2": "slot", "optimizer/vars/10": "slot",
+    }.items()  # fmt: skip
+    assert list(three)[-1] == f"optimizer/vars/{sum(n.startswith('optimizer') for n in three) - 1}"
+    two = ckptconv.open(GOLDEN / "full_tf_keras.h5")
+    roles = {n: t.role for n, t in two.items() if t.role}
+    assert roles["optimizer_weights/Adam/iter"] == "step"
+    assert roles["optimizer_weights/Adam/a/kernel/m"] == "slot"
+
+
+def test_metadata() -> None:
+    two = ckptconv.open(GOLDEN / "full_tf_keras.h5").metadata
+    assert set(two) == {"backend", "keras_version", "model_config", "training_config"}
+    assert json.loads(two["model_config"])["config"]["name"] == "full"
+    three = ckptconv.open(GOLDEN / "net.keras").metadata
+    assert json.loads(three["config"])["config"]["name"] == "net"
+    assert "keras_version" in three
+
+
+def strip(file: Path) -> None:
+    """Make it as older versions did, without names."""
+    with h5py.File(file, "a") as f:
+        f.visititems(lambda _, thing: thing.attrs.pop("name", None) and None)
+
+
+def test_config_tells_names_where_attributes_do_not(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / "net.keras") as z:
+        z.extractall(tmp_path / "net")
+    strip(tmp_path / "net" / "model.weights.h5")
+    got = ckptconv.open(tmp_path / "net")
+    assert {"first/kernel", "enc/wide/kernel", "enc/dense/kernel", "head/bias", "batch_normalization/beta"} <= set(got)
+    assert same(got["enc/wide/kernel"].numpy(), expected("net.keras")["enc/wide/kernel"])
+    assert not [n for n in got.notes if n.kind == "hint"]
+
+
+def test_bare_weights_without_names_keep_paths_and_say_so(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "net.weights.h5", tmp_path / "a.weights.h5")
+    strip(tmp_path / "a.weights.h5")
+    got = ckptconv.open(tmp_path / "a.weights.h5")
+    assert "layers/sequential/layers/dense/vars/0" in got
+    assert [n.kind for n in got.notes] == ["hint"]
+
+
+def test_old_layer_dependencies_of_2_13(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.weights.h5", "w") as f:
+        f["_layer_checkpoint_dependencies/dense/vars/0"] = np.ones((2, 3), "f4")
+        f.create_group("optimizer/vars")
+    got = ckptconv.open(tmp_path / "a.weights.h5")
+    assert list(got) == ["_layer_checkpoint_dependencies/dense/vars/0"]
+
+
+def test_two_objects_of_one_name_keep_their_paths(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.weights.h5", "w") as f:
+        for path, name in (("a", "same"), ("b", "same"), ("c", "other")):
+            f[f"{path}/vars/0"] = np.ones((2, 3), "f4")
+            f[f"{path}/vars/1"] = np.ones(3, "f4")
+            f[f"{path}/vars"].attrs["name"] = name
+    got = ckptconv.open(tmp_path / "a.weights.h5")
+    assert set(got) == {"a/vars/0", "a/vars/1", "b/vars/0", "b/vars/1", "other/kernel", "other/bias"}
+
+
+def test_shards_must_hold_what_the_index_says(tmp_path: Path) -> None:
+    for file in GOLDEN.glob("shards*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "shards_00001.weights.h5").unlink()
+    with pytest.raises(ckptconv.errors.CkptError, match="shards_00001"):
+        ckptconv.open(tmp_path / "shards.weights.json")
+
+
+def test_npz_archives_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as z:
+        z.writestr("config.json", "{}")
+        z.writestr("model.weights.npz", b"PK")
+    with pytest.raises(ckptconv.errors.UnsafeCheckpoint, match="pickles"):
+        ckptconv.open(tmp_path / "a.keras")
+
+
+# --- legacy lists ----------------------------------------------------------------------------------------------
+
+
+def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], **attrs: object) -> None:
+    with h5py.File(path, "w") as f:
+        f.attrs["layer_names"] = [n.encode() for n in layers]
+        f.attrs.update(attrs)
+        for layer, weights in layers.items():
+            f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
+            for name, value in weights.items():
+                f[layer][name] = value
+
+
+def test_a_shared_variable_is_one_tensor(tmp_path: Path) -> None:
+    table, other = np.random.rand(5, 3), np.random.rand(3)
+    legacy(tmp_path / "a.h5", {"enc": {"emb/w:0": table, "b:0": other}, "dec": {"emb/w:0": table, "c:0": other}})
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert list(got) == ["emb/w", "b", "c"]
+    assert [n.names for n in got.notes] == [("dec/emb/w:0",)]
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    with h5py.File(tmp_path / "b.h5") as f:
+        assert f["dec/emb/w:0"] == f["enc/emb/w:0"]
+        assert f["dec"].attrs["weight_names"].tolist() == [b"emb/w:0", b"c:0"]
+    assert ckptconv.open(tmp_path / "b.h5").details == got.details
+
+
+def test_variables_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Also those that happen to be equal: a zero bias in both says nothing."""
+    zero = np.zeros(3)
+    one, two = np.random.rand(2, 4, 3)
+    legacy(tmp_path / "a.h5", {"m1": {"d/k:0": one, "d/b:0": zero}, "m2": {"d/k:0": two, "d/b:0": zero}})
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert list(got) == ["m1/d/k", "m1/d/b", "m2/d/k", "m2/d/b"]
+    assert same(got["m2/d/k"].numpy(), two)
+
+
+def test_names_that_differ_by_the_suffix_alone(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", {"l": {"w:0": np.ones(1), "w": np.zeros(1)}})
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert sorted(t.numpy().tolist() for t in got.values()) == [[0], [1]]
+
+
+def test_unlisted_datasets_are_noted(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", {"l": {"w:0": np.ones(1)}})
+    with h5py.File(tmp_path / "a.h5", "a") as f:
+        f["l/extra"] = np.ones(1)
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert [(n.kind, n.names) for n in got.notes] == [("unread", ("l/extra",))]
+
+
+@pytest.mark.parametrize("layers", [1, 1200])
+def test_long_lists_are_split_and_joined(tmp_path: Path, layers: int) -> None:
+    tensors = {f"{'a_rather_long_layer_name_' * 4}{i}/kernel": np.full(1, i, "f4") for i in range(layers)}
+    ckptconv.save(tensors, tmp_path / "a.h5", format="keras")
+    with h5py.File(tmp_path / "a.h5") as f:
+        assert ("layer_names0" in f.attrs) == (layers > 1)
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert list(got) == list(tensors)
+    assert all(same(got[n].numpy(), a) for n, a in list(tensors.items())[::100])
+
+
+def test_layers_of_written_files_come_from_the_names(tmp_path: Path) -> None:
+    def lists(names: list[str]) -> list[list[object]]:
+        ckptconv.save(dict.fromkeys(names, np.ones(1)), tmp_path / "a.h5", format="keras", force=True)
+        return [row[:1] + [w for _, w in row[1]] for row in ckptconv.open(tmp_path / "a.h5").details["layers"]]
+
+    assert lists(["b/k", "a/k", "b/x/b"]) == [["b", "b/k:0", "b/x/b:0"], ["a", "a/k:0"]]
+    assert lists(["tf_m/bert/a/k", "tf_m/cls/k"])[:2] == [["bert", "tf_m/bert/a/k:0"], ["cls", "tf_m/cls/k:0"]]
+
+
+# --- Keras 3 targets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["net.keras", "net.weights.h5", "shards.weights.json"])
+@pytest.mark.parametrize("to", ["out.weights.h5", "out.weights.json"])
+def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:
+    limit = 700 if to.endswith("json") else None
+    ckptconv.convert(GOLDEN / file, tmp_path / to, target=Target(max_shard_size=limit))
+    a, b = ckptconv.open(GOLDEN / file), ckptconv.open(tmp_path / to)
+    assert set(a) == set(b)
+    assert all(same(a[n].numpy(), b[n].numpy()) for n in a)
+    assert {n: t.role for n, t in a.items()} == {n: t.role for n, t in b.items()}
+    assert b.format == "keras3"
+    assert len(list(tmp_path.iterdir())) == 1 or limit
+
+
+def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:
+    ckptconv.save({"layers/dense/vars/0": np.ones((2, 2))}, tmp_path / "a.weights.h5")
+    with h5py.File(tmp_path / "a.weights.h5") as f:
+        assert f["layers/dense/vars/0"][:].tolist() == [[1, 1], [1, 1]]
+
+
+def test_names_that_are_no_object_path_are_refused_together(tmp_path: Path) -> None:
+    with pytest.raises(Unrepresentable, match=r"(?s)dense/kernel.*other/bias"):
+        ckptconv.save({"dense/kernel": np.ones(1), "other/bias": np.ones(1)}, tmp_path / "a.weights.h5")
+
+
+def test_dtypes_that_keras_cannot_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unrepresentable, match="float8"):
+        ckptconv.save({"vars/0": np.ones(1).astype(ml_dtypes.float8_e5m2)}, tmp_path / "a.weights.h5")
+
+
+def test_archives_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"weights\.h5"):
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / "a.keras")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": 3}', '{"weight_map": {"/a": 3}}', "[" * 100_000])
+def test_indexes_that_make_no_sense(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.weights.json").write_text(text)
+    with pytest.raises(CorruptCheckpoint):
+        ckptconv.formats.open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "snake"),
+    [("LSTMCell", "lstm_cell"), ("BatchNormalization", "batch_normalization"), ("Conv2D", "conv2d"), ("PReLU", "p_re_lu"),
+     ("RMSNormalization", "rms_normalization"), ("Conv2DTranspose", "conv2d_transpose"), ("My>Layer", "my_layer")],
+)  # fmt: skip
+def test_snake_case(name: str, snake: str) -> None:
+    assert naming.snake(name) == snake
+
+
+CASES = [
+    ("dense", [(2, 3), (3,)], "float32", {}, ["kernel", "bias"]),
+    ("dense", [(2, 3)], "float32", {}, ["kernel"]),
+    ("dense", [(2, 3), (3,), (3,)], "int8", {"use_bias": True}, ["kernel", "bias", "kernel_scale"]),
+    ("dense", [(2, 3), (3,)], "int8", {"use_bias": False}, ["kernel", "kernel_scale"]),
+    ("layer_normalization", [(3,)], "float32", {"scale": False}, ["beta"]),
+    ("layer_normalization", [(3,)], "float32", {}, ["var_0"]),
+    ("batch_normalization", [(3,)] * 2, "float32", {}, ["moving_mean", "moving_variance"]),
+    ("batch_normalization", [(3,)] * 3, "float32", {"center": False}, ["gamma", "moving_mean", "moving_variance"]),
+    ("batch_normalization", [(3,)] * 3, "float32", {}, ["var_0", "moving_mean", "moving_variance"]),
+    ("", [(2, 3), (3,)], "float32", {}, ["kernel", "bias"]),
+    ("", [(2, 3), (4,)], "float32", {}, ["var_0", "var_1"]),
+    ("", [(2, 3)], "float32", {}, ["var_0"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "shapes", "dtype", "config", "names"), CASES)
+def test_variable_names(kind: str, shapes: list[tuple[int, ...]], dtype: str, config: dict, names: list[str]) -> None:
+    assert naming.variables(kind, shapes, [dtype] * len(shapes), config)[0] == names
+
+
+# --- real files ------------------------------------------------------------------------------------------------
+
+
+def test_real_keras_2_weights(shared: Path, tmp_path: Path) -> None:
+    source = shared / "real" / "crepe_tiny" / "crepe.h5"
+    got = ckptconv.open(source)
+    assert len(got) == 38
+    assert list(got)[:2] == ["conv1_3/kernel", "conv1_3/bias"]
+    ckptconv.convert(source, tmp_path / "a.safetensors")
+    back = ckptconv.open(tmp_path / "a.safetensors")
+    with h5py.File(source) as f:
+        for layer in f.attrs["layer_names"]:
+            for name in f[layer].attrs["weight_names"]:
+                assert same(back[name.decode().removesuffix(":0")].numpy(), f[layer][name][()])
+
+
+def test_hugging_face_names(shared: Path) -> None:
+    bert = ckptconv.open(shared / "oracles" / "hf-tf" / "TFBertForPreTraining" / "tf_model.h5")
+    assert "tf_bert_for_pre_training/bert/encoder/layer_._0/attention/self/query/kernel" in bert
+    t5 = ckptconv.open(shared / "oracles" / "hf-tf" / "t5" / "tf_model.h5")
+    assert [n for n in t5 if "shared" in n] == ["shared/shared/embeddings"]

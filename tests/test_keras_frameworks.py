@@ -1,0 +1,208 @@
+"""What Keras 3 and TF-Keras save, we read under their names; what we write, their load_weights takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from kit import same
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
+tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
+
+import ckptconv  # noqa: E402
+from ckptconv.api import Target  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LEGACY = Target(format="keras")
+
+
+def fill(model: Any) -> list[np.ndarray]:
+    """Give every variable values of its own and return them."""
+    for i, v in enumerate(model.weights):
+        if "seed" not in v.name:
+            rng = np.random.default_rng(crc32(f"{i}{v.name}".encode()))
+            v.assign(rng.normal(size=tuple(v.shape)).astype("f4"))
+    return values(model)
+
+
+def values(model: Any) -> list[np.ndarray]:
+    return [np.asarray(v) for v in model.weights]
+
+
+def reload(model: Any, path: Path, wanted: list[np.ndarray]) -> None:
+    """The file gives a model of this architecture back all its values."""
+    for v in model.weights:
+        v.assign(np.zeros(tuple(v.shape), "f4"))
+    model.load_weights(str(path))
+    assert [same(a, b) for a, b in zip(values(model), wanted, strict=True)] == [True] * len(wanted)
+
+
+def functional(k: Any) -> Any:
+    L = k.layers  # noqa: N806
+    inner = k.Sequential([k.Input((4,)), L.Dense(4, name="wide"), L.Dense(4, use_bias=False, name="thin")], name="enc")
+    x, s = k.Input((4,)), k.Input((5, 4))
+    shared = L.Dense(4, name="shared")
+    y = inner(inner(shared(shared(x))))
+    y = L.BatchNormalization(name="bn")(y)
+    z = L.Bidirectional(L.GRU(2, name="gru"), name="both")(s)
+    c = L.Flatten()(L.SeparableConv1D(3, 2, name="sep")(s))
+    a = L.Flatten()(L.LayerNormalization(name="ln")(L.MultiHeadAttention(2, 2, name="att")(s, s)))
+    return k.Model([x, s], L.Dense(2, name="head")(L.Concatenate()([y, z, c, a])), name="net")
+
+
+def sequential(k: Any) -> Any:
+    L = k.layers  # noqa: N806
+    return k.Sequential(
+        [k.Input((8, 8, 3)), L.Conv2D(4, 3, name="c1"), L.DepthwiseConv2D(3, name="dw"), L.PReLU(name="p"),
+         L.Conv2DTranspose(2, 3, name="up"), L.Flatten(), L.Dropout(0.5), L.Dense(3, name="out")], name="seq",
+    )  # fmt: skip
+
+
+def recurrent(k: Any) -> Any:
+    L = k.layers  # noqa: N806
+    return k.Sequential(
+        [k.Input((5,)), L.Embedding(7, 4, name="emb"), L.LSTM(3, return_sequences=True, name="l"),
+         L.SimpleRNN(2, name="s"), L.Dense(1, name="o")], name="rec",
+    )  # fmt: skip
+
+
+MODELS = {f.__name__: f for f in (functional, sequential, recurrent)}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    keras.utils.clear_session()
+    return MODELS[request.param](keras)
+
+
+@pytest.fixture(params=MODELS)
+def older(request: pytest.FixtureRequest) -> Any:
+    tf_keras.backend.clear_session()
+    return MODELS[request.param](tf_keras)
+
+
+def test_keras3_names_are_variable_paths(model: Any, tmp_path: Path) -> None:
+    fill(model)
+    for file in ("a.keras", "a.weights.h5", "a.h5"):
+        (model.save_weights if "weights" in file else model.save)(tmp_path / file)
+        got = ckptconv.open(tmp_path / file)
+        own = "" if file == "a.h5" else model.name + "/"  # legacy lists hold whole paths
+        wanted = {v.path.removeprefix(own): np.asarray(v) for v in model.weights}
+        assert {n for n, a in wanted.items() if not same(got[n].numpy(), a)} == set()
+        assert {n for n, t in got.items() if not t.role} == {n for n in wanted if "seed" not in n}
+
+
+def test_keras3_loads_what_we_write(model: Any, tmp_path: Path) -> None:
+    wanted = fill(model)
+    model.save(tmp_path / "a.keras")
+    for file, limit in (("b.weights.h5", None), ("c.weights.json", 1000)):
+        ckptconv.convert(tmp_path / "a.keras", tmp_path / file, target=Target(max_shard_size=limit))
+        reload(model, tmp_path / file, wanted)
+    assert len(list(tmp_path.glob("c_*.weights.h5"))) > (1 if sum(v.nbytes for v in wanted) > 1000 else 0)
+
+
+def test_keras3_loads_legacy_files(model: Any, tmp_path: Path) -> None:
+    """The lists, and what several layers share, survive."""
+    wanted = fill(model)
+    model.save(tmp_path / "a.h5")
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    reload(model, tmp_path / "b.h5", wanted)
+
+
+def test_tf_keras_both_ways(older: Any, tmp_path: Path) -> None:
+    wanted = fill(older)
+    older.save_weights(tmp_path / "a.h5")
+    got = ckptconv.open(tmp_path / "a.h5")
+    names = [v.name.removesuffix(":0") for v in older.weights]
+    found = [got[n if n in got else next(m for m in got if m.endswith("/" + n))].numpy() for n in names]
+    assert [same(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * len(wanted)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    reload(older, tmp_path / "b.h5", wanted)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.safetensors")  # the lists are lost, the order is not a file's
+    same_names = ckptconv.open(tmp_path / "a.safetensors")
+    assert set(same_names) == set(got)
+
+
+def test_legacy_from_names_alone(tmp_path: Path) -> None:
+    """A dict in the order of model.layers is enough."""
+    for k in (keras, tf_keras):
+        net = sequential(k)
+        wanted = fill(net)
+        tensors = {f"{layer.name}/{i}": np.asarray(v) for layer in net.layers for i, v in enumerate(layer.weights)}
+        tensors = {n: a for n, a in tensors.items() if a.dtype == np.float32}
+        ckptconv.save(tensors, tmp_path / "a.h5", format="keras", force=True)
+        reload(net, tmp_path / "a.h5", wanted)
+
+
+def test_whole_model_with_its_optimizer(tmp_path: Path) -> None:
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="d"), keras.layers.Dense(1, name="e")])
+    net.compile("adam", "mse")
+    net.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, epochs=2)
+    for file in ("a.h5", "a.keras"):
+        net.save(tmp_path / file)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    ours, theirs = (keras.models.load_model(tmp_path / f, compile=False) for f in ("b.h5", "a.h5"))
+    assert all(same(a, b) for a, b in zip(values(ours), values(theirs), strict=True))
+    assert ours.get_config() == theirs.get_config()
+    ckptconv.convert(tmp_path / "a.keras", tmp_path / "b.weights.h5")
+    net.optimizer.iterations.assign(0)
+    net.load_weights(tmp_path / "b.weights.h5")
+    assert int(net.optimizer.iterations.numpy()) == 2
+
+
+def test_subclassed_model(tmp_path: Path) -> None:
+    class Block(keras.layers.Layer):
+        def __init__(self, **kw: Any) -> None:
+            super().__init__(**kw)
+            self.inner = keras.layers.Dense(3, name="own")
+            self.many = [keras.layers.Dense(3), keras.layers.Dense(3, name="second")]
+
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(3,), name="scale")
+
+        def call(self, x: Any) -> Any:
+            for layer in (self.inner, *self.many):
+                x = layer(x)
+            return x * self.scale
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rest = Block(name="b0"), [Block(), Block(name="b2")]
+
+        def call(self, x: Any) -> Any:
+            for block in (self.first, *self.rest):
+                x = block(x)
+            return x
+
+    net = Net()
+    net(np.ones((1, 3), "f4"))
+    wanted = fill(net)
+    net.save_weights(tmp_path / "a.weights.h5")
+    got = ckptconv.open(tmp_path / "a.weights.h5")
+    assert len(got) == len(net.weights)
+    paths = {v.path.split("/", 1)[1]: np.asarray(v) for v in net.weights if not v.path.endswith("/scale")}
+    assert all(same(got[n].numpy(), a) for n, a in paths.items())
+    assert {n for n in got if n.endswith("var_0")} == {"b0/var_0", "block/var_0", "b2/var_0"}
+    ckptconv.convert(tmp_path / "a.weights.h5", tmp_path / "b.weights.h5")
+    reload(net, tmp_path / "b.weights.h5", wanted)
+
+
+def test_1200_layers(tmp_path: Path) -> None:
+    """Their list of names is split over several attributes, and so is ours."""
+    k = tf_keras
+    layers = [k.layers.Dense(1, use_bias=False, name=f"layer_with_quite_a_long_name_{'x' * 40}_{i}") for i in range(1200)]
+    x = k.Input((1,))  # side by side: a deep stack passes the framework's recursion limit
+    net = k.Model(x, [layer(x) for layer in layers])
+    wanted = fill(net)
+    net.save_weights(tmp_path / "a.h5")
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert len(got) == 1200
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
+    reload(net, tmp_path / "b.h5", wanted)
