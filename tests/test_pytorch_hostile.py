@@ -15,8 +15,24 @@ from ckptconv.formats.pytorch.pickle import Inert, load
 
 HERE = Path(__file__).parents[1] / "fixtures" / "hostile" / "pytorch"
 EXPECTED: dict[str, list[str]] = json.loads((HERE / "expected.json").read_text())
-RUNS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.", "shutil.", "compile", "exec",
-        "import", "pickle.find_class", "ctypes.", "os.remove", "os.rename", "os.putenv", "webbrowser.")  # fmt: skip
+RUNS = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "socket.",
+    "shutil.",
+    "compile",
+    "exec",
+    "import",
+    "pickle.find_class",
+    "ctypes.",
+    "os.remove",
+    "os.rename",
+    "os.putenv",
+    "webbrowser.",
+)
 
 watched: list[str] | None = None
 

