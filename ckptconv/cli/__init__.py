@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable
-from . import complete, convert, formats, inspect, zoo
+from . import complete, convert, diff, formats, inspect, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -52,6 +52,8 @@ def _top(
 for verb, examples in (
     (convert.convert, convert.EXAMPLES),
     (inspect.inspect, inspect.EXAMPLES),
+    (diff.diff, diff.EXAMPLES),
+    (verify.verify, verify.EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, ""),
 ):

@@ -21,6 +21,7 @@ from .options import (
     Param,
     Quiet,
     Rename,
+    Scope,
     WeightsOnly,
 )  # fmt: skip
 
@@ -50,9 +51,7 @@ def convert(
     rename: Rename = None,
     include: Include = None,
     exclude: Exclude = None,
-    scope: Annotated[
-        list[str] | None, typer.Option("--scope", metavar="NAME", help="Put a source's names under NAME.")
-    ] = None,
+    scope: Scope = None,
     weights_only: WeightsOnly = False,
     ema: Ema = False,
     dtype: Dtype = None,

@@ -51,6 +51,10 @@ Param = Annotated[
 Rename = Annotated[
     list[str] | None, typer.Option("--rename", metavar="FROM=TO", help="Template: 'enc/{x...}=dec/{x...}'.")
 ]
+Scope = Annotated[
+    list[str] | None,
+    typer.Option("--scope", metavar="NAME", help="Put a source's names under NAME (one for each source)."),
+]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="Cast floating-point tensors.", autocompletion=complete.dtypes)
 ]

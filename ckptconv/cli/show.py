@@ -79,12 +79,15 @@ def talk(text: str) -> None:
     print(printable(text) if "\n" not in text else "\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     sides = [">" if right[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
-    sys.stdout.writelines(f"{printable(line(*row)).rstrip()}\n" for row in (head, *rows))
+    lines = (printable(line(*row)).rstrip() for row in (head, *rows))
+    if colours:
+        lines = (paint(text, how) for text, how in zip(lines, ("bold", *colours), strict=True))
+    sys.stdout.writelines(f"{text}\n" for text in lines)
 
 
 PAINT = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "faint": 2}

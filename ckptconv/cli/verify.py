@@ -1,0 +1,80 @@
+"""ckptconv verify SRC... DST"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options, show
+from .options import (
+    Converter,
+    Dtype,
+    Ema,
+    Exclude,
+    From,
+    Include,
+    Inverse,
+    Jobs,
+    Json,
+    Opaque,
+    Param,
+    Quiet,
+    Rename,
+    Scope,
+    WeightsOnly,
+)  # fmt: skip
+
+EXAMPLES = """Examples:
+
+\b
+  ckptconv verify model.ckpt model.safetensors
+  ckptconv verify model.ckpt half.npz --weights-only --dtype float16
+  ckptconv verify bert.ckpt bert.safetensors -c auto
+"""
+
+
+def verify(
+    paths: Annotated[list[str], typer.Argument(metavar="SRC... DST", help="What was converted, and the result last.")],
+    from_: From = None,
+    converter: Converter = None,
+    inverse: Inverse = False,
+    param: Param = None,
+    rename: Rename = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    scope: Scope = None,
+    weights_only: WeightsOnly = False,
+    ema: Ema = False,
+    dtype: Dtype = None,
+    skip_unrepresentable: Annotated[
+        bool, typer.Option("--skip-unrepresentable", help="What DST's format cannot hold was left out.")
+    ] = False,
+    opaque: Opaque = False,
+    jobs: Jobs = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Derive again what DST should hold, and compare every bit.
+
+    Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs.
+    """
+    from .. import api
+    from ..errors import UsageError
+
+    if len(paths) < 2:
+        raise UsageError("verify takes what was converted and then the result: ckptconv verify SRC DST")
+    *sources, destination = paths
+    held = api.check(
+        sources,
+        destination,
+        select=options.select(from_, include, exclude, opaque, weights_only, ema),
+        change=options.change(converter, inverse, param, rename, dtype, scope),
+        target=api.Target(skip_unrepresentable=skip_unrepresentable),
+        resources=api.Resources(jobs=jobs),
+    )
+    if as_json:
+        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
+    elif not quiet:
+        what = f"{len(held)} tensors, {show.bytes_(held.nbytes)}"
+        show.talk(f"verified: {what}, are bit for bit what the conversion gives")
