@@ -48,7 +48,7 @@ class Subject(NamedTuple):
     order: bool = True
     metadata: bool = True
     ties: bool = False
-    tries: int = 300
+    tries: int = 150
     spell: Callable[[str], str] | None = None
 
     def named(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -124,7 +124,8 @@ def collect(
 ) -> Checkpoint:
     """Make the checkpoint of all arrays found; what is no tensor, or only perhaps of its dtype, is noted."""
     tensors: dict[str, Tensor] = {}
-    kept, left, twice, values = list(notes), [], [], {}
+    kept, left, twice = list(notes), list[str](), list[str]()
+    values: dict[str, object] = {}
     for name, head, data in found:
         here: list[Tensor] = []
         if isinstance(data, Checkpoint):
