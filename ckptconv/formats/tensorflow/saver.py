@@ -126,9 +126,13 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _same(a: Data, b: Data) -> bool:
-    if isinstance(a, Held) or isinstance(b, Held):
-        return isinstance(a, Held) and isinstance(b, Held) and a.array is b.array
-    return a == b
+    if isinstance(a, Held) and isinstance(b, Held):
+        return _memory(a) == _memory(b)
+    return not isinstance(a, Held) and not isinstance(b, Held) and a == b
+
+
+def _memory(a: Held) -> tuple[int, tuple[int, ...]]:
+    return a.array.ctypes.data, a.array.strides
 
 
 def _state(base: str) -> bytes:

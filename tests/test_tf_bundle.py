@@ -1,0 +1,415 @@
+"""V2 checkpoints against the real TensorFlow: what it writes we read, what we write it restores, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from crc32c import crc32c
+from kit import same
+
+import ckptconv
+from ckptconv.checksum import mask
+from ckptconv.errors import CkptError, StorageError, Unrepresentable
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import table
+from ckptconv.store import Reader
+from ckptconv.tensor import DTYPES, Checkpoint, dtype, held
+
+tf = pytest.importorskip("tensorflow")
+
+KINDS = [k for k, d in DTYPES.items() if d.tf and d.kind != "s"]
+LOW = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
+
+
+def random(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """All bit patterns alike: NaNs, infinities, subnormals and -0.0 among them."""
+    rng = np.random.default_rng(seed)
+    row = dtype(kind)
+    raw = rng.integers(0, 256, (*shape, row.itemsize), dtype="u1")
+    if kind == "bool":
+        raw &= 1
+    if kind in LOW:
+        raw &= (1 << LOW[kind]) - 1
+        if kind.startswith("int"):
+            raw = (raw << (8 - LOW[kind])).view("i1") >> (8 - LOW[kind])
+    return np.ascontiguousarray(raw).view(row.np).reshape(shape)
+
+
+def save(prefix: Path | str, arrays: dict[str, np.ndarray], specs: list[str] | None = None) -> None:
+    values = [tf.constant(v) for v in arrays.values()]
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix), tensor_names=list(arrays), shape_and_slices=specs or [""] * len(arrays), tensors=values
+    )
+
+
+def writable(kind: str) -> bool:
+    try:
+        tf.constant(np.zeros(1, dtype(kind).np))
+    except (TypeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def pairs_of(prefix: Path) -> dict[bytes, bytes]:
+    with Reader(f"{prefix}.index") as f:
+        return dict(table.Table(f))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_dtypes_and_shapes(tmp_path, kind):
+    if not writable(kind):
+        pytest.skip(f"this TensorFlow has no {kind}")
+    shapes = [(), (1,), (0,), (3, 5), (0, 4), (2, 0, 3), (2, 3, 4), (1, 1, 1, 1, 7)]
+    arrays = {f"t{i}": random(kind, s, i) for i, s in enumerate(shapes)}
+    save(tmp_path / "m", arrays)
+    found = ckptconv.open(tmp_path / "m")
+    assert {k: (str(t.dtype), t.shape) for k, t in found.items()} == {k: (kind, v.shape) for k, v in arrays.items()}
+    for name, array in arrays.items():
+        assert same(found[name].numpy(), array), name
+
+
+def test_low_bits_are_all_that_counts(tmp_path):
+    """What lies above the four bits of an int4 is undefined."""
+    save(tmp_path / "m", {"x": np.array([0, 1, 7, -8, -1], "i1").astype(ml_dtypes.int4)})
+    data = Path(f"{tmp_path}/m.data-00000-of-00001")
+    dirty = bytes(b | 0x50 for b in data.read_bytes())
+    data.write_bytes(dirty)
+    rewrite(tmp_path / "m", lambda key, e: e.MergeFrom(pb.BundleEntryProto(crc32c=mask(crc32c(dirty)))))
+    assert ckptconv.open(tmp_path / "m")["x"].numpy().astype("i1").tolist() == [0, 1, 7, -8, -1]
+
+
+def test_thousands_of_variables_and_odd_names(tmp_path):
+    odd = [" ", "a:0", "é/ü", "a//b", ".", "x" * 70_000, "\x01", "a\nb", "\0nul", "0", "A"]
+    arrays = {n: np.array([i], "i4") for i, n in enumerate([*odd, *(f"scope_{i % 7}/v{i}" for i in range(6000))])}
+    save(tmp_path / "m", arrays)
+    found = ckptconv.open(tmp_path / "m")
+    assert set(found) == set(arrays)
+    assert list(found) == sorted(arrays, key=str.encode)
+    assert all(found[n].numpy() == arrays[n] for n in [*odd, "scope_3/v3"])
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (3, 1), (1, 2), (7, 1), (2, 3)])
+def test_partitioned_variables(tmp_path, parts):
+    array = random("float64", (7, 5), 1)
+    rows, columns = (np.array_split(range(n), p) for n, p in zip(array.shape, parts, strict=True))
+    boxes = [(r[0], len(r), c[0], len(c)) for r in rows for c in columns]
+    specs = [f"7 5 {a},{m}:{b},{n}" for a, m, b, n in boxes]
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "m"),
+        tensor_names=["net/w"] * len(boxes),
+        shape_and_slices=specs,
+        tensors=[tf.constant(array[a : a + m, b : b + n]) for a, m, b, n in boxes],
+    )
+    found = ckptconv.open(tmp_path / "m")
+    assert list(found) == ["net/w"]
+    assert same(found["net/w"].numpy(), array)
+    assert same(found["net/w"].numpy(), tf.train.load_checkpoint(str(tmp_path / "m")).get_tensor("net/w"))
+
+
+@pytest.mark.parametrize("kind", ["float16", "uint16", "uint32", "bfloat16", "complex128", "bool", "int64", "string"])
+def test_partitions_of_types_that_tensorflow_cannot_join(tmp_path, kind):
+    array = np.array([[b"%d,%d" % (i, j) * i for j in range(3)] for i in range(4)], object)
+    array = array if kind == "string" else random(kind, (4, 3))
+    halves = [tf.constant(array[:1]), tf.constant(array[1:])]
+    specs = ["4 3 0,1:-", "4 3 1,3:-"]
+    tf.raw_ops.SaveV2(prefix=str(tmp_path / "m"), tensor_names=["w", "w"], shape_and_slices=specs, tensors=halves)
+    assert same(ckptconv.open(tmp_path / "m")["w"].numpy(), array)
+
+
+def test_a_variable_saved_in_part_is_noted_and_left_out(tmp_path):
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "m"),
+        tensor_names=["ema", "w"],
+        shape_and_slices=["7 4 0,3:-", ""],
+        tensors=[tf.ones((3, 4)), tf.ones((2,))],
+    )
+    found = ckptconv.open(tmp_path / "m")
+    assert list(found) == ["w"]
+    assert [(n.kind, n.names) for n in found.notes] == [("skipped", ("ema",))]
+
+
+def test_shards_of_irregular_slices(tmp_path):
+    policy = tf.train.experimental.MaxShardSizePolicy(max_shard_size=100)
+    options = tf.train.CheckpointOptions(experimental_sharding_callback=policy)
+    values = {n: random("float32", s, i) for i, (n, s) in enumerate({"a": (16, 4), "b": (3,), "c": (5, 7)}.items())}
+    model = tf.train.Checkpoint(**{n: tf.Variable(v) for n, v in values.items()})
+    path = model.write(str(tmp_path / "m"), options)
+    found = ckptconv.open(path)
+    assert found.details["shards"] > 3
+    assert any(len(t.parts) > 1 for t in found.values())
+    for name, value in values.items():
+        assert same(found[name].numpy(), value)
+
+
+def test_a_header_that_counts_a_shard_too_many(tmp_path):
+    """A merge of which one part holds no tensor; TensorFlow itself cannot open what it wrote."""
+    save(tmp_path / "p0", {"a": np.ones(2, "f4")})
+    table_of = {b"": pb.BundleHeaderProto(num_shards=2, version=pb.VersionDef(producer=1)).SerializeToString()}
+    table_of |= {k: v for k, v in pairs_of(tmp_path / "p0").items() if k}
+    (tmp_path / "p0.index").write_bytes(table.build(table_of.items()))
+    assert ckptconv.open(tmp_path / "p0")["a"].numpy().tolist() == [1, 1]
+
+
+def test_quantised_integers_are_plain_ones_with_a_note(tmp_path):
+    q = tf.quantization.quantize(tf.constant([-1.0, 0.0, 1.0]), -1.0, 1.0, tf.qint8).output
+    tf.raw_ops.SaveV2(prefix=str(tmp_path / "m"), tensor_names=["q"], shape_and_slices=[""], tensors=[q])
+    found = ckptconv.open(tmp_path / "m")
+    assert str(found["q"].dtype) == "int8"
+    assert found["q"].numpy().tolist() == tf.bitcast(q, tf.int8).numpy().tolist()
+    assert [(n.kind, n.names) for n in found.notes] == [("assumed", ("q",))]
+
+
+def test_iterators_are_noted_and_left_out(tmp_path):
+    rows = iter(tf.data.Dataset.range(5).batch(2))
+    path = tf.train.Checkpoint(it=rows, v=tf.Variable(1.0)).write(str(tmp_path / "m"))
+    found = ckptconv.open(path)
+    assert list(found) == ["v"]
+    assert any(n.kind == "skipped" and any("it" in name for name in n.names) for n in found.notes)
+
+
+def rewrite(prefix: Path, change, header=None) -> None:
+    """Edit the entries of an index and seal it again."""
+    pairs = pairs_of(prefix)
+    for key, value in pairs.items():
+        if key:
+            entry = pb.BundleEntryProto.FromString(value)
+            change(key, entry)
+            pairs[key] = entry.SerializeToString()
+        elif header:
+            pairs[key] = header.SerializeToString()
+    Path(f"{prefix}.index").write_bytes(table.build(pairs.items()))
+
+
+def test_big_endian(tmp_path):
+    kinds = ["float32", "int64", "complex64", "complex128", "uint16", "uint8", "bool", "float16", "bfloat16"]
+    arrays = {k: random(k, (3, 2)) for k in kinds}
+    save(tmp_path / "m", arrays)
+    words = [b"x" * 300, b"", b"yz"]
+    file = Path(f"{tmp_path}/m.data-00000-of-00001")
+    data = bytearray(file.read_bytes())
+
+    def swap(key, entry):
+        row = dtype(key.decode())
+        part = slice(entry.offset, entry.offset + entry.size)
+        swapped = np.frombuffer(data[part], f"u{min(row.word, 8)}").byteswap().tobytes()
+        data[part] = swapped
+        entry.crc32c = mask(crc32c(swapped))
+
+    rewrite(tmp_path / "m", swap, pb.BundleHeaderProto(num_shards=1, endianness=1))
+    lengths = crc32c(b"".join(len(w).to_bytes(4, "big") for w in words))
+    tail = mask(lengths).to_bytes(4, "big") + b"".join(words)
+    entry = pb.BundleEntryProto(dtype=7, offset=len(data), crc32c=mask(crc32c(tail, lengths)))
+    entry.shape.dim.add(size=3)
+    data += b"\xac\x02\x00\x02" + tail
+    entry.size = len(data) - entry.offset
+    file.write_bytes(data)
+    pairs = pairs_of(tmp_path / "m") | {b"words": entry.SerializeToString()}
+    (tmp_path / "m.index").write_bytes(table.build(sorted(pairs.items())))
+    reader = tf.train.load_checkpoint(str(tmp_path / "m"))
+    found = ckptconv.open(tmp_path / "m")
+    assert found.details["endianness"] == "big"
+    assert found["words"].numpy().tolist() == words == reader.get_tensor("words").tolist()
+    for name, array in arrays.items():
+        assert same(found[name].numpy(), array), name
+    assert same(found["float32"].numpy(), reader.get_tensor("float32"))
+
+
+def test_unaligned_padded_and_shared_ranges(tmp_path):
+    save(tmp_path / "m", {n: np.arange(i, i + 3, dtype="f8") for n, i in {"a": 0, "b": 3, "c": 0}.items()})
+    file = Path(f"{tmp_path}/m.data-00000-of-00001")
+    data = file.read_bytes()
+    file.write_bytes(b"!" + data[:24] + b"gap" + data[24:48])
+    starts = {b"a": 1, b"b": 28, b"c": 1}
+    rewrite(tmp_path / "m", lambda key, entry: setattr(entry, "offset", starts[key]))
+    found = ckptconv.open(tmp_path / "m")
+    assert {k: t.numpy().tolist() for k, t in found.items()} == {"a": [0, 1, 2], "b": [3, 4, 5], "c": [0, 1, 2]}
+
+
+SHAPE = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=3)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"offset": 1}, "are needed"),
+        ({"offset": -1}, "negative"),
+        ({"size": 8}, "has 12"),
+        ({"offset": 2**62, "size": 12}, "are needed"),
+        ({"shard_id": 1}, "shard 1"),
+        ({"shard_id": -1}, "shard -1"),
+        ({"dtype": 99}, "dtype"),
+        ({"shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=-3)])}, "negative|has 12"),
+        ({"shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=2**40)] * 2)}, "2\\^63|bytes"),
+        ({"shape": pb.TensorShapeProto(unknown_rank=True)}, "rank|bytes"),
+    ],
+)
+def test_entries_that_lie(tmp_path, fields, said):
+    save(tmp_path / "m", {"x": np.ones(3, "f4")})
+
+    def lie(key, entry):
+        for name, value in fields.items():
+            entry.ClearField(name)
+            if isinstance(value, int):
+                setattr(entry, name, value)
+            else:
+                entry.shape.CopyFrom(value)
+
+    rewrite(tmp_path / "m", lie)
+    with pytest.raises(CkptError, match=said):
+        ckptconv.open(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, min_consumer=2)),
+        pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, bad_consumers=[1])),
+        pb.BundleHeaderProto(num_shards=-1),
+        pb.BundleHeaderProto(num_shards=0),
+    ],
+)
+def test_headers_that_cannot_be(tmp_path, header):
+    save(tmp_path / "m", {"x": np.ones(3, "f4")})
+    rewrite(tmp_path / "m", lambda key, entry: None, header)
+    with pytest.raises(CkptError):
+        ckptconv.open(tmp_path / "m")
+
+
+def test_slices_that_overlap_or_are_absent(tmp_path):
+    both = [tf.ones((2, 4)), tf.ones((2, 4))]
+    specs = ["4 4 0,2:-", "4 4 2,2:-"]
+    tf.raw_ops.SaveV2(prefix=str(tmp_path / "m"), tensor_names=["w", "w"], shape_and_slices=specs, tensors=both)
+    pairs = pairs_of(tmp_path / "m")
+    entry = pb.BundleEntryProto.FromString(pairs[b"w"])
+    entry.slices[1].extent[0].start = 1
+    (tmp_path / "m.index").write_bytes(table.build((pairs | {b"w": entry.SerializeToString()}).items()))
+    with pytest.raises(CkptError, match="not stored"):
+        ckptconv.open(tmp_path / "m")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, arrays: dict[str, np.ndarray], **options) -> None:
+    ckptconv.save(arrays, path, **options)
+
+
+def matrix() -> dict[str, np.ndarray]:
+    arrays = {f"{k}/{i}": random(k, s) for k in KINDS if writable(k) for i, s in enumerate([(), (3, 2), (0, 4)])}
+    strings = {"s0": np.array(b"hello", object), "s1": np.array([[b"ab", b""], [b"x" * 300, b"\0\xff"]], object)}
+    # TensorFlow clears the high bits of small signed integers, ml_dtypes repeats the sign in them
+    arrays = {k: v for k, v in arrays.items() if not k.startswith(("int4", "int2"))}
+    return arrays | strings | {"s2": np.zeros(0, object)}
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        matrix(),
+        {"b": np.arange(3), "a": np.arange(2)},
+        {f"scope_{i % 13}/variable_{i}": np.full(i % 3, i, "i4") for i in range(9000)},
+        {"k" * 300_000 + str(i): np.ones(1, "f4") for i in range(4)},
+        {chr(255) * 3 + str(i) + "x" * 600_000: np.ones(1, "u1") for i in range(2)},
+        {},
+    ],
+    ids=["matrix", "order", "9000", "long keys", "longest keys", "empty"],
+)
+def test_files_are_tensorflows_own_byte_for_byte(tmp_path, arrays):
+    if arrays:
+        (tmp_path / "theirs").mkdir()
+        save(tmp_path / "theirs" / "m", arrays)
+    write(tmp_path / "ours" / "m.ckpt", arrays)
+    if not arrays:
+        assert tf.train.load_checkpoint(str(tmp_path / "ours")).get_variable_to_shape_map() == {}
+        return
+    for suffix in ("data-00000-of-00001", "index"):
+        ours, theirs = tmp_path / "ours" / f"m.ckpt.{suffix}", tmp_path / "theirs" / f"m.{suffix}"
+        assert ours.read_bytes() == theirs.read_bytes(), suffix
+
+
+def test_tensorflow_restores_what_we_write_in_all_its_ways(tmp_path):
+    values = {"scope/w": random("float32", (3, 4)), "b": np.arange(4, dtype="i8"), "s": np.array([b"x", b"yy"], object)}
+    write(tmp_path / "m.ckpt", values)
+    prefix = str(tmp_path / "m.ckpt")
+    assert tf.train.latest_checkpoint(str(tmp_path)) == prefix
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    assert set(reader.get_variable_to_shape_map()) == set(values)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        v1 = tf.compat.v1
+        numbers = {n: v for n, v in values.items() if n != "s"}
+        variables = {n: v1.get_variable(n, shape=v.shape, dtype=v.dtype) for n, v in numbers.items()}
+        v1.train.Saver(variables).restore(session, prefix)
+        for name, variable in variables.items():
+            assert same(session.run(variable), values[name])
+    w, b = tf.Variable(tf.zeros((3, 4)), name="scope/w"), tf.Variable(tf.zeros(4, tf.int64), name="b")
+    tf.train.Checkpoint(x=w, y=b).restore(prefix).assert_existing_objects_matched()
+    assert same(w.numpy(), values["scope/w"])
+    assert same(b.numpy(), values["b"])
+    assert reader.get_tensor("s").tolist() == [b"x", b"yy"]
+
+
+def test_shards_are_no_larger_than_asked_for(tmp_path):
+    arrays = {f"v{i}": random("float32", (5, i), i) for i in range(1, 12)} | {"s": np.array([b"abc"] * 9, object)}
+    write(tmp_path / "m.ckpt", arrays, max_shard_size=256)
+    files = sorted(tmp_path.glob("m.ckpt.data-*"))
+    assert len(files) > 4
+    assert max(f.stat().st_size for f in files) <= 256
+    reader, found = tf.train.load_checkpoint(str(tmp_path)), ckptconv.open(tmp_path)
+    for name, array in arrays.items():
+        assert same(np.asarray(reader.get_tensor(name), array.dtype), array)
+        assert same(found[name].numpy(), array)
+
+
+def test_tied_names_share_their_bytes(tmp_path):
+    array = random("float32", (10, 10))
+    tensors = {n: held(n, array) for n in ("in", "out")}
+    tied = Checkpoint(tensors, ties=(("in", "out"),))
+    ckptconv.save(tied, tmp_path / "m.ckpt")
+    assert (tmp_path / "m.ckpt.data-00000-of-00001").stat().st_size == 400
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    assert all(same(reader.get_tensor(n), array) for n in tensors)
+
+
+@pytest.mark.parametrize("name", ["", "_CHECKPOINTABLE_OBJECT_GRAPH", "\ud800"])
+def test_names_that_cannot_be(tmp_path, name):
+    with pytest.raises(Unrepresentable):
+        write(tmp_path / "m.ckpt", {name: np.ones(1)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_older_checkpoint_is_replaced_whole_or_not_at_all(tmp_path):
+    write(tmp_path / "m.ckpt", {"a": random("float32", (100,))}, max_shard_size=100)
+    with pytest.raises(StorageError):
+        write(tmp_path / "m.ckpt", {"a": np.ones(1)})
+    write(tmp_path / "m.ckpt", {"a": np.ones(1), "b": np.ones(2)}, force=True)
+    assert set(ckptconv.open(tmp_path)) == {"a", "b"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "m.ckpt.data-00000-of-00001", "m.ckpt.index"]
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "int2", "uint2"])
+def test_small_integers_mean_the_same_to_tensorflow(tmp_path, kind):
+    if not writable(kind):
+        pytest.skip(f"this TensorFlow has no {kind}")
+    array = random(kind, (20,))
+    write(tmp_path / "m.ckpt", {"x": array})
+    restored = tf.train.load_checkpoint(str(tmp_path)).get_tensor("x")
+    assert restored.astype("i1").tolist() == array.astype("i1").tolist()
+
+
+@pytest.mark.parametrize("name", ["g2p_en", "bert_tiny"])
+def test_real_checkpoints_come_back_the_same(tmp_path, shared, name):
+    source = shared / "real" / name
+    ckptconv.convert(source, tmp_path / "m.ckpt")
+    prefix = next(source.glob("*.index")).with_suffix("")
+    theirs, ours = (tf.train.load_checkpoint(str(p)) for p in (prefix, tmp_path))
+    assert theirs.get_variable_to_shape_map() == ours.get_variable_to_shape_map()
+    found = ckptconv.open(source)
+    for key in theirs.get_variable_to_shape_map():
+        assert same(theirs.get_tensor(key), ours.get_tensor(key))
+        assert same(theirs.get_tensor(key), found[key].numpy())
