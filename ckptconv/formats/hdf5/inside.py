@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import socket
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from ckptconv.formats.hdf5.child import FRAME, MEMORY
+from ckptconv.formats.hdf5.child import COMMAND, FRAME, MEMORY
 from ckptconv.formats.hdf5.scan import Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
@@ -110,24 +112,76 @@ def seal() -> None:
 
 
 def main() -> None:
-    answer = os.fdopen(os.dup(0), "rb")
-    ask = os.fdopen(os.dup(1), "wb", buffering=1 << 16)
+    """Serve one file over the standard pipes: the way of systems that cannot fork."""
+    answer, ask = os.dup(0), os.dup(1)
+    quiet()
+    attend(answer, ask, prepare())
+
+
+def nursery() -> None:
+    """Get ready once, then fork a child for each file; this process itself never sees a byte of any.
+
+    parent -> here    'F', 8 bytes that say nothing, and two descriptors: a child for these pipes. Answered by its id
+                      'K', a child's id: kill it. Answered by its exit status
+    """
+    door = socket.socket(fileno=os.dup(0))
+    quiet()
+    missing = prepare()
+    children: set[int] = set()
+    while True:
+        message, pipes, _, _ = socket.recv_fds(door, COMMAND.size, 2)
+        if len(message) != COMMAND.size:
+            break
+        what, pid = COMMAND.unpack(message)
+        if what == b"F":
+            pid = os.fork()
+            if not pid:
+                door.close()
+                attend(pipes[0], pipes[1], missing)
+            for fd in pipes:
+                os.close(fd)
+            children.add(pid)
+            door.sendall(COMMAND.pack(b"F", pid))
+        elif pid in children:
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            children.remove(pid)
+            door.sendall(COMMAND.pack(b"K", status))
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def quiet() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
+
+
+def prepare() -> str:
+    """Limit what can be done and import what is needed; what is missing, or ''."""
+    limit()
     try:
-        limit()
         import h5py
     except ImportError as e:
-        answer.readline()
-        send(ask, b"E", json.dumps(["missing", str(e)]).encode())
-        return
+        return str(e)
     h5py._errors.silence_errors()
-    size = json.loads(answer.readline())["size"]
     rehearse()
+    return ""
+
+
+def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
+    """Serve one file to the end."""
+    answer = os.fdopen(fd_in, "rb")
+    ask = os.fdopen(fd_out, "wb", buffering=1 << 16)
+    first = json.loads(answer.readline() or b"{}")
+    if missing or "size" not in first:
+        send(ask, b"E", json.dumps(["missing", missing]).encode())
+        os._exit(0)
     seal()
-    file: Any = None
+    import h5py
+
+    size, file = first["size"], None
     for line in answer:
         try:
             file = file or h5py.File(Remote(ask, answer, size), "r", rdcc_nbytes=32 << 20)
