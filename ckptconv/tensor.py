@@ -275,6 +275,8 @@ def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None
         total *= size
         if total > MAX_ELEMENTS:
             raise CorruptCheckpoint(f"shape {list(shape)} has more than 2^63 elements", url=url, tensor=tensor)
+    if total == 0 and prod(size for size in shape if size) * 16 > MAX_ELEMENTS:  # NumPy has no such array either
+        raise CorruptCheckpoint(f"shape {list(shape)} is empty, yet beyond 2^63 bytes", url=url, tensor=tensor)
     return total
 
 
