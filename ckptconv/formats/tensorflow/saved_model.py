@@ -50,8 +50,11 @@ def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
     checkpoint = _named(read, f, found) if read.graph else objects.named(read)
     notes = list(checkpoint.notes)
     tensors = dict(checkpoint.tensors)
-    if opaque:
-        tensors |= {n: t for n, t in constants.tensors.items() if n not in tensors}
+    if opaque or not tensors:
+        notes += constants.notes
+        if clash := tuple(n for n in constants.tensors if n in tensors):
+            notes.append(Note("skipped", "constants that are called as variables are", clash))
+        tensors = constants.tensors | tensors
     elif constants.tensors:
         text = "constants of the graph beside its variables; --opaque reads them"
         notes.append(Note("unread", text, tuple(constants.tensors)))

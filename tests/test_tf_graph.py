@@ -1,0 +1,276 @@
+"""SavedModels, frozen graphs and .meta files against the real TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kit import same
+
+import ckptconv
+from ckptconv.errors import CkptError, StorageError
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.tensor import DTYPES, dtype
+
+tf = pytest.importorskip("tensorflow")
+
+
+def run(graph: bytes, names: list[str]) -> dict[str, np.ndarray]:
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    with tf.Graph().as_default() as g, tf.compat.v1.Session(graph=g) as session:
+        tf.import_graph_def(definition, name="")
+        return dict(zip(names, session.run([f"{n}:0" for n in names]), strict=True))
+
+
+def constant(name: str, code: int, shape: tuple[int, ...], **fields) -> pb.NodeDef:
+    node = pb.NodeDef(name=name, op="Const")
+    node.attr["dtype"].type = code
+    node.attr["value"].tensor.CopyFrom(pb.TensorProto(dtype=code, **fields))
+    node.attr["value"].tensor.tensor_shape.SetInParent()
+    for n in shape:
+        node.attr["value"].tensor.tensor_shape.dim.add(size=n)
+    return node
+
+
+# what the *_val field of each dtype holds for some values, the last of them meant to repeat
+VALUES: dict[str, dict[str, object]] = {
+    "float32": {"float_val": [1.5, -0.0, float("nan")]},
+    "float64": {"double_val": [1.5, float("-inf"), 5e-324]},
+    "int32": {"int_val": [1, -(2**31), -1]},
+    "int16": {"int_val": [1, -(2**15), -1]},
+    "int8": {"int_val": [1, -128, -1]},
+    "uint8": {"int_val": [1, 200, 255]},
+    "uint16": {"int_val": [1, 2, 65535]},
+    "int64": {"int64_val": [1, -(2**63), -1]},
+    "uint32": {"uint32_val": [1, 2, 2**32 - 1]},
+    "uint64": {"uint64_val": [1, 2, 2**64 - 1]},
+    "bool": {"bool_val": [True, False, True]},
+    "float16": {"half_val": [0x3C00, 0x8000, 0x7E01]},
+    "bfloat16": {"half_val": [0x3F80, 0x8000, 0x7FC1]},
+    "complex64": {"scomplex_val": [1.0, 2.0, 3.0, 4.0, -5.0, 6.0]},
+    "complex128": {"dcomplex_val": [1.0, 2.0, 3.0, 4.0, -5.0, 6.0]},
+    "float8_e5m2": {"float8_val": b"\x3c\x80\x7d"},
+    "float8_e4m3fn": {"float8_val": b"\x38\x80\x7f"},
+    "string": {"string_val": [b"a", b"", b"xyz"]},
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("shape", [(3,), (2, 4), (3, 1, 3), (0, 2)])
+def test_values_of_all_dtypes(tmp_path, kind, shape):
+    """k values given: all, or the last repeated up to the end, or none for none."""
+    code = dtype(kind).tf
+    fields = {} if not np.prod(shape) else VALUES[kind]
+    graph = pb.GraphDef(node=[constant("x", code, shape, **fields), constant("none", code, (2, 2))])
+    raw = graph.SerializeToString()
+    (tmp_path / "g.pb").write_bytes(raw)
+    found, want = ckptconv.open(tmp_path / "g.pb"), run(raw, ["x", "none"])
+    for name, array in want.items():
+        assert same(found[name].numpy(), array), name
+
+
+@pytest.mark.parametrize("kind", [k for k, d in DTYPES.items() if d.tf and d.kind != "s"])
+def test_contents_of_all_dtypes(tmp_path, kind):
+    row = dtype(kind)
+    raw = np.random.default_rng(0).integers(0, 2 if kind == "bool" else 256, 30 * row.itemsize, "u1").tobytes()
+    graph = pb.GraphDef(node=[constant("x", row.tf, (5, 6), tensor_content=raw)])
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    got = ckptconv.open(tmp_path / "g.pb")["x"].numpy()
+    want = np.frombuffer(raw, row.np).reshape(5, 6)
+    if kind in ("int4", "uint4", "int2", "uint2"):
+        width = int(kind[-1])
+        low = np.frombuffer(raw, "u1").reshape(5, 6) & (2**width - 1)
+        wanted = low.astype("i1") - (low >= 2 ** (width - 1)) * 2**width if kind.startswith("i") else low
+        assert got.astype("i1").tolist() == wanted.tolist()
+    else:
+        assert same(got, want)
+
+
+def test_a_signalling_nan_stays_one(tmp_path):
+    quiet = pb.TensorProto(float_val=[0.0]).SerializeToString()
+    assert quiet == b"\x2a\x04" + bytes(4)
+    value = b"\x08\x01\x12\x04\x12\x02\x08\x02\x2a\x08" + np.array([0x7F800001, 0xFFA00000], "u4").tobytes()
+    node = constant("x", 1, (2,))
+    node.attr["value"].tensor.CopyFrom(pb.TensorProto.FromString(value))
+    (tmp_path / "g.pb").write_bytes(pb.GraphDef(node=[node]).SerializeToString())
+    assert ckptconv.open(tmp_path / "g.pb")["x"].numpy().view("u4").tolist() == [0x7F800001, 0xFFA00000]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tensor_content": b"123"},
+        {"tensor_content": bytes(16)},
+        {"dtype": 77, "float_val": [1.0]},
+        {"tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=2**62)] * 3)},
+        {"tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=-1)])},
+        {"dtype": 7, "tensor_content": b"\xff\xff\x03"},
+        {"dtype": 7, "tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=2**40)])},
+    ],
+)
+def test_constants_that_lie(tmp_path, fields):
+    node = constant("x", 1, (3,))
+    node.attr["value"].tensor.Clear()
+    shape = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=3)])
+    node.attr["value"].tensor.CopyFrom(pb.TensorProto(**({"dtype": 1, "tensor_shape": shape} | fields)))
+    (tmp_path / "g.pb").write_bytes(pb.GraphDef(node=[node]).SerializeToString())
+    with pytest.raises(CkptError, match="x"):
+        ckptconv.open(tmp_path / "g.pb")
+
+
+def test_a_splat_of_a_terabyte_costs_nothing_to_open(tmp_path):
+    graph = pb.GraphDef(node=[constant("x", 1, (2**20, 2**20), float_val=[0.5])])
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    assert ckptconv.open(tmp_path / "g.pb")["x"].nbytes == 2**42
+
+
+# --- SavedModels ------------------------------------------------------------------------------------------------
+
+
+class Layer(tf.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.kernel = tf.Variable(np.random.default_rng(size).random((size, 2), "f4"), name="kernel")
+        self.bias = tf.Variable(tf.zeros(2), name="bias", trainable=False)
+
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layer(3), Layer(4)
+        self.once = tf.Variable([1, 2, 3], name="scope/once")
+        self.layers = [self.first, self.second]
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3))])
+    def __call__(self, x):
+        return x @ self.first.kernel + np.arange(2, dtype="f4")
+
+
+def test_names_of_variables_when_they_are_unique(tmp_path):
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "m"))
+    for url in (tmp_path / "m", tmp_path / "m" / "saved_model.pb"):
+        found = ckptconv.open(url)
+        assert {k: t.shape for k, t in found.items()} == {
+            "scope/once": (3,),
+            "first/kernel": (3, 2),
+            "first/bias": (2,),
+            "second/kernel": (4, 2),
+            "second/bias": (2,),
+        }
+        assert sorted(found.details["trainable"]) == ["first/kernel", "scope/once", "second/kernel"]
+        assert [n.kind for n in found.notes if n.names and "first/kernel" in n.names] == ["hint"]
+        assert same(found["second/kernel"].numpy(), model.second.kernel.numpy())
+
+
+def test_a_model_without_variables_has_constants(tmp_path):
+    class Frozen(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None, 3))])
+        def __call__(self, x):
+            return x @ tf.constant(np.arange(6, dtype="f4").reshape(3, 2), name="weights")
+
+    tf.saved_model.save(Frozen(), str(tmp_path / "m"))
+    found = ckptconv.open(tmp_path / "m")
+    (name,) = [n for n in found if n.endswith("/weights")]
+    assert same(found[name].numpy(), np.arange(6, dtype="f4").reshape(3, 2))
+
+
+def test_a_model_whose_variables_are_missing(tmp_path):
+    tf.saved_model.save(Model(), str(tmp_path / "m"))
+    (tmp_path / "m" / "variables" / "variables.index").unlink()
+    with pytest.raises(StorageError, match=r"variables\.index is missing"):
+        ckptconv.open(tmp_path / "m")
+
+
+def test_keras_exports_go_by_the_names_of_layers(tmp_path):
+    keras = pytest.importorskip("keras")
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="d"), layers.BatchNormalization(name="n")])
+    model.export(tmp_path / "m", verbose=False)
+    found = ckptconv.open(tmp_path / "m")
+    want = {v.path: v.numpy() for v in model.variables if "seed" not in v.path}
+    assert {k.removeprefix(model.name + "/") for k in found} == {k.removeprefix(model.name + "/") for k in want}
+    for name, array in want.items():
+        assert same(found[name if name in found else f"{model.name}/{name}"].numpy(), array)
+
+
+def test_tf_keras_models(tmp_path):
+    keras = pytest.importorskip("tf_keras")
+    model = keras.Sequential([keras.layers.Dense(4, name="d", input_shape=(3,)), keras.layers.Dense(1, name="e")])
+    model.compile("adam", "mse")
+    model.fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0)
+    model.save(tmp_path / "m", save_format="tf")
+    found = ckptconv.open(tmp_path / "m")
+    for v in model.variables:
+        name = v.name.removesuffix(":0")
+        assert same(found[name].numpy(), v.numpy())
+        assert found[name].role == ""
+    assert {t.role for k, t in found.items() if k.startswith("Adam/")} == {"slot"}
+
+
+@pytest.mark.parametrize("part", ["", "saved_model.pb", "variables", "variables/variables.index"])
+def test_half_plus_two(shared, part):
+    """A TF1 SavedModel whose index has a snappy block."""
+    url = shared / "real" / "half_plus_two" / "00000123" / part
+    reader = tf.train.load_checkpoint(str(shared / "real/half_plus_two/00000123/variables/variables"))
+    found = ckptconv.open(url)
+    assert set(found) == set(reader.get_variable_to_shape_map())
+    assert all(same(np.asarray(found[n].numpy()), np.asarray(reader.get_tensor(n))) for n in found)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_frozen_by_tensorflow_2(tmp_path):
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    model = Model()
+    frozen = convert_variables_to_constants_v2(model.__call__.get_concrete_function()).graph.as_graph_def()
+    (tmp_path / "g.pb").write_bytes(frozen.SerializeToString())
+    arrays = [t.numpy() for t in ckptconv.open(tmp_path / "g.pb").values()]
+    assert any(same(a, model.first.kernel.numpy()) for a in arrays)
+
+
+def test_a_graph_frozen_by_tensorflow_1(tmp_path):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        x = v1.placeholder(tf.float32, (None, 8, 8, 3))
+        kernel = v1.get_variable("conv/kernel", (3, 3, 3, 4), use_resource=False)
+        scale = v1.get_variable("scale", (), use_resource=False)
+        y = tf.nn.conv2d(x, kernel, 1, "SAME") * scale
+        y = tf.reduce_mean(tf.reshape(y, (-1, 64, 4)), axis=1, name="out")
+        session.run(v1.global_variables_initializer())
+        frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["out"])
+        want = session.run({"conv/kernel": kernel, "scale": scale})
+    (tmp_path / "g.pb").write_bytes(frozen.SerializeToString())
+    found = ckptconv.open(tmp_path / "g.pb")
+    assert set(found) == set(want)
+    assert all(same(found[n].numpy(), np.asarray(a)) for n, a in want.items())
+
+
+def test_text_and_binary_say_the_same(tmp_path):
+    node = constant("w", 1, (2, 2), float_val=[1.0, 2.0, 3.0])
+    inner = constant("v", 14, (3,), half_val=[0x3F80])
+    library = pb.FunctionDefLibrary(function=[pb.FunctionDef(signature=pb.OpDef(name="f"), node_def=[inner])])
+    graph = pb.GraphDef(node=[node], library=library)
+    theirs = tf.compat.v1.GraphDef.FromString(graph.SerializeToString())
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    (tmp_path / "g.pbtxt").write_text(str(theirs))
+    for name in ("g.pb", "g.pbtxt"):
+        found = ckptconv.open(tmp_path / name)
+        assert found["w"].numpy().tolist() == [[1, 2], [3, 3]]
+        assert same(found["f/v"].numpy(), np.ones(3, ml_dtypes.bfloat16))
+
+
+def test_a_training_graph_without_its_checkpoint_names_what_is_missing(tmp_path):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("w", (2, 3))
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "m"))
+    assert ckptconv.open(tmp_path / "m.meta").details["trainable"] == ["w"]
+    Path(tmp_path / "m.index").unlink()
+    with pytest.raises(StorageError, match=r"m\.index"):
+        ckptconv.open(tmp_path / "m.meta")
