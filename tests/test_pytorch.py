@@ -263,6 +263,29 @@ def test_ties_share_a_storage(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "out.pt").ties == (("a", "c"),)
 
 
+def test_shards(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = held("a", np.arange(100.0))
+    tensors = {
+        "a": x,
+        "b": held("b", np.ones(100)),
+        "c": x.renamed("c"),
+        "d": held("d", np.zeros(50)),
+        "e": held("e", np.ones(2)),
+    }
+    saved = Checkpoint(tensors, ties=(("a", "c"),))
+    ckptconv.save(saved, tmp_path / "pytorch_model.bin", max_shard_size=1250)
+    index = json.loads((tmp_path / "pytorch_model.bin.index.json").read_text())
+    one, two = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+    assert index == {"metadata": {"total_size": 2016}, "weight_map": {"a": one, "b": two, "c": one, "d": two, "e": two}}
+    first = torch.load(tmp_path / one, weights_only=True)
+    assert first["a"].data_ptr() == first["c"].data_ptr()
+    got = ckptconv.open(tmp_path / "pytorch_model.bin.index.json")
+    assert {n: bits(t) for n, t in got.items()} == {n: bits(t) for n, t in tensors.items()}
+    ckptconv.save(saved, tmp_path / "small.pt", max_shard_size=10**9)
+    assert sorted(torch.load(tmp_path / "small.pt", weights_only=True)) == ["a", "b", "c", "d", "e"]
+
+
 def test_load_state_dict_and_an_empty_one(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
-from ...store import Reader, Seen
+from ...store import Reader, Seen, exists
 from ...tensor import Checkpoint, Note, Span
+from .. import Writer
 from .directory import Member, members
 from .flatten import checkpoint
 from .pickle import load
@@ -45,6 +46,10 @@ def claim(seen: Seen, *, script: bool) -> int:
 
 
 def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
+    if not exists(url) and exists(url + ".index.json"):
+        from ..sharded import open_index
+
+        return open_index(url + ".index.json", opaque)
     with Reader(url) as f:
         archive = enter(f)
         raw = archive.pickle(f, "data.pkl")
@@ -57,10 +62,11 @@ def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
     return made
 
 
-def writer(url: str, max_shard_size: int | None = None) -> Any:
+def writer(url: str, max_shard_size: int | None = None) -> Writer:
+    from .shards import ShardedTorchWriter
     from .write import TorchWriter
 
-    return TorchWriter(url)
+    return TorchWriter(url) if max_shard_size is None else ShardedTorchWriter(url, max_shard_size)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ class Truncated(CorruptCheckpoint):
     """The pickle goes on after the bytes that were given."""
 
 
-
-
 def _global(m: Machine) -> None:
     module = m.line()
     m.stack.append(m.find(module, m.line()))
