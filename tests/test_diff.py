@@ -1,0 +1,236 @@
+"""What diff and verify find: every kind of difference, measured, in any format; and nothing where there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from kit import Run
+
+import ckptconv
+from ckptconv import verify
+from ckptconv.job import Sources
+from ckptconv.tensor import Checkpoint, held
+from ckptconv.verify import Tolerance, Values
+
+NAN = np.array([0x7FC00000], "u4").view("f4")[0]
+OTHER_NAN = np.array([0x7FC00001], "u4").view("f4")[0]
+
+
+def checkpoint(**arrays: np.ndarray) -> Checkpoint:
+    return Checkpoint({n: held(n, a) for n, a in arrays.items()})
+
+
+def values(a: np.ndarray, b: np.ndarray, rtol: float | None = None, atol: float | None = None) -> Values | None:
+    with Sources() as sources:
+        return verify.compare(held("x", a), held("x", b), Tolerance(rtol, atol), sources)
+
+
+# --- one pair ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (np.array([0.0], "f4"), np.array([-0.0], "f4"), False),
+        (np.array([NAN]), np.array([NAN]), True),
+        (np.array([NAN]), np.array([OTHER_NAN]), False),
+        (np.array([np.inf]), np.array([np.inf]), True),
+        (np.zeros((0, 3)), np.zeros((0, 3)), True),
+        (np.array([b"a", b""], object), np.array([b"a", b""], object), True),
+        (np.array([b"a", b""], object), np.array([b"a", b"\0"], object), False),
+        (np.array([1 + 1j]), np.array([1 - 1j]), False),
+        (np.array(3, "i8"), np.array(3, "i8"), True),
+    ],
+)
+def test_equal_means_equal_bits(a: np.ndarray, b: np.ndarray, equal: bool) -> None:
+    assert (values(a, b) is None) == equal
+
+
+def test_measures() -> None:
+    a = np.array([[1, 2, 3], [4, 5, np.nan]], "f4")
+    b = np.array([[1, 2.5, 3], [4, np.nextafter(np.float32(5), np.float32(6)), 7]], "f4")
+    found = values(a, b)
+    assert found is not None
+    assert (found.differing, found.elements, found.first, found.unpaired) == (3, 6, (0, 1), 1)
+    assert found.max_abs == 0.5
+    assert found.max_rel == pytest.approx(0.2)
+    assert found.max_ulp == 2**21  # from 2 to 2.5 is a quarter of the way to 4, whose 2^23 steps are equal
+    x, y = a.reshape(-1)[:5].astype("f8"), b.reshape(-1)[:5].astype("f8")
+    assert found.cosine == pytest.approx(x @ y / math.sqrt((x @ x) * (y @ y)), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
+def test_ulp_counts_the_floats_between(kind: type) -> None:
+    """Across zero and from a power of two to the next: neighbours are one step apart."""
+    width = np.dtype(kind).itemsize
+    smallest = np.array([1], f"u{width}").view(kind)
+    cases = [(smallest, -smallest, 2), (np.array([0.0], kind), np.array([-0.0], kind), 0)]
+    one = np.array([1.0], kind)
+    above = (one.view(f"u{width}") + np.array(3, f"u{width}")).view(kind)
+    cases.append((one, above, 3))
+    for a, b, steps in cases:
+        found = values(a, b)
+        assert found is not None
+        assert found.max_ulp == steps
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [
+        (np.array([-(2**63)], "i8"), np.array([2**63 - 1], "i8"), 2**64 - 1),
+        (np.array([0], "u8"), np.array([2**64 - 1], "u8"), 2**64 - 1),
+        (np.array([-128], "i1"), np.array([127], "i1"), 255),
+        (np.array([True]), np.array([False]), 1),
+    ],
+)
+def test_integers_are_measured_exactly(a: np.ndarray, b: np.ndarray, apart: int) -> None:
+    found = values(a, b)
+    assert found is not None
+    assert found.max_abs == apart
+
+
+@given(
+    hnp.arrays(np.float32, 20, elements=st.floats(width=32)),
+    hnp.arrays(np.float32, 20, elements=st.floats(width=32)),
+    st.sampled_from([0.0, 1e-3, 0.5]),
+    st.sampled_from([0.0, 1e-6, 1.0]),
+)
+def test_tolerance_is_that_of_numpy(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> None:
+    with np.errstate(all="ignore"):
+        near = np.isclose(a.astype("f8"), b.astype("f8"), rtol, atol, equal_nan=True)
+    found = values(a, b, rtol, atol)
+    assert (found.differing if found else 0) == np.count_nonzero(~near)
+
+
+def test_a_difference_in_the_last_window(tmp_path: Path) -> None:
+    a = np.arange(3_000_001, dtype="i4").reshape(1, -1)
+    b = a.copy()
+    b[0, 3_000_000] += 5
+    ckptconv.save({"x": a}, tmp_path / "a.npz")
+    ckptconv.save({"x": b.astype(">i4")}, tmp_path / "b.safetensors")
+    (only,) = ckptconv.diff(tmp_path / "a.npz", tmp_path / "b.safetensors").pairs
+    assert only.values is not None
+    assert (only.values.first, only.values.differing, only.values.max_abs) == ((0, 3_000_000), 1, 5)
+
+
+# --- two checkpoints --------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_difference() -> None:
+    a = checkpoint(
+        same=np.ones(3), moved=np.arange(5), wide=np.ones(2, "f4"), long=np.ones((2, 3)), off=np.zeros(2),
+        old=np.ones(7),
+    )  # fmt: skip
+    b = checkpoint(
+        new=np.ones(9), renamed=np.arange(5), same=np.ones(3), wide=np.ones(2, "f2"), long=np.ones((3, 2)),
+        off=np.ones(2),
+    )  # fmt: skip
+    found = verify.diff(a, b, workers=2)
+    assert [(p.kind, p.a and p.a.name, p.b and p.b.name) for p in found.pairs] == [
+        ("renamed", "moved", "renamed"),
+        ("dtype", "wide", "wide"),
+        ("shape", "long", "long"),
+        ("values", "off", "off"),
+        ("only_a", "old", None),
+        ("only_b", None, "new"),
+    ]
+    assert (found.equal, found.same) == (1, False)
+
+
+def test_equal_tensors_under_new_names_pair_off_once_each() -> None:
+    zero = np.zeros(4)
+    found = verify.diff(checkpoint(a=zero, b=zero, c=zero), checkpoint(x=zero, y=zero))
+    assert [p.kind for p in found.pairs] == ["renamed", "renamed", "only_a"]
+
+
+def test_dtype_alone_counts_only_without_tolerance() -> None:
+    a, b = checkpoint(x=np.array([0.5, 2], "f4")), checkpoint(x=np.array([0.5, 2], "f2"))
+    assert not verify.diff(a, b).same
+    assert verify.diff(a, b, Tolerance(rtol=0.0)).same
+    assert not verify.diff(a, checkpoint(x=np.array([0.5, 3], "f2")), Tolerance(rtol=0.1)).same
+
+
+def test_negative_tolerance_is_refused() -> None:
+    with pytest.raises(ckptconv.UsageError, match="not negative"):
+        verify.diff(checkpoint(), checkpoint(), Tolerance(-1.0, None))
+
+
+# --- the command line -------------------------------------------------------------------------------------------
+
+
+def layers(shift: float = 0.0) -> dict[str, np.ndarray]:
+    return {f"layer_{i}/kernel": np.arange(6, dtype="f4").reshape(2, 3) + i + shift for i in range(3)}
+
+
+def test_exit_codes_and_folding(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(layers(), tmp_path / "a.ckpt")
+    ckptconv.save(layers(), tmp_path / "b.safetensors")
+    ckptconv.save(layers(0.5), tmp_path / "c.npz")
+    same = cli("diff", "a.ckpt", "b.safetensors")
+    assert (same.returncode, same.stdout) == (0, "")
+    other = cli("diff", "a.ckpt", "c.npz")
+    assert other.returncode == 1
+    assert len(other.stdout.splitlines()) == 2
+    assert "layer_{0..2}/kernel" in other.stdout
+    assert "18 of 18" in other.stdout
+    assert cli("diff", "a.ckpt", "c.npz", "--atol", "0.5").returncode == 0
+    assert cli("diff", "a.ckpt", "c.npz", "--quiet").stdout == ""
+    found = json.loads(cli("diff", "a.ckpt", "c.npz", "--json").stdout)
+    assert (found["same"], len(found["differences"])) == (False, 3)
+    assert found["differences"][0]["values"]["max_abs"] == 0.5
+    assert cli("diff", "a.ckpt", "missing.npz").returncode == 9
+
+
+def test_across_conventions(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(
+        '[[rule]]\nfrom = "layer_{i}/kernel"\nto = "layers.{i}.weight"\nlayout = "i o -> o i"\n'
+    )
+    ckptconv.save(layers(), tmp_path / "a.ckpt")
+    assert cli("a.ckpt", "-o", "b.safetensors", "-c", "rules.toml").returncode == 0
+    assert cli("diff", "a.ckpt", "b.safetensors").returncode == 1
+    assert cli("diff", "a.ckpt", "b.safetensors", "-c", "rules.toml").returncode == 0
+    assert cli("diff", "b.safetensors", "a.ckpt", "-c", "rules.toml", "--inverse").returncode == 0
+    assert cli("verify", "a.ckpt", "b.safetensors", "-c", "rules.toml").returncode == 0
+
+
+def test_selection_holds_for_both_sides(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(layers(), tmp_path / "a.npz")
+    ckptconv.save({**layers(), "layer_9/kernel": np.ones(3, "f4"), "other": np.ones(2)}, tmp_path / "b.npz")
+    assert cli("diff", "a.npz", "b.npz", "--include", "layer_1/*").returncode == 0
+    assert "layer_9/kernel" in cli("diff", "a.npz", "b.npz", "--include", "layer_*").stdout
+
+
+def test_verify_names_the_first_tensor_and_index(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(layers(), tmp_path / "a.ckpt")
+    ckptconv.convert(tmp_path / "a.ckpt", tmp_path / "half.npz", change=ckptconv.Change(dtype="float16"))
+    assert cli("verify", "a.ckpt", "half.npz", "--dtype", "float16").returncode == 0
+    bare = cli("verify", "a.ckpt", "half.npz")
+    assert bare.returncode == 7
+    assert "float16[2, 3] instead of float32[2, 3]" in bare.stderr
+    changed = layers()
+    changed["layer_1/kernel"][1, 2] = -0.0
+    changed["layer_2/kernel"][0, 0] = 9
+    ckptconv.save(changed, tmp_path / "b.safetensors")
+    done = cli("verify", "a.ckpt", "b.safetensors")
+    assert done.returncode == 7
+    assert "layer_1/kernel: differs" in done.stderr
+    assert "[1, 2]; 2 of 3" in done.stderr
+    ckptconv.save({**layers(), "more": np.ones(1)}, tmp_path / "c.npz")
+    assert "more: not expected" in cli("verify", "a.ckpt", "c.npz").stderr
+
+
+def test_verify_of_a_merge_under_scopes(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(layers(), tmp_path / "a.npz")
+    ckptconv.save(layers(1), tmp_path / "b.npz")
+    scopes = ("--scope", "gen", "--scope", "dis")
+    assert cli("a.npz", "b.npz", "-o", "both.ckpt", *scopes).returncode == 0
+    assert cli("verify", "a.npz", "b.npz", "both.ckpt", *scopes).returncode == 0
+    assert cli("verify", "b.npz", "a.npz", "both.ckpt", *scopes).returncode == 7

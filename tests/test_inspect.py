@@ -1,0 +1,252 @@
+"""What inspect says: names, sums, folding, statistics, hashes, the graph; quickly, and in little memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from kit import Run
+
+import ckptconv
+from ckptconv import outline, stats
+from ckptconv.job import Sources
+from ckptconv.run import hash_tensor
+from ckptconv.tensor import Checkpoint, Tensor, held
+
+MODEL = {
+    **{f"bert/layer_{i}/kernel": np.full((4, 8), i, "f4") for i in range(12)},
+    **{f"bert/layer_{i}/kernel/adam_m": np.zeros((4, 8), "f4") for i in range(12)},
+    "bert/layer_3/odd.name": np.ones(3, "f2"),
+    "global_step": np.array(7, "i8"),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    ckptconv.save(MODEL, tmp_path / "model.ckpt")
+    return tmp_path / "model.ckpt"
+
+
+def checkpoint(arrays: dict[str, np.ndarray], **more: object) -> Checkpoint:
+    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)  # type: ignore[arg-type]
+
+
+def described(array: np.ndarray) -> stats.Stats:
+    with Sources() as sources:
+        return stats.stats(held("x", array), sources)
+
+
+# --- the table and the tree -------------------------------------------------------------------------------------
+
+
+def test_table_lists_every_tensor_and_counts_slots_apart(cli: Run, model: Path) -> None:
+    done = cli("inspect", model)
+    assert len(done.stdout.splitlines()) == 1 + len(MODEL)
+    assert re.search(r"^bert/layer_11/kernel/adam_m +float32 +4x8 +32 +128 B +slot$", done.stdout, re.M)
+    assert re.search(r"^global_step +int64 +scalar +1 +8 B +step$", done.stdout, re.M)
+    assert f"{12 * 32 + 3} parameters in weights, {24 * 32 + 4} with 12 slot, 1 step" in done.stderr
+
+
+def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
+    lines = cli("inspect", model, "--tree").stdout.splitlines()[1:]
+    assert [re.split(r"  +", line.strip())[:2] for line in lines] == [
+        ["bert", "x25"],
+        ["layer_{0..11}/kernel", "x12"],
+        ["adam_m", "x12"],
+        ["layer_3/odd.name", "float16"],
+        ["global_step", "int64"],
+    ]
+
+
+def test_other_shapes_do_not_fold_together() -> None:
+    rows = outline.folded(held(f"w{i}", np.zeros((2 + (i == 1), 2), "f4")) for i in range(3))
+    assert [(line.text, len(line.tensors)) for line in rows] == [("w{0,2}", 2), ("w1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("key", "first"), [("name", "a2"), ("-name", "b"), ("size", "b"), ("parameters", "a2"), ("-dtype", "a2")]
+)
+def test_sorting(key: str, first: str) -> None:
+    arrays = {"a10": np.zeros(1, "f4"), "b": np.zeros(3, "f8"), "a2": np.zeros(4, "u2")}
+    assert outline.ordered(checkpoint(arrays).values(), key)[0].name == first
+
+
+def test_unknown_sort_names_the_columns(cli: Run, model: Path) -> None:
+    done = cli("inspect", model, "--sort", "colour")
+    assert done.returncode == 2
+    assert "name, size" in done.stderr
+
+
+def test_filters_and_near_misses(cli: Run, model: Path) -> None:
+    assert len(cli("inspect", model, "--include", "*kernel").stdout.splitlines()) == 13
+    missed = cli("inspect", model, "--include", "bert/layer_3/odd_name")
+    assert missed.returncode == 2
+    assert "bert/layer_3/odd.name" in missed.stderr
+
+
+def test_json(cli: Run, model: Path) -> None:
+    found = json.loads(cli("inspect", model, "--json", "--stats", "--hash").stdout)
+    assert [t["name"] for t in found["tensors"]] == list(ckptconv.open(model))
+    row = next(t for t in found["tensors"] if t["name"] == "bert/layer_5/kernel")
+    assert (row["shape"], row["bytes"], row["min"], row["max"], row["zeros"]) == ([4, 8], 128, 5.0, 5.0, 0)
+    assert found["totals"]["roles"] == {"": 13, "slot": 12, "step": 1}
+
+
+def test_tied_tensors_count_once() -> None:
+    tied = checkpoint({"a": np.zeros(10, "f4"), "b": np.zeros(10, "f4")}, ties=(("a", "b"),))
+    assert outline.totals(tied)[:4] == (2, 40, 10, 10)
+
+
+def test_names_cannot_drive_the_terminal(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"a\x1b[31m\u202eb\n": np.zeros(2, "f4")}, tmp_path / "x.safetensors")
+    done = cli("inspect", "x.safetensors")
+    assert "a\\x1b[31m\\u202eb\\n" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_two_hundred_thousand_tensors(cli: Run, tmp_path: Path) -> None:
+    """Time is checked loosely here, machines differ; benchmarks measure it."""
+    count = 200_000
+    header = {
+        f"model.layers.{i // 20}.block_{i % 20}.weight": {
+            "dtype": "F32", "shape": [16, 16], "data_offsets": [1024 * i, 1024 * i + 1024],
+        }
+        for i in range(count)
+    }  # fmt: skip
+    raw = json.dumps(header).encode()
+    path = tmp_path / "many.safetensors"
+    with path.open("wb") as f:
+        f.write(struct.pack("<Q", len(raw)) + raw)
+        f.truncate(8 + len(raw) + 1024 * count)  # sparse
+    done = cli("inspect", path, timeout=30)
+    assert len(done.stdout.splitlines()) == count + 1
+    assert "x200000" in cli("inspect", path, "--tree", timeout=30).stdout
+
+
+# --- the graph --------------------------------------------------------------------------------------------------
+
+
+def test_graph_against_the_tensors() -> None:
+    details = {
+        "collections": {"variables": ["w", "gone", "mean"], "trainable_variables": ["w", "gone"]},
+        "trainable": ["w", "gone"],
+    }
+    arrays = {"w": np.zeros(1), "mean": np.zeros(1), "extra": np.zeros(1)}
+    found = outline.graph(checkpoint(arrays, details=details))
+    assert found is not None
+    assert (found.missing, found.unknown, found.fixed) == (("gone",), ("extra",), ("mean",))
+    assert outline.graph(checkpoint(arrays)) is None
+
+
+# --- statistics -------------------------------------------------------------------------------------------------
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(allow_nan=False, allow_infinity=False)))
+def test_mean_and_std_agree_with_exact_fractions(array: np.ndarray) -> None:
+    found = described(array)
+    exact = [Fraction(x) for x in array.tolist()]
+    mean = sum(exact) / len(exact)
+    spread = sum((x - mean) ** 2 for x in exact) / len(exact)
+    size = max(abs(float(array.max())), abs(float(array.min())), 5e-324)
+    assert found.mean is not None
+    assert found.std is not None
+    assert abs(Fraction(found.mean) - mean) <= Fraction(size) * Fraction(1, 2**48)
+    assert abs(Fraction(found.std) ** 2 - spread) <= Fraction(size) ** 2 * Fraction(1, 2**45)
+    assert (found.min, found.max) == (array.min(), array.max())
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([np.nan, np.inf, -np.inf, -0.0, 0, 2.0], "f4"), (0, 2, 2 / 3, math.sqrt(8) / 3, 2, 1, 2)),
+        (np.array([np.nan, np.inf]), (None, None, None, None, 0, 1, 1)),
+        (np.zeros((0, 3), "f4"), (None, None, None, None, 0, 0, 0)),
+        (np.array([True, False, True, True]), (0, 1, 0.75, math.sqrt(3) / 4, 1, 0, 0)),
+        (np.array([2**64 - 1, 2**64 - 3], "u8"), (2**64 - 3, 2**64 - 1, float(2**64), 1.0, 0, 0, 0)),
+        (np.array([-(2**63), 2**63 - 1], "i8"), (-(2**63), 2**63 - 1, -0.5, 2.0**63, 0, 0, 0)),
+        (np.array([3 + 4j, 0], "c8"), (0, 5, 2.5, 2.5, 1, 0, 0)),
+        (np.array([1, 2, 3, -8], ml_dtypes.int4), (-8, 3, -0.5, math.sqrt(19.25), 0, 0, 0)),
+        (np.array([1, -2, np.nan], ml_dtypes.bfloat16), (-2, 1, -0.5, 1.5, 0, 1, 0)),
+        (np.array([0.5, 448], ml_dtypes.float8_e4m3fn), (0.5, 448, 224.25, 223.75, 0, 0, 0)),
+        (np.array([b"", b"abc"], object), (0, 3, 1.5, 1.5, 1, 0, 0)),
+        (np.array(5, "i4"), (5, 5, 5, 0, 0, 0, 0)),
+    ],
+    ids=lambda v: str(v.dtype) if isinstance(v, np.ndarray) else "",
+)
+def test_statistics_of_every_kind(array: np.ndarray, expected: tuple[float, ...]) -> None:
+    found = described(array)
+    for got, want in zip(found, expected, strict=True):
+        assert got == want if want is None else got == pytest.approx(want)
+
+
+def test_statistics_of_many_windows(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(3, 2, 5_000_000).astype("f4")
+    array[4_999_999] = np.nan
+    ckptconv.save({"x": array}, tmp_path / "x.npz")
+    with Sources() as sources:
+        found = stats.stats(ckptconv.open(tmp_path / "x.npz")["x"], sources)
+        drawn = stats.picture(ckptconv.open(tmp_path / "x.npz")["x"], sources)
+    assert found == drawn.stats
+    finite = array[:-1].astype("f8")
+    assert found.mean == pytest.approx(finite.mean(), rel=1e-12)
+    assert found.std == pytest.approx(finite.std(), rel=1e-12)
+    assert sum(drawn.bins) == finite.size
+    expected = np.histogram(finite, 32, (found.min, found.max))[0]
+    assert np.abs(np.array(drawn.bins) - expected).max() <= 2  # values on the edge of a bin
+
+
+# --- the hash ---------------------------------------------------------------------------------------------------
+
+
+def reference_hash() -> str:
+    """The implementation in the documentation, which is what others will copy."""
+    text = (Path(__file__).parents[1] / "docs/hash.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.S)[0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24, dtype="f4").reshape(2, 3, 4),
+        np.arange(24, dtype=">i8").reshape(6, 4).T,
+        np.array(-0.0, "f8"),
+        np.zeros((0, 5), "f2"),
+        np.array([1, 2], ml_dtypes.bfloat16),
+        np.random.default_rng(1).integers(0, 255, 9_000_001, dtype="u1"),
+        np.array([b"", b"\0\xff"], object),
+    ],
+    ids=lambda a: str(a.dtype),
+)
+def test_hash_is_as_documented(array: np.ndarray) -> None:
+    space: dict[str, object] = {}
+    exec(reference_hash(), space)
+    t = held("name", array)
+    name = t.dtype.name
+    with Sources() as sources:
+        assert hash_tensor(t, sources) == space["content_hash"](array, name)  # type: ignore[operator]
+
+
+def test_hash_is_the_same_in_every_format_and_order(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(30, 40)).astype("f4")
+    digests = set()
+    for suffix in ("ckpt", "safetensors", "npz", "pt", "h5", "msgpack"):
+        ckptconv.save({"x": array.copy(order="F" if suffix == "npz" else "C")}, tmp_path / f"x.{suffix}")
+        tensor: Tensor = next(iter(ckptconv.open(tmp_path / f"x.{suffix}").values()))
+        with Sources() as sources:
+            digests.add(hash_tensor(tensor, sources))
+    assert len(digests) == 1
+
+
+def test_no_colour_in_a_pipe(cli: Run, model: Path) -> None:
+    done = cli("diff", model, model)
+    assert "\x1b" not in done.stdout + done.stderr
