@@ -151,6 +151,10 @@ def test_a_state_file_may_not_lead_out_of_its_folder(folder):
     (folder / "sub" / "checkpoint").write_text('model_checkpoint_path: "../model-1"\n')
     with pytest.raises(UnsafeCheckpoint):
         ckptconv.open(folder / "sub")
+    (folder / "sub" / "link").symlink_to(folder)
+    (folder / "sub" / "checkpoint").write_text('model_checkpoint_path: "link/model-1"\n')
+    with pytest.raises(UnsafeCheckpoint):
+        ckptconv.open(folder / "sub")
 
 
 def test_a_folder_of_several_without_a_state_file(folder):
@@ -174,6 +178,15 @@ def test_an_empty_base_name(tmp_path, named):
     shutil.copy(TF / "sliced.index", tmp_path / ".index")
     shutil.copy(TF / "sliced.data-00000-of-00001", tmp_path / ".data-00000-of-00001")
     assert len(ckptconv.open(f"{tmp_path}{named}")) == 4
+
+
+def test_a_stale_path_with_an_empty_base_name(tmp_path):
+    """As in the package musicnn."""
+    shutil.copy(TF / "sliced.index", tmp_path / ".index")
+    shutil.copy(TF / "sliced.data-00000-of-00001", tmp_path / ".data-00000-of-00001")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/home/j/experiments/15542_17/"\n')
+    found = ckptconv.open(tmp_path)
+    assert (len(found), found.notes) == (4, ())
 
 
 def test_a_prefix_that_is_also_a_folder(tmp_path):

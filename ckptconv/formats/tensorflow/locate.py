@@ -9,12 +9,13 @@ The state file's paths are often absolute and from another machine: only what li
 
 from __future__ import annotations
 
+import os
 import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ckptconv.errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, listing
-from ckptconv.store import Seen, exists, is_dir, join, names, read_all, sibling, split
+from ckptconv.store import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 from ckptconv.tensor import Note
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
@@ -129,9 +130,18 @@ def _beside(folder: str, path: str) -> Found | None:
         return None
     if ".." in parts and not absolute:
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
-    *below, base = [parts[-1]] if absolute else parts
+    if path.endswith("/"):
+        parts.append("")  # an empty base name: the files are called .index and so on
+    *below, base = parts[-1:] if absolute else parts
     places = [join(folder, *below), folder] if below else [folder]
+    if below and not is_remote(folder) and not _within(places[0], folder):
+        raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder by a symlink", url=folder)
     return next((found for place in places if (found := _named(place, base))), None)
+
+
+def _within(path: str, folder: str) -> bool:
+    home = os.path.realpath(local(folder))
+    return os.path.commonpath([home, os.path.realpath(local(path))]) == home
 
 
 def _named(folder: str, base: str) -> Found | None:
