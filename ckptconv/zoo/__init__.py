@@ -5,7 +5,8 @@
     convert(...)  the rest, in a pool (pool.py); one failure never stops the others
 
 Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. Where two would meet, both keep their suffix:
-OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors.
+OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An output of several
+files has a folder of its own: OUT/a/model/model.ckpt.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
 COMMIT = 1.0  # seconds between two durable batches
 PART = re.compile(r"\.(?P<base>.+)\.[0-9a-f]{8}\.part")
 DEFAULT, FREE = Settings(), Resources()
-BARE = {"npy"}  # formats whose output is a folder
+# formats whose output is a folder; the state file of a TensorFlow checkpoint wants one to itself
+BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
 
 
 class Item(NamedTuple):
@@ -125,8 +127,8 @@ def _named(found: Sequence[tuple[Found, str, Settings]]) -> list[Item]:
 def _output(name: str, suffix: str, settings: Settings) -> str:
     """The path of an output below the zoo."""
     row = formats.get(settings.target.format or "safetensors")
-    if row.name in BARE or (row.name == "tf" and ".ckpt" in name.rpartition("/")[2]):
-        return name + suffix
+    if row.name in BARE:
+        return name + suffix + BARE[row.name]
     return name + suffix + (row.suffixes[0] if row.suffixes else "." + row.name)
 
 

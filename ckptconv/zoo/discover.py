@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from .. import formats, store
 from ..errors import AmbiguousFormat, CkptError, StorageError, UsageError, listing
+from ..formats.tensorflow.locate import is_state
 from ..store import Stat
 
 SHARD = re.compile(r"(?P<prefix>.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
@@ -28,7 +29,6 @@ STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
 WHOLE = {"saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding"}
 MAX_INDEX = 2**26
-COMPANIONS = {"checkpoint"}  # TensorFlow's list of checkpoints
 
 
 class Found(NamedTuple):
@@ -193,8 +193,6 @@ def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[Found]:
             bundles.setdefault(m["prefix"], []).append(n)
     for prefix, shards in bundles.items():
         yield take(prefix, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
-    for n in COMPANIONS & left.keys() if bundles else ():
-        del left[n]
     for n in [n for n in left if n.endswith(INDEXES)]:
         pieces = _pieces(store.join(folder, n), left[n]) if n in left else None
         if pieces is not None:
@@ -221,7 +219,7 @@ def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
     """By its suffix, or by a look at it; what a known suffix promises and does not hold is a failure, not skipped."""
     if name.lower().endswith(_suffixes()):
         return True
-    if status.size < 16:
+    if status.size < 16 or (name == "checkpoint" and is_state(url)):  # TensorFlow's list of checkpoints is none
         return False
     try:
         formats.detect(url)

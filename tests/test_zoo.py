@@ -1,0 +1,318 @@
+"""Many checkpoints: each found once, named predictably, converted whatever befalls others, resumed by a true ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv import zoo
+from ckptconv.errors import CkptError, StorageError, UsageError
+from ckptconv.zoo import pool
+from ckptconv.zoo.discover import discover
+
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
+
+
+def arrays(seed: int = 0, size: int = 30) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(seed)
+    return {"a/kernel": r.standard_normal((size, 7), dtype="f4"), "a/bias": r.standard_normal(7, dtype="f4")}
+
+
+def names(folder: Path, *options: str, latest: bool = False) -> list[str]:
+    found = discover([str(folder)], *options, latest=latest)
+    return [os.path.relpath(f.source, folder) for f in found]
+
+
+def save(path: Path, seed: int = 0, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ckptconv.save(arrays(seed), path, **options)
+    return path
+
+
+def converted(out: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in sorted(out.rglob("*"))
+        if p.is_file() and p.name != zoo.NAME
+    }
+
+
+# --- discovery --------------------------------------------------------------------------------------------------
+
+
+def test_each_checkpoint_is_found_once(tmp_path: Path) -> None:
+    save(tmp_path / "tf" / "model.ckpt-9", format="tf")
+    save(tmp_path / "hf" / "model.safetensors", max_shard_size=300)
+    save(tmp_path / "arrays", format="npy")
+    save(tmp_path / "deep" / "er" / "w.npz")
+    for name in ("README.md", "config.json", "vocab.txt", ".hidden.npz"):
+        (tmp_path / "hf" / name).write_text("{}")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+    assert sorted(names(tmp_path)) == ["arrays", "deep/er/w.npz", "hf/model.safetensors.index.json", "tf/model.ckpt-9"]
+
+
+def test_content_finds_what_no_suffix_tells(tmp_path: Path) -> None:
+    save(tmp_path / "x.safetensors").rename(tmp_path / "weights")
+    (tmp_path / "notes").write_text("a long enough text that is no checkpoint at all")
+    assert names(tmp_path) == ["weights"]
+
+
+def test_steps_of_a_series(tmp_path: Path) -> None:
+    for step in (9, 10, 200):
+        save(tmp_path / f"run{step}" / f"model.ckpt-{step}", format="tf")
+        for file in (tmp_path / f"run{step}").glob("model*"):
+            file.rename(tmp_path / file.name)
+    assert len(names(tmp_path)) == 3
+    assert names(tmp_path, latest=True) == ["model.ckpt-200"]
+
+
+def test_a_cache_is_read_by_its_snapshots(tmp_path: Path) -> None:
+    blob = save(tmp_path / "hub" / "blobs" / "abc.npz").rename(tmp_path / "hub" / "blobs" / "abc")
+    link = tmp_path / "hub" / "snapshots" / "main" / "w.npz"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(os.path.relpath(blob, link.parent))
+    assert names(tmp_path) == ["hub/snapshots/main/w.npz"]
+
+
+def test_globs_and_patterns(tmp_path: Path) -> None:
+    for name in ("a/one.npz", "a/two.npz", "b/one.npz", "b/model.ckpt-1"):
+        save(tmp_path / name, format="tf" if "ckpt" in name else None)
+    assert names(tmp_path, "one*") == ["a/one.npz", "b/one.npz"]
+    assert names(tmp_path, "a/*") == ["a/one.npz", "a/two.npz"]
+    found = discover([f"{tmp_path}/*/one.npz", f"{tmp_path}/b/model*"])
+    assert [f.name for f in found] == ["a/one", "b/one", "model.ckpt-1"] or [f.name for f in found] == [
+        "a/one", "b/one", "b/model.ckpt-1"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="nothing matches"):
+        discover([f"{tmp_path}/*.h5"])
+    with pytest.raises(StorageError, match="no such file"):
+        discover([f"{tmp_path}/absent"])
+
+
+def test_a_prefix_is_one_source(tmp_path: Path) -> None:
+    save(tmp_path / "m.ckpt", format="tf")
+    for source in ("m.ckpt", "m.ckpt.index", "m.ckpt.data-00000-of-00001"):
+        (found,) = discover([str(tmp_path / source)])
+        assert found.name == "m.ckpt"
+        assert len(found.files) == 2
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+def planned(*sources: Path, **target: object) -> list[str]:
+    settings = zoo.Settings(target=ckptconv.Target(**target))
+    return [i.at for i in zoo.plan([str(s) for s in sources], "nowhere", settings)]
+
+
+def test_outputs_mirror_the_tree(tmp_path: Path) -> None:
+    save(tmp_path / "in" / "a" / "model.npz")
+    save(tmp_path / "in" / "model.ckpt-7", format="tf")
+    assert planned(tmp_path / "in") == ["a/model.safetensors", "model.ckpt-7.safetensors"]
+    assert planned(tmp_path / "in", format="tf") == ["a/model/model.ckpt", "model.ckpt-7/model.ckpt"]
+    assert planned(tmp_path / "in", format="npy") == ["a/model", "model.ckpt-7"]
+
+
+def test_outputs_that_would_meet_keep_their_suffix(tmp_path: Path) -> None:
+    save(tmp_path / "m.npz")
+    save(tmp_path / "m.safetensors")
+    save(tmp_path / "other.npz")
+    assert planned(tmp_path) == ["m.npz.safetensors", "m.safetensors.safetensors", "other.safetensors"]
+
+
+def test_several_folders_keep_their_names(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "m.npz")
+    save(tmp_path / "b" / "m.npz")
+    assert planned(tmp_path / "a", tmp_path / "b") == ["a/m.safetensors", "b/m.safetensors"]
+
+
+# --- manifests --------------------------------------------------------------------------------------------------
+
+
+def test_manifests_say_the_same_as_csv_and_json(tmp_path: Path, cli: Run) -> None:
+    save(tmp_path / "m.npz")
+    (tmp_path / "list.csv").write_text(
+        'source,destination,to,options\nm.npz,x/y.npz,npz,"{""include"": [""*/bias""]}"\nm.npz,,,\n'
+    )
+    (tmp_path / "list.jsonl").write_text(
+        '{"source": "m.npz", "destination": "x/y.npz", "to": "npz", "include": ["*/bias"]}\n{"source": "m.npz"}\n'
+    )
+    for suffix in ("csv", "jsonl"):
+        done = cli("zoo", f"list.{suffix}", "-o", suffix)
+        assert done.returncode == 0, done.stderr
+        assert list(ckptconv.open(tmp_path / suffix / "x" / "y.npz")) == ["a/bias"]
+        assert len(ckptconv.open(tmp_path / suffix / "m.safetensors")) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('{"destination": "x"}', "no source"),
+        ('{"source": "m.npz", "destination": "../x"}', "not below"),
+        ('{"source": "m.npz", "destination": "/x"}', "not below"),
+        ('{"source": "m.npz", "colour": "red"}', "nothing is called 'colour'"),
+        ('{"source": "m.npz", "include": "x"}', "is no manifest|cannot be understood"),
+        ("[1]", "must be an object"),
+        ("{", "is no manifest"),
+    ],
+)
+def test_manifests_are_checked(row: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_text(row + "\n")
+    with pytest.raises(UsageError, match=says):
+        zoo.plan([str(tmp_path / "list.jsonl")], str(tmp_path / "out"))
+
+
+# --- converting -------------------------------------------------------------------------------------------------
+
+
+def make(folder: Path, count: int = 6) -> None:
+    suffixes = [".npz", ".safetensors", ".msgpack", ".pt"]
+    for n in range(count):
+        save(folder / f"run{n % 2}" / f"m{n}{suffixes[n % 4]}", n)
+
+
+def test_one_failure_does_not_stop_the_rest(tmp_path: Path, cli: Run) -> None:
+    make(tmp_path / "in")
+    for n in range(3):
+        (tmp_path / "in" / f"bad{n}.npz").write_bytes(b"PK\x03\x04" + bytes(50 + n))
+    (tmp_path / "in" / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    done = cli("zoo", "in", "-o", "out", "--json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert (said["done"], said["failed"]) == (6, 4)
+    assert sorted(len(c["sources"]) for c in said["causes"]) == [1, 3]
+    entries = zoo.remembered(str(tmp_path / "out"))
+    assert sum(e.state == "failed" for e in entries.values()) == 4
+    for n in range(6):
+        got = ckptconv.open(tmp_path / "out" / f"run{n % 2}" / f"m{n}.safetensors")
+        assert all(np.array_equal(got[k].numpy(), v) for k, v in arrays(n).items())
+
+
+def test_a_dead_worker_loses_only_its_task() -> None:
+    tasks = ["1 + 1", "__import__('os').kill(__import__('os').getpid(), 9)", *(f"{n} * 2" for n in range(10))]
+    results = dict(r for r in pool.run(eval, tasks, 2) if r)
+    assert isinstance(results[tasks[1]], CkptError)
+    assert "SIGKILL" in str(results[tasks[1]])
+    assert [results[f"{n} * 2"] for n in range(10)] == [2 * n for n in range(10)]
+
+
+def test_resume_does_only_what_is_not_done(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source)
+
+    def run(**options: object) -> list[str]:
+        said: list[str] = []
+        settings = zoo.Settings(change=ckptconv.Change(**options))
+        zoo.convert([str(source)], str(out), settings, resume=True, said=lambda e: said.append(e.at))
+        return sorted(said)
+
+    assert len(run()) == 6
+    assert run() == []
+    save(source / "new.npz")
+    assert run() == ["new.safetensors"]
+    changed = source / "run0" / "m0.npz"
+    changed.unlink()
+    save(changed, 77)
+    assert run() == ["run0/m0.safetensors"]
+    assert np.array_equal(ckptconv.open(out / "run0" / "m0.safetensors")["a/bias"].numpy(), arrays(77)["a/bias"])
+    (out / "run1" / "m1.safetensors").unlink()
+    assert run() == ["run1/m1.safetensors"]
+    assert len(run(dtype="float16")) == 7
+    assert run(dtype="float16") == []
+
+
+def test_known_by_content_if_asked(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source, 2)
+    zoo.convert([str(source)], str(out), hashed=True)
+    for path in source.rglob("*.*"):
+        os.utime(path, (1, 1))
+    states = {
+        hashed: {i.state for i in zoo.plan([str(source)], str(out), known=zoo.remembered(str(out)), hashed=hashed)}
+        for hashed in (False, True)
+    }
+    assert states == {False: {"changed"}, True: {"done"}}
+
+
+def test_what_others_wrote_is_never_replaced(tmp_path: Path, cli: Run) -> None:
+    make(tmp_path / "in", 2)
+    theirs = tmp_path / "out" / "run0" / "m0.safetensors"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine")
+    for more in ([], ["--resume"], ["--resume"]):
+        done = cli("zoo", "in", "-o", "out", *more)
+        assert (done.returncode, theirs.read_text()) == (1, "mine")
+        assert "already exists" in done.stderr
+    assert cli("zoo", "in", "-o", "out").returncode == 9  # there is a ledger
+    assert cli("zoo", "in", "-o", "out", "--force").returncode == 0
+    assert len(ckptconv.open(theirs)) == 2
+
+
+def test_dry_run_says_and_does_nothing(tmp_path: Path, cli: Run) -> None:
+    make(tmp_path / "in", 2)
+    rows = json.loads(cli("zoo", "in", "-o", "out", "--dry-run", "--json").stdout)
+    assert [(r["what"], r["destination"]) for r in rows] == [
+        ("convert", "run0/m0.safetensors"), ("convert", "run1/m1.safetensors")
+    ]  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_runs_cannot_share_a_ledger(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    make(tmp_path / "in", 1)
+    from ckptconv.zoo.ledger import Ledger
+
+    with Ledger(str(tmp_path / "out" / zoo.NAME), resume=False), pytest.raises(StorageError, match="another run"):
+        zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
+
+
+def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
+    make(tmp_path / "in", 2)
+    zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"))
+    path = tmp_path / "out" / zoo.NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    said: list[str] = []
+    zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, said=lambda e: said.append(e.at))
+    assert len(said) == 1
+    assert all(e.state == "done" for e in zoo.remembered(str(tmp_path / "out")).values())
+    path.write_bytes(b"{nonsense}\n" + whole)
+    with pytest.raises(CkptError, match="line 1 of the ledger"):
+        zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> None:
+    make(tmp_path / "in", 60)
+    command = [sys.executable, "-m", "ckptconv", "zoo", str(tmp_path / "in"), "--resume", "-q", "-j", "2", "-o"]
+    began = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "want")], check=True)
+    whole = time.monotonic() - began
+    want = converted(tmp_path / "want")
+    chance = random.Random(5)
+    for _ in range(KILLS):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        for _ in range(2):
+            child = subprocess.Popen([*command, str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+            time.sleep(chance.uniform(0.2, 1) * whole)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            done = [e for e in zoo.remembered(str(tmp_path / "out")).values() if e.state == "done"]
+            for entry in done:  # what the ledger says is done is there, and right
+                assert (tmp_path / "out" / entry.at).read_bytes() == want[entry.at]
+        time.sleep(0.1)  # the workers end by themselves
+        subprocess.run([*command, str(tmp_path / "out")], check=True)
+        assert converted(tmp_path / "out") == want
+        assert {e.state for e in zoo.remembered(str(tmp_path / "out")).values()} == {"done"}
