@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import ml_dtypes
@@ -28,7 +29,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOSTILE = FIXTURES / "hostile" / "hdf5"
 EXPECTED = json.loads((HOSTILE / "expected.json").read_text())
 
-NUMBERS = "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 c8 c16 ?".split()
+NUMBERS = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16", "?"]
 
 
 def noise(kind: str, shape: tuple[int, ...] = (5, 7)) -> np.ndarray:
@@ -78,7 +79,8 @@ def test_scalars_empty_compact_and_never_written(tmp_path: Path) -> None:
             h5py.h5s.ALL, h5py.h5s.ALL, np.arange(3, dtype="f4")
         )
     got = ckptconv.open(tmp_path / "a.h5")
-    assert np.signbit(got["scalar"].numpy()) and got["scalar"].shape == ()
+    assert np.signbit(got["scalar"].numpy())
+    assert got["scalar"].shape == ()
     assert got["empty"].numpy().shape == (0, 3)
     assert got["never"].numpy().tolist() == [[1.5, 1.5], [1.5, 1.5]]
     assert got["sparse"].numpy().sum() == 7 * 15 + 1
@@ -170,7 +172,7 @@ ZOO = {
     "fortran": np.asfortranarray(noise("f4")),
     "bf16": noise("u2").view(ml_dtypes.bfloat16),
     "f8": noise("u1").view(ml_dtypes.float8_e4m3fn),
-    "int4": np.arange(-8, 8).astype(ml_dtypes.int4),
+    "int4": np.arange(-8, 8, dtype="i1").view(ml_dtypes.int4),
     "text": np.array([b"a", b"", b"\xff" * 300], object),
     "no/text": np.zeros((0,), object),
     "\x1b[2J <script>": np.ones(1),
@@ -317,7 +319,7 @@ def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: py
         one._process.kill()
         return b""
 
-    one = child.Child(window._replace(read=die))
+    one = child.Child(window._replace(source=lambda: SimpleNamespace(read=die, close=lambda: None)))
     with pytest.raises(CorruptCheckpoint, match="HDF5 library"):
         list(one.ask(do="scan"))
 
@@ -373,3 +375,13 @@ def test_memory_urls(tmp_path: Path) -> None:
     got = ckptconv.open("memory://h/a.h5")
     assert got["w"].numpy().tolist() == list(range(100))
     assert got["v"].numpy().tolist() == [1, 1, 1]
+
+
+def test_truth_values_are_zero_and_one(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["b"] = np.array([False, True, True])
+        at = f["b"].id.get_offset()
+    with (tmp_path / "a.h5").open("r+b") as raw:
+        raw.seek(at)
+        raw.write(bytes([0, 1, 254]))
+    assert ckptconv.open(tmp_path / "a.h5")["b"].numpy().tobytes() == bytes([0, 1, 1])

@@ -197,7 +197,7 @@ def test_subclassed_model(tmp_path: Path) -> None:
 def test_1200_layers(tmp_path: Path) -> None:
     """Their list of names is split over several attributes, and so is ours."""
     k = tf_keras
-    layers = [k.layers.Dense(1, use_bias=False, name=f"layer_with_quite_a_long_name_{'x' * 40}_{i}") for i in range(1200)]
+    layers = [k.layers.Dense(1, use_bias=False, name=f"layer_with_a_long_name_{'x' * 50}_{i}") for i in range(1200)]
     x = k.Input((1,))  # side by side: a deep stack passes the framework's recursion limit
     net = k.Model(x, [layer(x) for layer in layers])
     wanted = fill(net)

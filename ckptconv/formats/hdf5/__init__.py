@@ -28,6 +28,7 @@ from .child import Window
 if TYPE_CHECKING:
     from ckptconv.formats.hdf5.writing import Hdf5Writer
 
+LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a byte of the file may hold more than the dtype has values
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -88,8 +89,8 @@ def tensor(found: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
     if stored.offset < 0:
         key = f"{found.member}//{stored.path}" if found.member else "/" + stored.path
         return plain(name, kind, stored.shape, Coded("hdf5", found.url, key, size), role=role)
-    data = Span(found.url, stored.offset, size)
-    return plain(name, kind, stored.shape, data, ops=("swap",) if stored.swap else (), role=role)
+    ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
+    return plain(name, kind, stored.shape, Span(found.url, stored.offset, size), ops=ops, role=role)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -165,8 +166,8 @@ def window(url: str, member: str = "") -> Window:
     """The bytes that the library may see."""
     if member:
         return archive.window(url, member)
-    reader = Reader(url)
-    return Window(f"{url} {archive.stamp(url, reader)}", url, reader.size, reader.read)
+    with Reader(url) as file:
+        return Window(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
 
 
 def try_look(url: str, member: str = "") -> Tree | None:

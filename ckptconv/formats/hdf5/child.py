@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 
@@ -37,13 +37,20 @@ MEMORY = 4 << 30
 IDLE = 2  # sleeping children kept
 
 
-class Window(NamedTuple):
-    """Bytes [start, start+size) of a file as `read(start, size)`: the whole file, or a member of an archive."""
+class Source(Protocol):
+    """Where the bytes come from; a `store.Reader` is one."""
 
-    name: str  # identifies the content: url, range, and the file's stamp
+    def read(self, start: int, size: int) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class Window(NamedTuple):
+    """What the library may see: a whole file, or a member of an archive."""
+
+    name: str  # identifies the content: url, member, and the file's stamp
     url: str
     size: int
-    read: Callable[[int, int], bytes]
+    source: Callable[[], Source]
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
@@ -139,7 +146,7 @@ class Child:
     """One process, serving one window, one request at a time."""
 
     def __init__(self, window: Window) -> None:
-        self.window = window
+        self.window, self._source = window, window.source()
         self._process = _spawn()
         self._send(json.dumps({"size": window.size}).encode() + b"\n")
 
@@ -156,7 +163,7 @@ class Child:
             if kind == b"E":
                 raise _error(json.loads(body), self.window.url)
             if kind == b"G":
-                self._send(self.window.read(*struct.unpack("<QQ", body)))
+                self._send(self._source.read(*struct.unpack("<QQ", body)))
             else:
                 yield kind, body
 
@@ -193,6 +200,7 @@ class Child:
         return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.window.url)
 
     def close(self) -> None:
+        self._source.close()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from ckptconv.errors import Unrepresentable, listing
@@ -20,6 +21,12 @@ from ckptconv.tensor import DType, Tensor
 
 PAGE = 1 << 12
 LIMIT = 64_512  # an attribute in an object header; what Keras splits its lists at
+
+# the dtypes that HDF5 has; all others are opaque bytes, and an attribute tells the dtype, as in Keras 3
+NAMED = {
+    "float64", "float32", "float16", "bool", "complex64", "complex128", "string",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}  # fmt: skip
 
 Attributes = Mapping[str, Any]
 
@@ -93,31 +100,30 @@ class Canvas(io.RawIOBase):
         return [(a, min(b, self.length)) for a, b in out if a < self.length]
 
 
-def lay_out(
-    file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False
-) -> tuple[int, dict[str, Slot], list[Patch]]:
-    """Make the skeleton of `file`; gives its size, a slot per path, and the patches.
+class Plans(NamedTuple):
+    """The property lists of HDF5, made once."""
 
-    groups: attributes by path, of groups (made even if empty) and of datasets. ordered: groups keep their order.
-    """
+    group: Any
+    dataset: Any
+    text: Any
+    link: Any
+
+
+def _plans(ordered: bool) -> Plans:
     import h5py
 
-    canvas = Canvas()
-    slots: dict[str, Slot] = {}
-    with h5py.File(_file(canvas, ordered)) as f:
-        made = {"": f.id}
-        _groups(f, made, groups, {i.path for i in items}, ordered)
-        for item in items:
-            parent, _, base = item.path.rpartition("/")
-            _groups(f, made, [parent], set(), ordered)
-            if item.link:
-                made[parent].links.create_hard(encode(base), f.id, encode(item.link))
-                slots[item.path] = slots[item.link]
-            else:
-                slots[item.path] = _dataset(made[parent], encode(base), item, file)
-        for path, attrs in groups.items():
-            _attributes(f[encode(path)] if path else f, attrs)
-    return canvas.length, slots, _patches(file, canvas, slots.values())
+    p = h5py.h5p
+    group, dataset, text, link = map(p.create, (p.GROUP_CREATE, p.DATASET_CREATE, p.DATASET_CREATE, p.LINK_CREATE))
+    if ordered:
+        group.set_link_creation_order(p.CRT_ORDER_TRACKED | p.CRT_ORDER_INDEXED)
+    group.set_obj_track_times(False)
+    for plan in (dataset, text):
+        plan.set_layout(h5py.h5d.CONTIGUOUS)
+        plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plan.set_obj_track_times(False)
+    dataset.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # text must have a fill value: its elements are pointers
+    link.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return Plans(group, dataset, text, link)
 
 
 def _file(canvas: Canvas, ordered: bool) -> Any:
@@ -132,70 +138,77 @@ def _file(canvas: Canvas, ordered: bool) -> Any:
     return h5py.h5f.create(b"canvas", h5py.h5f.ACC_TRUNC, fcpl=plan, fapl=access)
 
 
+def lay_out(
+    file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False
+) -> tuple[int, dict[str, Slot], list[Patch]]:
+    """Make the skeleton of `file`; gives its size, a slot per path, and the patches.
+
+    groups: attributes by path, of groups (made even if empty) and of datasets. ordered: groups keep their order.
+    """
+    import h5py
+
+    canvas, plans = Canvas(), _plans(ordered)
+    slots: dict[str, Slot] = {}
+    datasets = {i.path for i in items}
+    with h5py.File(_file(canvas, ordered)) as f:
+        made = {"": f.id}
+        for path in (p for p in groups if p not in datasets):
+            _group(made, path, plans)
+        for item in items:
+            parent, _, base = item.path.rpartition("/")
+            above = _group(made, parent, plans)
+            if item.link:
+                above.links.create_hard(encode(base), f.id, encode(item.link))
+                slots[item.path] = slots[item.link]
+            else:
+                slots[item.path] = _dataset(above, encode(base), item, file, plans)
+        for path, attrs in groups.items():
+            _attributes(f[encode(path)] if path else f, attrs)
+    return canvas.length, slots, _patches(file, canvas, slots.values())
+
+
 def encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _groups(f: Any, made: dict[str, Any], paths: Iterable[str], datasets: set[str], ordered: bool) -> None:
-    """Make each group and those above it, once."""
+def _group(made: dict[str, Any], path: str, plans: Plans) -> Any:
+    """Make a group and those above it, once; `made` holds those there are."""
     import h5py
 
-    plan = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
-    if ordered:
-        plan.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
-        plan.set_obj_track_times(False)
-    names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    names.set_char_encoding(h5py.h5t.CSET_UTF8)
-    for path in paths:
-        if path in datasets:
-            continue
-        here = ""
-        for word in path.split("/") if path else ():
-            above, here = here, f"{here}/{word}" if here else word
-            if here not in made:
-                made[here] = h5py.h5g.create(made[above], encode(word), lcpl=names, gcpl=plan)
+    here = ""
+    for word in () if path in made else path.split("/"):
+        above, here = here, f"{here}/{word}" if here else word
+        if here not in made:
+            made[here] = h5py.h5g.create(made[above], encode(word), lcpl=plans.link, gcpl=plans.group)
+    return made[path]
 
 
-def _dataset(parent: Any, name: bytes, item: Item, file: str) -> Slot:
+def _dataset(parent: Any, name: bytes, item: Item, file: str, plans: Plans) -> Slot:
     """Make one dataset; the slot of strings is empty, for the library writes them itself."""
     import h5py
     import numpy as np
 
-    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plan.set_layout(h5py.h5d.CONTIGUOUS)
-    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    if item.dtype.kind != "s":
-        plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    plan.set_obj_track_times(False)
-    names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    names.set_char_encoding(h5py.h5t.CSET_UTF8)
     space = h5py.h5s.create_simple(item.shape) if item.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    made = h5py.h5d.create(parent, name, _type(item.dtype), space, dcpl=plan, lcpl=names)
+    plan = plans.text if item.dtype.kind == "s" else plans.dataset
+    made = h5py.h5d.create(parent, name, _type(item.dtype), space, dcpl=plan, lcpl=plans.link)
+    size = made.get_storage_size()
     if item.dtype.kind == "s":
-        if made.get_storage_size():
+        if size:
             h5py.Dataset(made)[...] = np.asarray(item.values, object).reshape(item.shape)
         return Slot(file, 0, 0, b"")
-    size = made.get_storage_size()
-    if not _named(item.dtype):
+    if item.dtype.name not in NAMED:
         _attributes(h5py.Dataset(made), {"dtype": item.dtype.name})
     return Slot(file, made.get_offset() if size else 0, size)
 
 
-def _named(kind: DType) -> bool:
-    """Whether HDF5 has the type; if not it is opaque bytes, and an attribute tells the dtype, as in Keras 3."""
-    return kind.kind == "s" or kind.name in {
-        "float64", "float32", "float16", "bool", "complex64", "complex128",
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    }  # fmt: skip
-
-
+@cache
 def _type(kind: DType) -> Any:
     import h5py
     import numpy as np
 
     if kind.kind == "s":
         return h5py.h5t.py_create(h5py.string_dtype("utf-8"), logical=True)
-    if not _named(kind):
+    if kind.name not in NAMED:
         return h5py.h5t.py_create(np.dtype(f"V{kind.itemsize}"))
     return h5py.h5t.py_create(kind.np.newbyteorder("<"), logical=True)
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import struct
 import tempfile
 import zipfile
+import zlib
 from functools import lru_cache
+from threading import Lock
 from typing import IO, NamedTuple
 
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, printable
 from ckptconv.formats.hdf5.child import Window
 from ckptconv.formats.hdf5.scan import RATIO
-from ckptconv.store import Reader, fileobj, filesystem, is_remote
+from ckptconv.store import Reader, fileobj
 
 LOCAL = struct.Struct("<4s5H3I2H")
 MAX_MEMBERS = 10_000
@@ -83,7 +85,7 @@ def read(url: str, name: str, limit: int) -> bytes:
     with fileobj(url) as handle, zipfile.ZipFile(handle) as archive:
         try:
             return archive.read(name)
-        except (zipfile.BadZipFile, OSError, ValueError) as e:
+        except (zipfile.BadZipFile, zlib.error, OSError, ValueError) as e:
             raise CorruptCheckpoint(f"{name} cannot be unpacked: {e}", url=url) from e
 
 
@@ -93,43 +95,56 @@ def place(url: str, name: str) -> int:
     return found.start if found.stored else -1
 
 
+class Slice(NamedTuple):
+    """A stored member as a source of its own."""
+
+    file: Reader
+    start: int
+
+    def read(self, start: int, size: int) -> bytes:
+        return self.file.read(self.start + start, size)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Spool(NamedTuple):
+    """An unpacked copy in an unnamed temporary file, shared by all that read it."""
+
+    file: IO[bytes]
+    lock: Lock
+
+    def read(self, start: int, size: int) -> bytes:
+        with self.lock:
+            self.file.seek(start)
+            return self.file.read(size)
+
+    def close(self) -> None:
+        """Stay open for the next; the file goes with the last reference."""
+
+
 def window(url: str, name: str) -> Window:
     """What the HDF5 library sees of a member: a range of the zip, or a private unpacked copy."""
-    file = Reader(url)
+    with Reader(url) as file:
+        label = f"{url} {file.stamp} {name}"
     found = members(url)[name]
-    label = f"{url} {stamp(url, file)} {name}"
-    if not found.stored:
-        return _spooled(label, url, name)
-    return Window(label, url, found.size, lambda start, size: file.read(found.start + start, size))
-
-
-def stamp(url: str, file: Reader) -> str:
-    """What changes when the file does."""
-    if is_remote(url):
-        fs, path = filesystem(url)
-        return f"{file.size} {fs.ukey(path)}"
-    return str(file.stamp)
+    if found.stored:
+        return Window(label, url, found.size, lambda: Slice(Reader(url), found.start))
+    spool = _spooled(label, url, name)
+    return Window(label, url, found.size, lambda: spool)
 
 
 @lru_cache(maxsize=2)
-def _spooled(label: str, url: str, name: str) -> Window:
-    """Unpack into an unnamed temporary file, its size known and bounded beforehand."""
+def _spooled(label: str, url: str, name: str) -> Spool:
+    """Unpack a member; its size is known and bounded beforehand."""
     limit = members(url)[name].size
-    spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the window does
+    spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the Spool does
     try:
         with fileobj(url) as handle, zipfile.ZipFile(handle) as archive, archive.open(name) as packed:
             while piece := packed.read(1 << 20):
-                if spool.tell() + len(piece) > limit:
-                    raise UnsafeCheckpoint(f"{name} unpacks to more than the {limit} bytes it claims", url=url)
                 spool.write(piece)
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError) as e:
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError) as e:
         raise CorruptCheckpoint(f"{name} cannot be unpacked: {e}", url=url) from e
-
-    def read(start: int, size: int) -> bytes:
-        spool.seek(start)
-        data = spool.read(size)
-        if len(data) != size:
-            raise CorruptCheckpoint(f"{name}: {size} bytes at {start} are not there", url=url)
-        return data
-
-    return Window(label, url, limit, read)
+    if spool.tell() != limit:
+        raise CorruptCheckpoint(f"{name} unpacks to {spool.tell()} bytes, not the {limit} it claims", url=url)
+    return Spool(spool, Lock())

@@ -103,7 +103,7 @@ def _shorter(kind: str, shapes: Sequence[Shape]) -> list[str]:
     if full[-1] == "bias" and len(shapes) == len(full) - 1:
         return list(full[:-1])
     if kind == "batch_normalization" and len(shapes) in (2, 3):  # of three, the first is gamma or beta
-        return ["var_0"][: len(shapes) - 2] + ["moving_mean", "moving_variance"]
+        return [*["var_0"][: len(shapes) - 2], "moving_mean", "moving_variance"]
     return []
 
 
