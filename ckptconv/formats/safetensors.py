@@ -217,12 +217,13 @@ class SafetensorsWriter:
         for t in tensors:
             # the name, the longest numbers, and the punctuation around them
             entry = len(encode_basestring(t.name).encode()) + 20 * len(t.shape) + 100
-            full = self.max_shard_size is not None and size + t.nbytes > self.max_shard_size
+            more = t.nbytes
+            full = self.max_shard_size is not None and size + more > self.max_shard_size
             if shards[-1] and (full or header + entry > room):
                 shards.append([])
                 size, header = 0, 0
             shards[-1].append(t)
-            size, header = size + t.nbytes, header + entry
+            size, header = size + more, header + entry
         return shards
 
 
@@ -234,8 +235,10 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
         spelling, shape = t.dtype.safetensors, t.shape
         if spelling == "F4":
             shape = (*shape[:-1], shape[-1] * 2)
-        ranges.append((t.name, at, t.nbytes))
-        header[t.name] = {"dtype": spelling, "shape": shape, "data_offsets": (at, at := at + t.nbytes)}
+        end = at + t.nbytes
+        ranges.append((t.name, at, end - at))
+        header[t.name] = {"dtype": spelling, "shape": shape, "data_offsets": (at, end)}
+        at = end
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     if len(raw) > MAX_HEADER:

@@ -1,0 +1,229 @@
+"""npz and npy against NumPy: every dtype, order and version it writes reads bit for bit; it reads what we write."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckptconv
+from ckptconv.checksum import combine, crc
+from ckptconv.formats import zip
+from ckptconv.store import Reader
+from ckptconv.tensor import DTYPES, Checkpoint, Coded, Span, held
+from ckptconv.testing import bits, holdable, write, zoo
+
+KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+DESCRS = ["?", *(order + kind for order in "<>" for kind in KINDS)]
+
+
+def arrays() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(3)
+    out: dict[str, np.ndarray[Any, Any]] = {}
+    for descr in DESCRS:
+        kind = np.dtype(descr)
+        raw = rng.integers(0, 2 if descr == "?" else 256, 24 * kind.itemsize, dtype="u1")
+        array = raw.view(kind).reshape(2, 3, 4)
+        out[f"{descr}/C"] = array
+        out[f"{descr}/F"] = np.asfortranarray(array)
+        out[f"{descr}/T"] = array.transpose(1, 0, 2)
+    return out | {"scalar": np.array(-0.0), "none": np.zeros((0, 3), "f4"), "é": np.ones(1), "one": np.ones((1, 1, 1))}
+
+
+def little(array: np.ndarray[Any, Any]) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+def test_what_numpy_writes(save: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x.npz", **arrays())
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert list(found) == list(arrays())
+    assert not found.notes
+    for n, a in arrays().items():
+        assert found[n].shape == a.shape
+        assert found[n].dtype.name == a.dtype.name
+        assert found[n].numpy().tobytes() == little(a), n
+
+
+def test_single_files(tmp_path: Path) -> None:
+    for i, a in enumerate(arrays().values()):
+        np.save(tmp_path / f"{i}.npy", a)
+        assert ckptconv.open(tmp_path / f"{i}.npy")[str(i)].numpy().tobytes() == little(a)
+    assert len(ckptconv.open(tmp_path)) == len(arrays())
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_versions(version: tuple[int, int], tmp_path: Path) -> None:
+    with (tmp_path / "x.npy").open("wb") as f:
+        np.lib.format.write_array(f, np.arange(5), version)
+    assert ckptconv.open(tmp_path / "x.npy")["x"].numpy().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_numpy_reads_what_we_write(tmp_path: Path) -> None:
+    kept = holdable(zoo(), tmp_path / "x.npz", "npz")
+    write(kept, tmp_path / "x.npz", "npz")
+    write(kept, tmp_path / "folder", "npy")
+    with zipfile.ZipFile(tmp_path / "x.npz") as z:
+        assert z.testzip() is None
+        assert all(info.date_time == (1980, 1, 1, 0, 0, 0) for info in z.infolist())
+    with np.load(tmp_path / "x.npz") as found:
+        assert found.files == list(kept)
+        for n, t in kept.items():
+            assert (found[n].dtype.name, found[n].shape) == (t.dtype.name, t.shape)
+            assert found[n].tobytes() == t.numpy().tobytes(), n
+    for n, t in kept.items():
+        mapped = np.load(tmp_path / "folder" / (n.replace("/", "%2F") + ".npy"), mmap_mode="r" if t.count else None)
+        assert mapped.tobytes() == t.numpy().tobytes()
+
+
+def test_head_is_numpys(tmp_path: Path) -> None:
+    for shape in [(), (3,), (2, 3), (0, 1, 2)]:
+        array, theirs = np.zeros(shape, "f4"), io.BytesIO()
+        np.save(theirs, array)
+        write(Checkpoint({"x": held("x", array)}), tmp_path / "x.npy", "npy")
+        assert (tmp_path / "x.npy").read_bytes() == theirs.getvalue()
+
+
+def test_stored_elements_are_aligned_spans_with_their_checksum(tmp_path: Path) -> None:
+    kept = holdable(zoo(), tmp_path / "x.npz", "npz")
+    write(kept, tmp_path / "x.npz", "npz")
+    raw = (tmp_path / "x.npz").read_bytes()
+    for n, t in ckptconv.open(tmp_path / "x.npz").items():
+        span = t.parts[0].data
+        assert isinstance(span, Span)
+        assert span.start % 64 == 0, n
+        assert span.check == f"crc32:{crc('crc32', raw[span.start : span.start + span.size]):08x}"
+
+
+@given(st.binary(max_size=200), st.integers(1, 100))
+@settings(max_examples=50, deadline=None)
+def test_checksum_of_elements_follows(data: bytes, cut: int) -> None:
+    head, rest = data[:cut], data[cut:]
+    derived = combine("crc32", zlib.crc32(head), 0, len(rest)) ^ zlib.crc32(data)
+    assert derived == zlib.crc32(rest)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+def test_a_flipped_payload_byte_is_found(save: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    save(path, w=np.random.default_rng(0).integers(0, 256, 5000, dtype="u1"))
+    raw = bytearray(path.read_bytes())
+    raw[2000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        ckptconv.open(path)["w"].numpy()
+
+
+def test_a_large_deflated_array_is_streamed(tmp_path: Path) -> None:
+    array = np.arange(3_000_000, dtype="i4")
+    np.savez_compressed(tmp_path / "x.npz", w=array, zeros=np.zeros((5000, 1000), "f4"))
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert isinstance(found["w"].parts[0].data, Coded)
+    assert (found["w"].numpy() == array).all()
+    ckptconv.convert(tmp_path / "x.npz", tmp_path / "x.safetensors")
+    assert (ckptconv.open(tmp_path / "x.safetensors")["w"].numpy() == array).all()
+
+
+def test_types_that_numpy_forgets(tmp_path: Path) -> None:
+    save: Any = np.savez
+    save(tmp_path / "x.npz", **{n: bits(DTYPES[n], (2, 3)) for n in ("bfloat16", "float8_e5m2", "float8_e4m3fn")})
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert {n: t.dtype.name for n, t in found.items()} == {
+        "bfloat16": "bfloat16",
+        "float8_e5m2": "float8_e5m2",
+        "float8_e4m3fn": "uint8",  # could be any of several
+    }
+    assert all(found[n].numpy().tobytes() == bits(DTYPES[n], (2, 3)).tobytes() for n in found)
+    assert sorted(name for note in found.notes for name in note.names) == sorted(found)
+    assert {note.kind for note in found.notes} == {"assumed"}
+
+
+def test_types_that_are_no_tensors(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", w=np.ones(1), d=np.array(["2020-01-01"], "M8[D]"), s=np.zeros(2, "i4,f4"))
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert list(found) == ["w"]
+    assert [(note.kind, note.names) for note in found.notes] == [
+        ("skipped", ("d: <M8[D]", "s: [('f0', '<i4'), ('f1', '<f4')]"))
+    ]
+
+
+def test_strings(tmp_path: Path) -> None:
+    columns = np.array([["a", "b"], ["c", "d"]], order="F")
+    np.savez(tmp_path / "x.npz", u=np.array([["a", "é"], ["", "long"]]), f=columns, s=np.array([b"ab", b"c"]))
+    np.savez_compressed(tmp_path / "c.npz", u=np.array([["a", "é"], ["", "long"]]))
+    np.save(tmp_path / "x.npy", np.array(["x", "yz"]))
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert found["u"].numpy().tolist() == [[b"a", "é".encode()], [b"", b"long"]]
+    assert found["f"].numpy().tolist() == [[b"a", b"b"], [b"c", b"d"]]
+    assert found["s"].numpy().tolist() == [b"ab", b"c"]
+    assert ckptconv.open(tmp_path / "c.npz")["u"].numpy().tolist() == [[b"a", "é".encode()], [b"", b"long"]]
+    assert ckptconv.open(tmp_path / "x.npy")["x"].numpy().tolist() == [b"x", b"yz"]
+
+
+def test_arrays_of_objects(tmp_path: Path) -> None:
+    """np.save of a dict of arrays: how Caffe models were once passed around."""
+    big = np.asfortranarray([[1, 2]]).astype(">i2")
+    weights: Any = {"conv1": [np.arange(6.0).reshape(2, 3), np.ones(3, "f4")], "be": big}
+    np.save(tmp_path / "x.npy", weights, allow_pickle=True)
+    np.savez(tmp_path / "x.npz", params=weights, w=np.ones(1), l=np.array([np.ones(2), np.ones(3)], object))
+    flat = {"conv1.0": weights["conv1"][0], "conv1.1": weights["conv1"][1], "be": big}
+    found = ckptconv.open(tmp_path / "x.npy")
+    assert set(found) == set(flat)
+    assert all(found[n].numpy().tobytes() == little(np.ascontiguousarray(a)) for n, a in flat.items())
+    assert set(ckptconv.open(tmp_path / "x.npz")) == {f"params.{n}" for n in flat} | {"w", "l.0", "l.1"}
+
+
+def test_names_that_would_be_paths(tmp_path: Path) -> None:
+    names = ["../up", "/abs", "a/b", ".hidden", "per%2Fcent", "", "a\\b", "nul\0"]
+    ckptconv.save({n: np.array([i]) for i, n in enumerate(names)}, tmp_path / "out", format="npy")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert all(p.is_file() and p.name.endswith(".npy") for p in (tmp_path / "out").iterdir())
+    found = ckptconv.open(tmp_path / "out")
+    assert {n: t.numpy().tolist() for n, t in found.items()} == {n: [i] for i, n in enumerate(names)}
+
+
+def test_twins_for_numpy_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.Unrepresentable, match=r"a\.npy"):
+        ckptconv.save({"a": np.ones(1), "a.npy": np.zeros(1)}, tmp_path / "x.npz")
+
+
+def test_zip64(tmp_path: Path) -> None:
+    """65,536 members or more, and offsets beyond 4 GiB, need other end records and wider fields."""
+    entries, end = zip.lay_out((f"{i}.npy", 3) for i in range(65_540))
+    crcs = {e.name: zlib.crc32(b"abc") for e in entries}
+    raw = bytearray(end)
+    for e in entries:
+        raw[e.at : e.start + e.size] = zip.local_header(e, crcs[e.name]) + b"abc"
+    (tmp_path / "x.zip").write_bytes(raw + zip.directory(entries, crcs, end))
+    with zipfile.ZipFile(tmp_path / "x.zip") as z:
+        assert z.read("65539.npy") == b"abc"
+    with Reader(str(tmp_path / "x.zip")) as f:
+        found = zip.members(f)
+    assert [(m.name, m.start, m.size) for m in found] == [(e.name.decode(), e.start, 3) for e in entries]
+
+
+def test_zip64_offsets(tmp_path: Path) -> None:
+    """A sparse file of 9 GiB: Python's zipfile and ours agree with what was laid out."""
+    entries, end = zip.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
+    crcs = {e.name: zlib.crc32(b"abc") for e in entries}
+    with (tmp_path / "x.zip").open("wb") as out:
+        for e in entries:
+            out.seek(e.at)
+            out.write(zip.local_header(e, crcs[e.name]))
+        out.seek(entries[1].start)
+        out.write(b"abc")
+        out.seek(end)
+        out.write(zip.directory(entries, crcs, end))
+    with zipfile.ZipFile(tmp_path / "x.zip") as z:
+        assert z.read("b.npy") == b"abc"
+        assert [info.file_size for info in z.infolist()] == [e.size for e in entries]
+    with Reader(str(tmp_path / "x.zip")) as f:
+        assert [(m.start, m.size) for m in zip.members(f)] == [(e.start, e.size) for e in entries]

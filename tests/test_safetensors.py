@@ -1,0 +1,177 @@
+"""safetensors against the reference: what it writes we read, what we write it reads, and the bytes are the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import formats
+from ckptconv.formats import safetensors as ours
+from ckptconv.tensor import DTYPES, Checkpoint, Held, Span, held, plain
+from ckptconv.testing import bits, write, zoo
+
+VECTOR = (
+    "f800000000000000"
+    + b'{"__metadata__":{"x":"1"},"m":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},"z":{"dtype":"F32","shape":[1],'
+    b'"data_offsets":[8,12]},"k":{"dtype":"F16","shape":[0,2],"data_offsets":[12,12]},"a":{"dtype":"I8","shape":[1],'
+    b'"data_offsets":[12,13]}}    '.hex()
+    + "000000000000f03f0000004003"
+)
+HELD = [row for row in DTYPES.values() if row.safetensors]
+
+
+def reference(checkpoint: Checkpoint, metadata: dict[str, str] | None = None) -> bytes:
+    """What safetensors' own writer makes of it."""
+    safetensors = pytest.importorskip("safetensors")
+    arrays = {n: np.asarray(t.numpy(), order="C") for n, t in checkpoint.items()}
+    specs = {
+        n: safetensors.TensorSpec(
+            dtype=checkpoint[n].dtype.torch, shape=list(a.shape), data_ptr=a.ctypes.data, data_len=a.nbytes
+        )
+        for n, a in arrays.items()
+    }
+    return bytes(safetensors.serialize(specs, metadata))
+
+
+def test_vector(tmp_path: Path) -> None:
+    path = tmp_path / "v.safetensors"
+    path.write_bytes(bytes.fromhex(VECTOR))
+    found = ckptconv.open(path)
+    assert list(found) == ["m", "z", "k", "a"]
+    assert found.metadata == {"x": "1"}
+    assert {n: (t.dtype.name, t.shape, t.numpy().tolist()) for n, t in found.items()} == {
+        "m": ("float64", (1,), [1.0]),
+        "z": ("float32", (1,), [2.0]),
+        "k": ("float16", (0, 2), []),
+        "a": ("int8", (1,), [3]),
+    }
+
+
+def test_what_the_reference_writes(tmp_path: Path) -> None:
+    whole = zoo()
+    kept = whole.with_tensors({n: t for n, t in whole.items() if t.dtype.safetensors})
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(reference(kept))
+    found = ckptconv.open(path)
+    assert set(found) == set(kept)
+    assert len({t.dtype for t in kept.values()}) == len(HELD)
+    for n, t in kept.items():
+        assert (found[n].dtype, found[n].shape) == (t.dtype, t.shape)
+        assert found[n].numpy().tobytes() == t.numpy().tobytes(), n
+
+
+def test_bytes_are_those_of_the_reference(tmp_path: Path) -> None:
+    tensors = [plain(f"{r.name}.{i}", r, (2, 2), Held(bits(r, (2, 2), i))) for i in (1, 0) for r in HELD]
+    tensors += [held(n, np.arange(3, dtype="f4")) for n in ('é"\\\n\x01/\x7f', "Z", "a", "日本", "😀", "")]
+    tensors += [held("scalar", np.array(1.5)), held("none", np.zeros((0, 3), "i2"))]
+    whole = Checkpoint({t.name: t for t in tensors})
+    write(whole, tmp_path / "x.safetensors", "safetensors")
+    assert (tmp_path / "x.safetensors").read_bytes() == reference(whole, {"format": "pt"})
+
+
+def test_the_reference_reads_what_we_write(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    whole = zoo()
+    kept = whole.with_tensors({n: t for n, t in whole.items() if t.dtype.safetensors})
+    write(kept, tmp_path / "x.safetensors", "safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+    assert set(found) == set(kept)
+    for n, t in kept.items():
+        assert str(found[n].dtype) == f"torch.{t.dtype.torch}"
+        assert tuple(found[n].shape) == t.shape, n
+        assert found[n].contiguous().flatten().view(torch.uint8).numpy().tobytes() == t.numpy().tobytes(), n
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
+def test_views_are_written_in_logical_order(order: str, tmp_path: Path) -> None:
+    """safetensors 0.8.0's numpy writer stores the memory order of these and so changes their values."""
+    base = np.arange(24.0, dtype="f4").reshape(4, 6)
+    array = {"C": base, "F": np.asfortranarray(base), "strided": base[::2, 1::2].T, "reversed": base[::-1, ::-1]}[order]
+    ckptconv.save({"w": array}, tmp_path / "x.safetensors")
+    assert (ckptconv.open(tmp_path / "x.safetensors")["w"].numpy() == array).all()
+
+
+def test_payload_is_aligned(tmp_path: Path) -> None:
+    kept = {n: t for n, t in zoo().items() if t.dtype.safetensors}
+    write(Checkpoint(kept), tmp_path / "x.safetensors", "safetensors")
+    for n, t in ckptconv.open(tmp_path / "x.safetensors").items():
+        assert isinstance(t.parts[0].data, Span)
+        assert t.parts[0].data.start % t.dtype.itemsize == 0, n
+
+
+def test_unaligned_payload_is_read(tmp_path: Path) -> None:
+    """llama.cpp and torch's consolidation write such files."""
+    header = json.dumps({"w": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}}).encode()
+    header += b" " * ((1 - len(header)) % 8)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + np.array([1.5, -0.0]).tobytes())
+    assert ckptconv.open(path)["w"].numpy().tobytes() == np.array([1.5, -0.0]).tobytes()
+
+
+def test_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    ckptconv.save({"w": np.ones(1)}, path, metadata={"format": "mlx", "k": "é"})
+    assert ckptconv.open(path).metadata == {"format": "mlx", "k": "é"}
+    ckptconv.save({"w": np.ones(1)}, path, force=True)
+    assert ckptconv.open(path).metadata == {"format": "pt"}
+
+
+def test_sharded(tmp_path: Path) -> None:
+    arrays = {f"w{i}": np.full((10, 10), i, "f4") for i in (3, 1, 2, 0)} | {"big": np.zeros(500, "f4")}
+    report = ckptconv.save(arrays, tmp_path / "model.safetensors", max_shard_size=900)
+    shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert list(report.files) == [*shards, "model.safetensors.index.json"]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(a.nbytes for a in arrays.values())
+    assert index["weight_map"] == {"w3": shards[0], "w1": shards[0], "w2": shards[1], "w0": shards[1], "big": shards[2]}
+    for name in ("model.safetensors", "model.safetensors.index.json", shards[1]):
+        found = ckptconv.open(tmp_path / name)
+        assert set(found) == set(arrays)
+        assert all((found[n].numpy() == a).all() for n, a in arrays.items())
+
+
+def test_older_shards_go(tmp_path: Path) -> None:
+    arrays = {f"w{i}": np.full(100, i, "f4") for i in range(4)}
+    path = tmp_path / "model.safetensors"
+    (tmp_path / "other.safetensors").write_bytes(b"mine")
+    ckptconv.save(arrays, path, max_shard_size=400)
+    ckptconv.save(arrays, path, max_shard_size=800, force=True)
+    assert [p.name for p in sorted(tmp_path.glob("model-*"))] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    ckptconv.save(arrays, path, force=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors", "other.safetensors"]
+
+
+def test_header_size_bounds_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "MAX_HEADER", 2000)
+    arrays = {f"a rather long name, number {i}": np.ones(1) for i in range(50)}
+    report = ckptconv.save(arrays, tmp_path / "m.safetensors")
+    assert len(report.files) > 2
+    assert set(ckptconv.open(tmp_path / "m.safetensors")) == set(arrays)
+
+
+def test_200_000_tensors_take_about_a_second(tmp_path: Path) -> None:
+    """Measured against a loop of the same length, so that a slow machine does not fail it."""
+    names = [f"layers.{i % 97}.experts.{i}.weight" for i in range(200_000)]
+    one = np.ones(1, "f4")
+    whole = Checkpoint({n: plain(n, DTYPES["float32"], (1,), Held(one)) for n in names})
+    writer: Any = ours.writer(str(tmp_path / "x.safetensors"))
+    with formats.uncollected():
+        started = time.process_time()
+        for n in names:
+            json.loads(json.dumps({"name": n, "shape": [1], "data_offsets": [0, 4]}))
+        unit = time.process_time() - started
+        started = time.process_time()
+        placed = writer.place(whole)
+        assert time.process_time() - started < 3 * unit
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(placed.patches[0].data + bytes(placed.files[0].size - len(placed.patches[0].data)))
+    started = time.process_time()
+    assert len(formats.open_checkpoint(str(path))) == 200_000
+    assert time.process_time() - started < 3 * unit
