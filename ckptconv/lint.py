@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from .errors import CkptError, UsageError
+from .errors import CkptError, LayoutError, UsageError
 from .names import Capture, Domain, Matcher, Template
 from .rewrite import translated
 
@@ -46,6 +46,7 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     if rule.pattern:
         for name in set(rule.sizes) - rule.pattern.names:
             yield f"`sizes` speaks of {name}, which is no axis of the layout"
+        yield from _open_sizes(rule)
     elif rule.sizes:
         yield "`sizes` needs a layout"
     for size in rule.sizes.values():
@@ -56,6 +57,31 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
             _check_op(op)
         except CkptError as e:
             yield e.message
+
+
+PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+
+
+def _open_sizes(rule: Rule) -> Iterator[str]:
+    """Sizes that shapes do not tell, in either direction: tried with sizes that have no common factor."""
+    pattern = rule.pattern
+    if pattern is None:
+        return
+    for layout, way in ((pattern, "there"), (pattern.inverse, "back")):
+        names = sorted(layout.names)
+        sizes = dict(zip(names, PRIMES, strict=False))
+        if len(names) > len(PRIMES) or "..." in {a for t in layout.sources for a in t}:
+            continue
+        given = {k: v for k, v in sizes.items() if k in rule.sizes or _counted(rule, k)}
+        try:
+            layout.solve(layout.inverse.shapes(sizes), given)
+        except LayoutError as e:
+            yield f"the way {way}: {e.message}"
+
+
+def _counted(rule: Rule, axis: str) -> bool:
+    """Whether an axis is as long as the table of the names that are stacked along it."""
+    return any(t.stacked == axis and axis in rule.where for t in (*rule.sources, *rule.targets))
 
 
 def _check_op(op: str) -> None:

@@ -304,6 +304,8 @@ def test_what_a_file_may_not_say(text: str, says: str) -> None:
         (rule(from_="a", to="b", layout="(i j) -> j i", sizes={"i": "n"}), "no parameter"),
         ("[params]\nn = 3\n" + rule(from_="a", to="b"), "never used"),
         (rule(from_="a", to="b", op="divide:2"), "no operation"),
+        (rule(from_="a", to="b", layout="h w c m -> h w (c m)"), "the way back: layout"),
+        (rule(from_="a", to="b", layout="(h w) -> h w"), "the way there: layout"),
         (rule(from_="a", to="c") + rule(from_="b", to="c"), "would come back as a"),
         (
             rule(from_="{x}/gamma", to="{x}.weight", rank=1) + rule(from_="{x}/scale", to="{x}.weight"),
