@@ -16,7 +16,7 @@ SUBJECTS = [
     Subject("hdf5", "weights.hdf5", ties=True, tries=20),
     Subject("keras", "weights.h5", tries=20),
     Subject(
-        "keras3", "model.weights.h5", order=False, metadata=False, tries=20,
+        "keras3", "model.weights.h5", order=False, tries=20,
         spell=lambda n: f"layers/{n.replace('/', '_')}/vars/0",
     ),
     Subject("flax", "model.msgpack", order=False, metadata=False),

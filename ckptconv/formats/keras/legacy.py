@@ -26,7 +26,9 @@ Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptCheckpoint, listing
@@ -147,28 +149,25 @@ def role(entry: Listed) -> str:
 def name(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
     """Choose each entry's tensor name (see the module's text), and note what is stored more than once."""
     first: dict[str, Listed] = {}
-    again: dict[str, list[Listed]] = {}
+    again: dict[str, list[Listed]] = {}  # by layer: what an earlier layer listed
     for e in listed:
-        if first.setdefault(bare(e.name), e) is not e:
+        if first.setdefault(bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    apart: set[str] = set()  # names that mean different variables
-    alone: set[str] = set()  # layers whose variables are not the ones met before
-    for layer, entries in again.items():
-        entries.sort(key=lambda e: e.stored.shape == first[bare(e.name)].stored.shape)
-        if not all(equal(found, e.stored, first[bare(e.name)].stored) for e in entries):
-            alone.add(layer)
-            apart |= {bare(e.name) for e in entries}
+    alone = {layer for layer, entries in again.items() if not shared(found, entries, first)}
+    apart = {bare(e.name) for layer in alone for e in again[layer]}
+    twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and bare(e.name) not in apart]
     called = [full(e) if bare(e.name) in apart else bare(e.name) for e in listed]
-    counts: dict[str, set[str]] = {}
-    for e, label in zip(listed, called, strict=True):
-        if label in apart or e.layer in alone or first[bare(e.name)].layer == e.layer:
-            counts.setdefault(label, set()).add(e.stored.path)
-    called = [
-        e.stored.path if len(counts.get(label, ())) > 1 else label for e, label in zip(listed, called, strict=True)
-    ]
-    twins = [e.stored.path for layer, es in again.items() if layer not in alone for e in es]
+    once = set(twins)
+    count = Counter(label for e, label in zip(listed, called, strict=True) if e.stored.path not in once)
+    called = [e.stored.path if count[label] > 1 else label for e, label in zip(listed, called, strict=True)]
     text = "stored again under a layer that shares the variable, bit for bit the same; read once"
     return called, [Note("tied", text, tuple(twins))] if twins else []
+
+
+def shared(found: Tree, entries: list[Listed], first: Mapping[str, Listed]) -> bool:
+    """Whether all these are the variables that were met first; the small ones are compared first."""
+    entries = sorted(entries, key=lambda e: prod(e.stored.shape))
+    return all(equal(found, e.stored, first[bare(e.name)].stored) for e in entries)
 
 
 def full(entry: Listed) -> str:

@@ -2,7 +2,8 @@
 
     layers/dense_1/vars/0             dataset: first variable of the second Dense; vars/@name = "enc" in newer files
     layers/lstm/cell/vars/2           attributes of a layer by their name; lists: attribute/class[_k]
-    .../vars/0 @name                  the variable's own name: only ours; without it naming.py knows
+    .../vars/0 @name                  the variable's own name: only in our files; without it naming.py knows
+    @keras_version ...                metadata: only in our files
     vars/0                            variables of the model itself
     optimizer/vars/0, 1, 2 ...        iteration, learning rate, then the slots
     NAME.weights.json                 {"weight_map": {"/layers/dense/vars": "NAME_00000.weights.h5" or a list of them}}
@@ -129,6 +130,7 @@ def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
         if is_vars(path) and isinstance(attrs.get("name"), str)
     }
     order = sorted(found, key=_natural)
+    rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})
     return Shelf({p: found[p] for p in order}, names, tuple(trees), **rest)
 
 

@@ -122,7 +122,8 @@ class Keras3Writer:
         refuse_unheld(self, checkpoint, "Keras 3")
         paths = by_path(checkpoint)
         names = checkpoint.details.get("names", {}) if checkpoint.format == "keras3" else {}
-        groups: dict[str, dict[str, Any]] = {join(path, "vars"): {"name": name} for path, name in names.items()}
+        groups: dict[str, dict[str, Any]] = {"": dict(checkpoint.metadata)}
+        groups |= {join(path, "vars"): {"name": name} for path, name in names.items()}
         for path, name in paths.items():
             groups.setdefault(path.rpartition("/")[0], {})
             if name != path:
@@ -151,7 +152,7 @@ class Keras3Writer:
             files += done.files
             patches += done.patches
             slots |= done.slots
-            for group in (g for g in mine if g not in paths):
+            for group in (g for g in mine if g and g not in paths):
                 places.setdefault("/" + group, []).append(file)
         total = float(sum(slot.size for slot in slots.values()))
         index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=4).encode()
