@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -176,6 +177,36 @@ def test_pickled_arrays(protocol: int) -> None:
     assert load(pickle.dumps(np.float32(1.5), protocol), allowed=TORCH) == 1.5
     mixed = load(pickle.dumps(np.array([{"a": 1}, [2]], object), protocol), allowed=TORCH).numpy()
     assert mixed.tolist() == [{"a": 1}, [2]]
+
+
+def test_distributed() -> None:
+    """Saved by two processes, one tensor cut by rows, one by columns."""
+    for url in (GOLDEN / "dcp", GOLDEN / "dcp" / ".metadata"):
+        got = ckptconv.open(url)
+        assert got.format == "dcp"
+        assert len(got["columns"].parts) == 2
+        assert got.details["values"] == {"epoch": 3}
+        with np.load(GOLDEN / "dcp.npz") as expected:
+            assert set(got) == set(expected)
+            assert all(bits(t) == expected[n].tobytes() for n, t in got.items())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "words"),
+    [
+        (b"__0_0.distcp", b"../_0.distcp", ckptconv.UnsafeCheckpoint, "plain name"),
+        (b"__1_0.distcp", b"__2_0.distcp", ckptconv.StorageError, "no such file"),
+        (b"Metadata\x94", b"Metadatb\x94", ckptconv.UnsafeCheckpoint, "Metadatb"),
+        (b"K\x03K\x00\x86", b"K\x02K\x00\x86", ckptconv.CorruptCheckpoint, "overlap|fill|stored|described"),
+    ],
+)
+def test_hostile_distributed(old: bytes, new: bytes, error: type, words: str, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "dcp", tmp_path / "dcp")
+    raw = (tmp_path / "dcp" / ".metadata").read_bytes()
+    assert old in raw
+    (tmp_path / "dcp" / ".metadata").write_bytes(raw.replace(old, new))
+    with pytest.raises(error, match=words):
+        ckptconv.open(tmp_path / "dcp")
 
 
 # --- written, and read by torch -----------------------------------------------------------------------------------

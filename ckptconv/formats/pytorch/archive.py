@@ -27,9 +27,12 @@ from .rebuild import TORCH, Storage, StorageType
 
 MAX_PICKLE = 2**31 - 1
 VERSIONS = range(1, 11)
+SUFFIXES, INDEX = (".pt", ".pth", ".bin"), ".index.json"
 
 
 def sniff(seen: Seen) -> int:
+    if seen.size < 0 and not seen.is_dir and seen.base.endswith(SUFFIXES) and seen.base + INDEX in seen.files:
+        return 3
     return claim(seen, script=False)
 
 
@@ -46,10 +49,10 @@ def claim(seen: Seen, *, script: bool) -> int:
 
 
 def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
-    if not exists(url) and exists(url + ".index.json"):
+    if not exists(url) and exists(url + INDEX):  # the name that shards were written under
         from ..sharded import open_index
 
-        return open_index(url + ".index.json", opaque)
+        return open_index(url + INDEX, opaque)
     with Reader(url) as f:
         archive = enter(f)
         raw = archive.pickle(f, "data.pkl")

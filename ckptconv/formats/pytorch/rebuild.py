@@ -58,6 +58,9 @@ class View(NamedTuple):
     strides: tuple[int, ...]
     ops: tuple[str, ...] = ()
 
+    def build(self, state: Any) -> None:
+        """Attributes that Python code hung on the tensor: nothing that a checkpoint keeps."""
+
 
 class Pieces(NamedTuple):
     """A tensor made of tensors: sparse, quantised, nested. `details` are the numbers that go with them."""
@@ -287,6 +290,7 @@ TORCH: dict[tuple[str, str], Any] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Known("_rebuild_from_type_v2", _from_type),
     ("torch.nn.parameter", "Parameter"): Known("Parameter", _old),
     ("torch.nn", "Parameter"): Known("Parameter", _old),
+    ("torch.autograd.variable", "Variable"): Known("Variable", _old),
     ("torch.nn.parameter", "Buffer"): Known("Buffer", _old),
     ("torch", "Tensor"): Known("Tensor", _old),
     ("torch._tensor", "Tensor"): Known("Tensor", _old),

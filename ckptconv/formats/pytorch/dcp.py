@@ -1,0 +1,225 @@
+"""torch.distributed.checkpoint: a folder of files, each a row of torch archives, and a pickle that says what is where.
+
+    .metadata       pickle of Metadata(state_dict_metadata = {"model.w": TensorStorageMetadata(size, chunks), ...},
+                    storage_data = {MetadataIndex("model.w", (0, 0)): _StorageInfo("__0_0.distcp", 0, 1577), ...},
+                    planner_data = {"model.w": ("model", "w"), ...})
+    __0_0.distcp    bytes 0 to 1577: a zip as archive.py reads it, whose object is one chunk of one tensor; and so on
+
+A tensor's chunks must tile it. Specification: torch/distributed/checkpoint/metadata.py, filesystem.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple, cast
+
+from ...errors import CorruptCheckpoint
+from ...store import Reader, Seen, is_dir, join, read_all, sibling
+from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
+from .archive import enter
+from .flatten import Leaf, segment, unwrap
+from .pickle import load
+from .plain import Inert, Known
+from .rebuild import TORCH, View
+
+METADATA = ".metadata"
+MAX_METADATA = 2**31 - 1
+MAX_CHUNKS = 2**12  # of one tensor, when they do not simply follow one another
+
+
+def _record(path: str) -> Known:
+    """A class whose instances are only looked at."""
+    return Known(path, lambda *args: Inert(path, args))
+
+
+_MODULE = "torch.distributed.checkpoint."
+_CLASSES = (
+    "metadata.Metadata", "metadata.TensorStorageMetadata", "metadata.TensorProperties", "metadata._MEM_FORMAT_ENCODING",
+    "metadata.ChunkStorageMetadata", "metadata.BytesStorageMetadata", "metadata.MetadataIndex", "metadata.StorageMeta",
+    "filesystem._StorageInfo",
+)  # fmt: skip
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "Path")
+ALLOWED = {
+    **TORCH,
+    **{(_MODULE + c.partition(".")[0], c.partition(".")[2]): _record(c) for c in _CLASSES},
+    **{(module, path): _record(path) for module in ("pathlib", "pathlib._local") for path in _PATHS},
+}
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 3 if METADATA in seen.files and any(n.endswith(".distcp") for n in seen.files) else 0
+    return 3 if seen.base == METADATA and b"torch.distributed.checkpoint.metadata" in seen.head else 0
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    path = join(url, METADATA) if is_dir(url) else url
+    root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=opaque, url=path)
+    described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
+    planned = root.state.get("planner_data")
+    places = _places(stored, path)
+    leaves, tensors, values = [], {}, {}
+    with ExitStack() as files:
+        folder = Folder(path, opaque, files)
+        for name, about in described.items():
+            nested = planned.get(name) if type(planned) is dict else None
+            top = segment(nested[0]) if type(nested) is tuple and nested else str(name)
+            if type(about) is not Inert or "TensorStorageMetadata" not in about.path:
+                values[str(name)] = folder.value(name, places)
+                continue
+            found, first = folder.tensor(name, about, places)
+            role = ("step" if str(name).endswith(".step") else "slot") if top.startswith("optim") else ""
+            leaves.append(Leaf(str(name), first, role, top))
+            tensors[str(name)] = found
+    made, notes = unwrap(leaves)
+    named = {
+        new.name: Tensor(new.name, parts[0].dtype, shape, parts, new.role)
+        for new, (shape, parts) in zip(made, tensors.values(), strict=True)  # unwrap keeps the order
+    }
+    if values:
+        notes.append(Note("skipped", "values that are no tensors; inspection shows them", tuple(values)))
+    details = {"values": {k: v for k, v in values.items() if v is not None}} if values else {}
+    return Checkpoint(named, format="dcp", urls=(path, *folder.opened), notes=tuple(notes), details=details)
+
+
+def _get(thing: Any, name: str, kind: type, url: str) -> Any:
+    """An attribute of a record, which must be of one type."""
+    state = thing.state if type(thing) is Inert else None
+    value = state.get(name) if type(state) is dict else None
+    if type(value) is not kind:
+        raise CorruptCheckpoint(f"{thing!r:.80} has no proper {name}", url=url)
+    return value
+
+
+class Place(NamedTuple):
+    file: str
+    start: int
+    size: int
+
+
+def _places(stored: dict[Any, Any], url: str) -> dict[tuple[str, tuple[int, ...]], Place]:
+    """Where each chunk lies, by name and offset in the tensor (an object: no offset)."""
+    out = {}
+    for index, info in stored.items():
+        name, offset = _get(index, "fqn", str, url), index.state.get("offset") or ()
+        file, start, size = (
+            _get(info, n, k, url) for n, k in (("relative_path", str), ("offset", int), ("length", int))
+        )
+        if info.state.get("transform_descriptors"):
+            raise CorruptCheckpoint(
+                "is stored through a transform (compressed?), which is not read", url=url, tensor=name
+            )
+        out[name, tuple(offset)] = Place(file, start, size)
+    return out
+
+
+@dataclass
+class Folder:
+    """The data files, opened once each."""
+
+    url: str
+    opaque: bool
+    stack: ExitStack
+    files: dict[str, Reader] = field(default_factory=dict)
+
+    @property
+    def opened(self) -> list[str]:
+        return [f.url for f in self.files.values()]
+
+    def load(self, name: Any, place: Place | None) -> Any:
+        """The object of the archive at one place."""
+        if place is None:
+            raise CorruptCheckpoint("a chunk of it is described but not stored", url=self.url, tensor=str(name))
+        f = self.files.get(place.file)
+        if f is None:
+            f = self.files[place.file] = self.stack.enter_context(Reader(sibling(self.url, place.file)))
+        if place.start < 0 or place.size < 0 or place.start + place.size > f.size:
+            raise CorruptCheckpoint(
+                f"lies at bytes {place.start} to {place.start + place.size} of {f.size} (truncated?)",
+                url=f.url, tensor=str(name),
+            )  # fmt: skip
+        window = cast(Reader, Window(f, place.start, place.size))
+        archive = enter(window, place.start)
+        raw = archive.pickle(window, "data.pkl")
+        return load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=self.opaque, url=f.url)
+
+    def value(self, name: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
+        value = self.load(name, places.get((name, ())))
+        return value if type(value) in (int, float, bool, str) else f"{type(value).__name__}"
+
+    def tensor(
+        self, name: Any, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]
+    ) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], View]:
+        """A tensor's shape and parts, one for each chunk; and the view of its first chunk."""
+        shape = _get(about, "size", tuple, self.url)
+        total, steps = elements(shape, url=self.url, tensor=name), c_strides(shape)
+        parts: list[Part] = []
+        boxes, view = [], None
+        for chunk in _get(about, "chunks", list, self.url):
+            at, size = _get(chunk, "offsets", tuple, self.url), _get(chunk, "sizes", tuple, self.url)
+            view = self.load(name, places.get((name, tuple(at))))
+            if type(view) is not View or view.row is None or view.storage.data is None:
+                raise CorruptCheckpoint("a chunk of it is no plain tensor", url=self.url, tensor=name)
+            if view.shape != size or (parts and view.row is not parts[0].dtype):
+                what = f"is {view.torch}{list(view.shape)}, not as described"
+                raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", url=self.url, tensor=name)
+            boxes.append((at, size))
+            if total:
+                start = sum(a * b for a, b in zip(at, steps, strict=True))
+                parts.append(Part(view.storage.data, view.row, size, view.offset, view.strides, start, steps, view.ops))
+        _check_tiling(name, shape, boxes, self.url)
+        if view is None:
+            raise CorruptCheckpoint("has no chunks", url=self.url, tensor=name)
+        if not total:
+            parts = [Part(view.storage.data, view.row, shape, 0, steps, 0, steps)]
+        return (shape, tuple(parts)), view
+
+
+class Window(NamedTuple):
+    """A range of a file, read as if it were the file."""
+
+    f: Reader
+    start: int
+    size: int
+
+    @property
+    def url(self) -> str:
+        return self.f.url
+
+    def read(self, start: int, size: int) -> bytes:
+        if start < 0 or size < 0 or start + size > self.size:
+            raise CorruptCheckpoint(f"bytes {start} to {start + size} of an archive of {self.size}", url=self.url)
+        return self.f.read(self.start + start, size)
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str) -> None:
+    """The chunks must lie within the tensor, not meet, and fill it."""
+    for at, size in boxes:
+        if len(at) != len(shape) or len(size) != len(shape) or min(at, default=0) < 0 or min(size, default=0) < 0:
+            raise CorruptCheckpoint(
+                f"a chunk at {list(at)} of size {list(size)} is no part of it", url=url, tensor=name
+            )
+        if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
+            raise CorruptCheckpoint(
+                f"a chunk at {list(at)} of size {list(size)} reaches out of it", url=url, tensor=name
+            )
+    filled = [b for b in sorted(boxes) if prod(b[1])]
+    if sum(prod(size) for _, size in filled) != prod(shape):
+        raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)
+    rows = all(size[1:] == shape[1:] for _, size in filled)  # the usual case: cut along the first axis
+    if not rows and len(filled) > MAX_CHUNKS:
+        raise CorruptCheckpoint(
+            f"is cut into {len(filled)} chunks, at most {MAX_CHUNKS} are read", url=url, tensor=name
+        )
+    for i, one in enumerate(filled):
+        if any(_meet(one, other) for other in (filled[i + 1 : i + 2] if rows else filled[i + 1 :])):
+            raise CorruptCheckpoint(f"its chunk at {list(one[0])} overlaps another", url=url, tensor=name)
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return all(x < y + m and y < x + n for x, n, y, m in zip(a[0], a[1], b[0], b[1], strict=True))
