@@ -1,0 +1,132 @@
+"""Flax msgpack: files by flax read bit for bit, and what we write of them is flax's own, byte for byte."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.formats import flax
+from ckptconv.store import Seen
+from ckptconv.tensor import DTYPES, Checkpoint, Span, held
+from ckptconv.testing import bits, write
+
+GOLDEN = Path(__file__).parents[1] / "fixtures" / "flax"  # made by fixtures/make_flax.py
+VECTOR = (
+    "82a6706172616d7381a16bc7130193920102a862666c6f61743136c404803f803fa473746570c70e039390a5696e743332c40405000000"
+)
+
+
+def test_vector(tmp_path: Path) -> None:
+    path = tmp_path / "v"
+    path.write_bytes(bytes.fromhex(VECTOR))
+    found = ckptconv.open(path)
+    assert found.format == "flax"
+    assert list(found) == ["params/k", "step"]
+    assert (found["params/k"].dtype.name, found["params/k"].shape) == ("bfloat16", (1, 2))
+    assert found["params/k"].numpy().astype("f4").tolist() == [[1.0, 1.0]]
+    assert (found["step"].dtype.name, found["step"].shape, int(found["step"].numpy())) == ("int32", (), 5)
+
+
+@pytest.mark.parametrize("name", ["dtypes", "odd", "chunked"])
+def test_golden(name: str) -> None:
+    found = ckptconv.open(GOLDEN / f"{name}.msgpack")
+    with np.load(GOLDEN / f"{name}.npz") as want:
+        assert set(found) == set(want.files)
+        for n, t in found.items():
+            assert t.shape == want[n].shape
+            assert t.numpy().tobytes() == want[n].tobytes(), n
+
+
+def test_dtypes_of_golden() -> None:
+    found = ckptconv.open(GOLDEN / "dtypes.msgpack")
+    assert all(n == f"params/{t.dtype}" for n, t in found.items())
+    assert len(found) == 17
+
+
+def test_what_is_no_tensor_is_noted() -> None:
+    notes = ckptconv.open(GOLDEN / "odd.msgpack").notes
+    assert {note.kind: note.names for note in notes} == {
+        "assumed": tuple(f"python/{k}" for k in ("big", "bool", "complex", "float", "int", "negative")),
+        "skipped": ("none: None", "opt_state/0: an empty container", "text: text of 4 bytes"),
+    }
+
+
+def test_elements_are_located_not_read() -> None:
+    for t in ckptconv.open(GOLDEN / "dtypes.msgpack").values():
+        assert isinstance(t.parts[0].data, Span)
+        assert t.parts[0].data.size == t.nbytes
+    assert len(ckptconv.open(GOLDEN / "chunked.msgpack")["params/w"].parts) == 7
+
+
+def test_bytes_are_those_of_flax(tmp_path: Path) -> None:
+    write(ckptconv.open(GOLDEN / "dtypes.msgpack"), tmp_path / "x.msgpack", "flax")
+    assert (tmp_path / "x.msgpack").read_bytes() == (GOLDEN / "dtypes.msgpack").read_bytes()
+
+
+def test_bytes_of_real_models(shared: Path, tmp_path: Path) -> None:
+    files = sorted(shared.glob("oracles/hf-flax/*/flax_model.msgpack"))
+    assert files
+    for file in files:
+        write(ckptconv.open(file), tmp_path / "x.msgpack", "flax")
+        assert (tmp_path / "x.msgpack").read_bytes() == file.read_bytes(), file
+
+
+def test_heads_of_every_length(tmp_path: Path) -> None:
+    """Fixed extensions of 8 and 16 bytes, lengths around 2^8 and 2^16, keys and maps of every size class."""
+    serialization = pytest.importorskip("msgpack")
+    arrays = {f"n{n}": np.arange(n, dtype="u1") for n in (0, 1, 2, 3, 200, 254, 255, 256, 257, 65500, 65535, 65536)}
+    arrays |= {"k" * n: np.ones(1, "u1") for n in (31, 32, 255, 256, 65535)}
+    arrays |= {f"many/{i:03}": np.zeros((1,) * i, "u1") for i in range(18)}
+    arrays["wide"] = np.zeros((0, 70_000, 300, 2**33), "u1")
+    write(Checkpoint({n: held(n, a) for n, a in arrays.items()}), tmp_path / "x.msgpack", "flax")
+    tree = serialization.unpackb((tmp_path / "x.msgpack").read_bytes(), ext_hook=lambda code, raw: (code, raw))
+    found = ckptconv.open(tmp_path / "x.msgpack")
+    for n, a in arrays.items():
+        assert (found[n].shape, found[n].numpy().tobytes()) == (a.shape, a.tobytes())
+        code, raw = tree["many"][n[5:]] if n.startswith("many/") else tree[n]
+        assert code == 1
+        assert serialization.unpackb(raw) == [list(a.shape), "uint8", a.tobytes()]
+
+
+def test_groups_nest(tmp_path: Path) -> None:
+    serialization = pytest.importorskip("msgpack")
+    ckptconv.save({n: np.ones(1) for n in ("b/x", "a", "b/y/z", "c//d")}, tmp_path / "x.msgpack")
+    tree = serialization.unpackb((tmp_path / "x.msgpack").read_bytes(), ext_hook=lambda code, raw: 1)
+    assert tree == {"b": {"x": 1, "y": {"z": 1}}, "a": 1, "c": {"": {"d": 1}}}
+    assert list(tree) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "x", "a/b")])
+def test_a_tensor_that_is_a_group_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.Unrepresentable, match="both a tensor and a group"):
+        ckptconv.save({n: np.ones(1) for n in names}, tmp_path / "x.msgpack")
+
+
+def test_small_integers_are_put_right(tmp_path: Path) -> None:
+    """Four-bit types lie in whole bytes whose high bits are anything."""
+    body = b"\x93\x91\x04\xa4int4\xc4\x04\x0f\xff\x78\x07"
+    (tmp_path / "x.msgpack").write_bytes(b"\x81\xa1w" + b"\xc7" + struct.pack("BB", len(body), 1) + body)
+    assert ckptconv.open(tmp_path / "x.msgpack")["w"].numpy().astype("i1").tolist() == [-1, -1, -8, 7]
+
+
+def test_flax_reads_what_we_write(tmp_path: Path) -> None:
+    serialization = pytest.importorskip("flax.serialization")
+    kept = {n: bits(DTYPES[n], (2, 3)) for n in ("float32", "bfloat16", "float8_e5m2", "bool", "complex128", "int64")}
+    ckptconv.save(kept, tmp_path / "x.msgpack")
+    tree = serialization.msgpack_restore((tmp_path / "x.msgpack").read_bytes())
+    assert {n: a.tobytes() for n, a in tree.items()} == {n: a.tobytes() for n, a in kept.items()}
+
+
+def test_sniff(tmp_path: Path) -> None:
+    def claim(name: str, data: bytes) -> int:
+        (tmp_path / name).write_bytes(data)
+        return flax.sniff(Seen(str(tmp_path / name)))
+
+    assert claim("checkpoint_100", bytes.fromhex(VECTOR)) == 3
+    assert claim("x.msgpack", b"\x81\xa1k\5") == 2
+    assert claim("x.bin", b"\x81\xa1k\5") == 0
+    assert claim("y.msgpack", b"what?") == 1

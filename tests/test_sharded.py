@@ -1,0 +1,153 @@
+"""Hugging Face layouts: the same model from its index, a shard, its folder, and through the cache's symlinks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.tensor import Checkpoint, held
+
+ARRAYS = {f"layer.{i}.weight": np.full((5, 20), i, "f4") for i in range(6)} | {"bias": np.arange(3, dtype="i8")}
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ckptconv.save(ARRAYS, tmp_path / "m", format="hf", max_shard_size=1000)
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [*SHARDS, INDEX]
+    (tmp_path / "m" / "config.json").write_text("{}")
+    return tmp_path / "m"
+
+
+def assert_whole(found: Checkpoint) -> None:
+    assert set(found) == set(ARRAYS)
+    assert all((found[n].numpy() == a).all() for n, a in ARRAYS.items())
+
+
+@pytest.mark.parametrize("name", ["", INDEX, *SHARDS, "model.safetensors"])
+def test_read_from_anywhere(folder: Path, name: str) -> None:
+    found = ckptconv.open(folder / name)
+    assert_whole(found)
+    assert sorted(Path(u).name for u in found.urls) == [*SHARDS, INDEX]
+    assert [note.kind for note in found.notes] == (["hint"] if name in SHARDS else [])
+
+
+def test_a_shard_alone_when_asked(folder: Path) -> None:
+    assert set(ckptconv.open(folder / SHARDS[0], format="safetensors")) == {"layer.0.weight", "layer.1.weight"}
+
+
+def test_relative_and_trailing_slash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_whole(ckptconv.open(f"{folder}/"))
+    monkeypatch.chdir(folder)
+    for name in (".", INDEX, SHARDS[1]):
+        assert_whole(ckptconv.open(name))
+
+
+def test_the_hub_cache(folder: Path) -> None:
+    """snapshots/REV holds links to ../../blobs/HASH."""
+    cache = folder.parent / "models--org--name"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots" / "rev").mkdir(parents=True)
+    for i, file in enumerate([*SHARDS, INDEX]):
+        shutil.copy(folder / file, cache / "blobs" / f"{i:040x}")
+        (cache / "snapshots" / "rev" / file).symlink_to(f"../../blobs/{i:040x}")
+    for name in ("", INDEX, SHARDS[2]):
+        assert_whole(ckptconv.open(cache / "snapshots" / "rev" / name))
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
+    outside = folder.parent / "secret.safetensors"
+    shutil.move(folder / SHARDS[0], outside)
+    (folder / SHARDS[0]).symlink_to(outside)
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="symlink"):
+        ckptconv.open(folder)
+
+
+def test_all_that_is_missing_is_named(folder: Path) -> None:
+    (folder / SHARDS[0]).unlink()
+    (folder / SHARDS[2]).unlink()
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=rf"(?s)2 of 3 shards.*{SHARDS[0]}.*{SHARDS[2]}"):
+        ckptconv.open(folder)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] = dict.fromkeys(["layer.2.weight", "ghost", "phantom"], SHARDS[1])
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="(?s)2 tensors.*ghost.*phantom"):
+        ckptconv.open(folder)
+
+
+def test_the_map_decides_between_two_shards(folder: Path) -> None:
+    ckptconv.save({"bias": np.zeros(3, "i8"), "extra": np.ones(1)}, folder / "stale.safetensors")
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["extra"] = "stale.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+    found = ckptconv.open(folder)
+    assert set(found) == {*ARRAYS, "extra"}
+    assert found["bias"].numpy().tolist() == [0, 1, 2]
+    assert [(note.kind, note.names) for note in found.notes] == [("unread", ("bias (in stale.safetensors)",))]
+
+
+def test_a_shard_of_another_index_is_not_taken_for_one(folder: Path) -> None:
+    shutil.copy(folder / SHARDS[0], folder / "model-00001-of-00009.safetensors")
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="no shard of the index"):
+        ckptconv.open(folder / "model-00001-of-00009.safetensors")
+
+
+def test_one_file_in_a_folder(tmp_path: Path) -> None:
+    ckptconv.save(ARRAYS, tmp_path / "m", format="hf")
+    assert [p.name for p in (tmp_path / "m").iterdir()] == ["model.safetensors"]
+    assert_whole(ckptconv.open(tmp_path / "m"))
+    (tmp_path / "m" / "pytorch_model.bin").write_bytes(b"")
+    found = ckptconv.open(tmp_path / "m")
+    assert [(note.kind, note.names) for note in found.notes] == [("hint", ("pytorch_model.bin",))]
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "adapter.safetensors")
+    (tmp_path / "m" / "pytorch_model.bin").unlink()
+    assert_whole(ckptconv.open(tmp_path / "m"))
+    shutil.copy(tmp_path / "m" / "adapter.safetensors", tmp_path / "m" / "other.safetensors")
+    with pytest.raises(ckptconv.AmbiguousFormat, match=r"(?s)adapter\.safetensors.*other\.safetensors"):
+        ckptconv.open(tmp_path / "m")
+
+
+def test_shards_without_an_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    with pytest.raises(ckptconv.UnknownFormat):
+        ckptconv.open(folder)
+
+
+def test_pickled_shards(tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    ckptconv.save({"a": ARRAYS["bias"]}, tmp_path / names[0], format="torch")
+    ckptconv.save({"b": ARRAYS["bias"]}, tmp_path / names[1], format="torch")
+    weight_map = {"a": names[0], "b": names[1]}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for path in (tmp_path, tmp_path / "pytorch_model.bin.index.json", tmp_path / names[1]):
+        found = ckptconv.open(path)
+        assert found.format == "torch"
+        assert {n: t.numpy().tolist() for n, t in found.items()} == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+def test_a_folder_replaced_has_no_older_shards(folder: Path) -> None:
+    ckptconv.save(ARRAYS, folder, format="hf", max_shard_size=2000, force=True)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX,
+    ]  # fmt: skip
+    assert_whole(ckptconv.open(folder))
+
+
+def test_transformers_reads_what_we_write(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20
+    )
+    model = transformers.BertModel(config)
+    tensors = {n: held(n, t.numpy()) for n, t in model.state_dict().items()}
+    ckptconv.save(tensors, tmp_path / "m", format="hf", max_shard_size=2000)
+    config.save_pretrained(tmp_path / "m")
+    back = transformers.BertModel.from_pretrained(tmp_path / "m")
+    assert all(torch.equal(t, back.state_dict()[n]) for n, t in model.state_dict().items())
