@@ -246,14 +246,19 @@ class Diff:
         return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
 
 
-def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1) -> Diff:
-    """Find and measure all differences; tensors that only changed their name are recognised by their content."""
+def diff(
+    a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True
+) -> Diff:
+    """Find and measure all differences; tensors that only changed their name are recognised by their content.
+
+    Without `values` nothing is read: names, shapes and dtypes are compared.
+    """
     tolerance.checked()
     shared = [(t, b[n]) for n, t in a.items() if n in b]
-    pairs = [p for p in each(shared, lambda both, s: _pair(*both, tolerance, s), workers) if p]
+    pairs = [p for p in each(shared, lambda both, s: _pair(*both, tolerance if values else None, s), workers) if p]
     only_a = {n: t for n, t in a.items() if n not in b}
     only_b = {n: t for n, t in b.items() if n not in a}
-    for one, other in _renamed(only_a, only_b, workers):
+    for one, other in list(_renamed(only_a, only_b, workers)) if values else ():
         pairs.append(Pair("renamed", only_a.pop(one), only_b.pop(other)))
     pairs += [Pair("only_a", t, None) for t in only_a.values()]
     pairs += [Pair("only_b", None, t) for t in only_b.values()]
@@ -262,10 +267,10 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers:
     return Diff(len(shared) - sum(p.kind in ("shape", "dtype", "values") for p in pairs), tuple(pairs), tolerance)
 
 
-def _pair(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Pair | None:
+def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -> Pair | None:
     if a.shape != b.shape:
         return Pair("shape", a, b)
-    found = compare(a, b, tolerance, sources)
+    found = compare(a, b, tolerance, sources) if tolerance is not None else None
     if a.dtype != b.dtype:
         return Pair("dtype", a, b, found)
     return Pair("values", a, b, found) if found else None

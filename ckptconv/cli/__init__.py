@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable
-from . import complete, convert, diff, formats, inspect, verify, zoo
+from . import complete, convert, diff, formats, inspect, report, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -54,6 +54,7 @@ for verb, examples in (
     (inspect.inspect, inspect.EXAMPLES),
     (diff.diff, diff.EXAMPLES),
     (verify.verify, verify.EXAMPLES),
+    (report.report, report.EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, ""),
 ):

@@ -12,6 +12,7 @@ from .options import (
     Dtype,
     Ema,
     Exclude,
+    Force,
     From,
     Include,
     Inverse,
@@ -63,8 +64,11 @@ def convert(
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a killed run stopped; if this one is, keep what it did.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")] = False,
+    force: Force = False,
     skip_unrepresentable: Annotated[
         bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
     ] = False,
@@ -86,6 +90,7 @@ def convert(
         skip_unrepresentable,
         force,
         {None: "receipts", True: "full", False: "none"}[verify],
+        resume=resume,
     )
     if dry_run:
         cost = api.Resources(options.size(max_memory), jobs)

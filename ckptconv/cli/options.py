@@ -66,6 +66,7 @@ WeightsOnly = Annotated[
     bool, typer.Option("--weights-only", help="Leave out optimizer slots, step counters and moving averages.")
 ]
 Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on success.")]
 
