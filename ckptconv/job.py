@@ -1,33 +1,37 @@
 """One job: bring pieces of tensors into a buffer and write it, in bounded memory.
 
     run_job(job, sources, sink, memory) -> Receipt      one range of one file
-    read_array(tensor)                                  the same moves, into an array
+    read_into(tensor, target, sources)                  the same moves, into memory
 
-A receipt says what was written (checksum and digests of each piece) and what was read (checksum of each contiguous
-range of a checked span), so that checksums of whole spans come from combining, without a second pass over the data.
+A copy goes through a buffer of `BLOCK` bytes: what was read is still in the core's own cache when it is checked and
+written. A receipt says what was written (checksum and digests of each piece) and what was read (checksum of each
+contiguous range of a checked span), so that checksums of whole spans come from combining, without a second pass.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import checksum
+from .boxes import clip, plain, reach, slabs
 from .errors import ConversionError, CorruptCheckpoint
 from .formats import decode
-from .moves import Array, Loss, clip, copy, cut, fuse, is_run, strided, transform
 from .plan import CHUNK, Job, Memory, Piece
-from .store import Reader
-from .tensor import Coded, Held, Part, Span, Tensor, c_strides
+from .store import Reader, is_remote
+from .tensor import Coded, Held, Loss, Part, Span, Tensor, c_strides
 
+if TYPE_CHECKING:
+    from .moves import Array
+
+BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
+REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
+SLAB = 512 * 2**10  # bytes of a source that are rearranged at a time
 HANDLES = 64  # open source files at a time
 GATHER = 4  # read a strided box by its extent if that is at most this much larger than the box
 
@@ -91,12 +95,13 @@ class Sources:
     def spooled(self, coded: Coded) -> Span | Held:
         """Decode whole: into memory if it is small, else into a temporary file that has no name any more."""
         if coded.size <= self._spool:
-            out = np.empty(coded.size, "u1")
-            at = 0
+            out, at = bytearray(coded.size), 0
             for piece in stream(coded):
-                out[at : at + len(piece)] = np.frombuffer(piece, "u1")
+                out[at : at + len(piece)] = piece
                 at += len(piece)
             return Held(out)
+        import tempfile
+
         with tempfile.NamedTemporaryFile(prefix="ckptconv-", delete=False) as f:
             try:
                 for piece in stream(coded):
@@ -116,6 +121,9 @@ class Sources:
                 if now.stamp != stamp:
                     out.append(url)
         return out
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Sources, (self._spool,)
 
     def close(self) -> None:
         with self._lock:
@@ -148,15 +156,13 @@ def stream(coded: Coded) -> Iterator[memoryview]:
 class _Buffers(threading.local):
     """Reused per thread: touching fresh pages costs as much as copying into them."""
 
-    target: Array = np.empty(0, "u1")
-    source: Array = np.empty(0, "u1")
+    target = memoryview(b"")
+    source = memoryview(b"")
 
-    def of(self, which: str, size: int) -> Array:
-        buffer: Array = getattr(self, which)
+    def of(self, which: str, size: int) -> memoryview:
+        buffer: memoryview = getattr(self, which)
         if len(buffer) < size:
-            raw = np.empty(size + 4096, "u1")
-            start = -raw.ctypes.data % 4096
-            buffer = raw[start : start + size]
+            buffer = memoryview(bytearray(size))
             setattr(self, which, buffer)
         return buffer[:size]
 
@@ -166,66 +172,121 @@ _buffers = _Buffers()
 
 @dataclass
 class _Log:
-    """What one job reports; `check` is the kind of checksum the target wants, or ''."""
+    """What one job reports; `check` is the kind of checksum the target wants, or ''.
+
+    What adjoins the entry before extends it, so that a piece written in blocks is one entry.
+    """
 
     check: str = ""
     digest: bool = False
     written: list[Written] = field(default_factory=list)
     read: list[Read] = field(default_factory=list)
     loss: dict[str, Loss] = field(default_factory=dict)
+    _chunk: Any = None
 
-    def wrote(self, tensor: str, start: int, view: Array) -> None:
-        crc = checksum.crc(self.check, view) if self.check else 0
-        self.written.append(Written(tensor, start, len(view), crc, chunk_digests(view) if self.digest else ()))
+    def wrote(self, tensor: str, start: int, view: memoryview) -> None:
+        last = self.written[-1] if self.written else None
+        if last is None or last.tensor != tensor or last.start + last.size != start:
+            last = Written(tensor, start, 0, 0, ())
+            self.written.append(last)
+        crc = checksum.crc(self.check, view, last.crc) if self.check else 0
+        digests = self._hash(last, start, view) if self.digest else ()
+        self.written[-1] = Written(tensor, last.start, last.size + len(view), crc, digests)
 
-    def was_read(self, span: Span, start: int, view: Array) -> None:
+    def _hash(self, last: Written, start: int, view: memoryview) -> tuple[bytes, ...]:
+        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
+        from blake3 import blake3
+
+        digests = last.digests
+        while view:
+            if start % CHUNK and digests:
+                digests = digests[:-1]
+            else:
+                self._chunk = blake3()
+            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
+            self._chunk.update(now)
+            digests, start = (*digests, self._chunk.digest(length=16)), start + len(now)
+        return digests
+
+    def was_read(self, span: Span, start: int, view: memoryview) -> None:
         kind = span.check.partition(":")[0]
-        self.read.append(Read(span, start, len(view), checksum.crc(kind, view)))
+        last = self.read[-1] if self.read else None
+        if last is None or last.span is not span or last.start + last.size != start:
+            self.read.append(Read(span, start, len(view), checksum.crc(kind, view)))
+        else:
+            self.read[-1] = Read(span, last.start, last.size + len(view), checksum.crc(kind, view, last.crc))
 
     def lost(self, tensor: str, loss: Loss) -> None:
         if any(loss):
-            old = self.loss.get(tensor, Loss())
-            self.loss[tensor] = Loss(old.overflow + loss.overflow, old.underflow + loss.underflow)
+            self.loss[tensor] = self.loss.get(tensor, Loss()).plus(loss)
 
-
-def chunk_digests(view: Array) -> tuple[bytes, ...]:
+    def end(self, job: Job) -> Receipt:
+        return Receipt(job, tuple(self.written), tuple(self.read), self.loss)
+def chunk_digests(view: memoryview) -> tuple[bytes, ...]:
     """BLAKE3 (16 bytes) of every `CHUNK` bytes; the view starts at a multiple of it."""
     from blake3 import blake3
 
-    return tuple(blake3(memoryview(view[at : at + CHUNK])).digest(length=16) for at in range(0, len(view), CHUNK))
+    return tuple(blake3(view[at : at + CHUNK]).digest(length=16) for at in range(0, len(view), CHUNK))
 
 
 def run_job(
     job: Job, sources: Sources, sink: Sink, memory: Memory, *, check: str = "", digest: bool = False
 ) -> Receipt:
-    """Fill the job's range of its file; bytes between pieces become zero."""
+    """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
     log = _Log(check, digest)
-    if len(job.pieces) == 1 and job.size > max(memory.window, memory.whole):
-        _stream_job(job, sources, sink, memory, log)
-    else:
-        target = _buffers.of("target", job.size)
-        end = 0
-        for piece in job.pieces:
-            target[end : piece.at] = 0
-            end = piece.at + piece.size
-        _fill(job.pieces, sources, target, memory, log)
-        for piece in job.pieces:
-            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, target[piece.at : piece.at + piece.size])
-        sink.write(job.file, job.start, target)
-    return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
+    pieces = job.pieces
+    if len(pieces) == 1:  # decode once, not for every window
+        pieces = (pieces[0]._replace(parts=tuple(resolved(p, sources) for p in pieces[0].parts)),)
+    for turn in _turns(pieces, memory):
+        first, last = turn[0], turn[-1]
+        run = _sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
+        if run is not None:
+            _copy(run, first, job, sources, sink, log)
+            continue
+        target = _buffers.of("target", last.at + last.size - first.at)
+        _fill(turn, sources, target, first.at, memory, log)
+        sink.write(job.file, job.start + first.at, target)
+    return log.end(job)
 
 
-def _stream_job(job: Job, sources: Sources, sink: Sink, memory: Memory, log: _Log) -> None:
-    """One decoded tensor larger than a window: decode once, write window after window."""
-    (piece,) = job.pieces
-    piece = piece._replace(parts=tuple(resolved(p, sources) for p in piece.parts))
-    item = piece.to.itemsize
-    for lo in range(piece.lo, piece.hi, memory.window // item):
-        hi = min(piece.hi, lo + memory.window // item)
-        target = _buffers.of("target", (hi - lo) * item)
-        _fill((piece._replace(lo=lo, hi=hi, at=0),), sources, target, memory, log)
-        log.wrote(piece.tensor, lo * item, target)
-        sink.write(job.file, job.start + (lo - piece.lo) * item, target)
+@dataclass(frozen=True)
+class Work:
+    """What `map` applies to every job: `run_job` with all that it needs beside the job."""
+
+    sources: Sources
+    sink: Sink
+    memory: Memory
+    check: str = ""
+    digest: bool = False
+
+    def __call__(self, job: Job) -> Receipt:
+        return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+
+
+def _turns(pieces: Sequence[Piece], memory: Memory) -> Iterator[Sequence[Piece]]:
+    """Cut a job into what one buffer holds: small neighbours together, a large piece alone and perhaps in windows."""
+    block, together = min(BLOCK, memory.window), list[Piece]()
+    for piece in pieces:
+        if together and piece.at + piece.size - together[0].at > block:
+            yield together
+            together = []
+        if piece.size <= block:
+            together.append(piece)
+            continue
+        item = piece.to.itemsize
+        step = _window(piece, block, memory) // item
+        for lo in range(piece.lo, piece.hi, step):
+            hi = min(piece.hi, lo + step)
+            yield [piece._replace(lo=lo, hi=hi, at=piece.at + (lo - piece.lo) * item)]
+    if together:
+        yield together
+
+
+def _window(piece: Piece, block: int, memory: Memory) -> int:
+    """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
+    if _sole_run(piece):
+        return piece.size
+    return block if all(map(plain, piece.parts)) else max(memory.window, memory.whole)
 
 
 def resolved(part: Part, sources: Sources) -> Part:
@@ -233,57 +294,32 @@ def resolved(part: Part, sources: Sources) -> Part:
     return part._replace(data=sources.spooled(part.data)) if isinstance(part.data, Coded) else part
 
 
-# --- filling a buffer -------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------
 
 
 class _Run(NamedTuple):
-    """A plain copy: `size` bytes of a file at `start` to byte `at` of the target."""
+    """A plain copy: `size` bytes of a file at `start` to byte `at` of the job."""
 
-    url: str
+    span: Span
     start: int
     at: int
     size: int
 
 
-def _fill(pieces: Sequence[Piece], sources: Sources, target: Array, memory: Memory, log: _Log) -> None:
-    """Bring all pieces into the target; copies that adjoin on both sides are read in one go."""
-    pending = _Run("", 0, 0, 0)
-    checks: list[tuple[Span, int, _Run]] = []
-    for piece in pieces:
-        for whole in piece.parts:
-            for part in clip(whole, piece.lo, piece.hi):
-                run = _as_run(part, piece)
-                if run is None:
-                    _move(part, piece, sources, target, memory, log)
-                    continue
-                span = part.data
-                if isinstance(span, Span) and span.check:
-                    checks.append((span, run.start - span.start, run))
-                if pending.url == run.url and run.start - pending.start == run.at - pending.at == pending.size:
-                    pending = pending._replace(size=pending.size + run.size)
-                else:
-                    _read(pending, sources, target)
-                    pending = run
-    _read(pending, sources, target)
-    for span, start, run in checks:
-        log.was_read(span, start, target[run.at : run.at + run.size])
+def _sole_run(piece: Piece) -> _Run | None:
+    """The one run of a file that fills all of the piece, if that is all there is to do."""
+    runs = [_as_run(p, piece) for part in piece.parts for p in clip(part, piece.lo, piece.hi)]
+    return runs[0] if len(runs) == 1 else None
 
 
 def _as_run(part: Part, piece: Piece) -> _Run | None:
     """The plain copy that a part amounts to, or None if elements move or change."""
-    data = part.data
-    if part.ops or not isinstance(data, Span) or part.dtype != piece.to:
+    span = part.data
+    if part.ops or not isinstance(span, Span) or part.dtype is not piece.to or not plain(part):
         return None
-    if not is_run(fuse(part.shape, part.strides, part.steps)):
-        return None
-    item = piece.to.itemsize
-    _inside(part, prod(part.shape), data, piece.tensor)
-    return _Run(
-        data.url,
-        data.start + part.offset * item,
-        piece.at + (part.start - piece.lo) * item,
-        prod(part.shape) * item,
-    )
+    item, count = piece.to.itemsize, prod(part.shape)
+    _inside(part, count, span, piece.tensor)
+    return _Run(span, span.start + part.offset * item, piece.at + (part.start - piece.lo) * item, count * item)
 
 
 def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
@@ -292,62 +328,111 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
         raise CorruptCheckpoint("a view reaches past its storage", url=span.url, tensor=tensor)
 
 
-def _read(run: _Run, sources: Sources, target: Array) -> None:
-    if run.size:
-        sources.reader(run.url).into(run.start, memoryview(target)[run.at : run.at + run.size])
+def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: _Log) -> None:
+    """Copy one long run, block by block."""
+    reader = sources.reader(run.span.url)
+    block = REMOTE if is_remote(run.span.url) else BLOCK
+    buffer = _buffers.of("target", min(block, run.size))
+    for at in range(0, run.size, block):
+        view = buffer[: run.size - at]
+        reader.into(run.start + at, view)
+        if run.span.check:
+            log.was_read(run.span, run.start - run.span.start + at, view)
+        log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
+        sink.write(job.file, job.start + run.at + at, view)
 
 
-def _move(part: Part, piece: Piece, sources: Sources, target: Array, memory: Memory, log: _Log) -> None:
-    """Strides, operations or a cast: read the source box, change it, scatter it into the target."""
+# --- filling a buffer -------------------------------------------------------------------------------------------
+
+
+def _fill(
+    pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: _Log
+) -> None:
+    """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
+    pending, end = list[_Run](), base
+    for piece in pieces:
+        if piece.at > end:
+            target[end - base : piece.at - base] = bytes(piece.at - end)
+        end = piece.at + piece.size
+        for whole in piece.parts:
+            for part in clip(whole, piece.lo, piece.hi):
+                run = _as_run(part, piece)
+                if run is None:
+                    _move(part, piece, sources, target[piece.at - base : end - base], memory, log)
+                    continue
+                if pending and not _adjoins(pending[-1], run):
+                    _read(pending, sources, target, base, log)
+                pending.append(run)
+    _read(pending, sources, target, base, log)
+    for piece in pieces:
+        log.wrote(piece.tensor, piece.lo * piece.to.itemsize, target[piece.at - base : piece.at - base + piece.size])
+
+
+def _adjoins(a: _Run, b: _Run) -> bool:
+    """Whether b follows a, in the file as in the target."""
+    return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
+
+
+def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log: _Log) -> None:
+    """Read runs that follow one another, check each, and forget them."""
+    if runs:
+        first, last = runs[0], runs[-1]
+        sources.reader(first.span.url).into(first.start, target[first.at - base : last.at + last.size - base])
+        for run in runs:
+            if run.span.check:
+                view = target[run.at - base : run.at - base + run.size]
+                log.was_read(run.span, run.start - run.span.start, view)
+        runs.clear()
+
+
+def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Memory, log: _Log) -> None:
+    """Strides, operations or a cast: read the source box slab by slab, change it, scatter it into the target."""
+    from .moves import copy, strided
+
     part = resolved(part, sources)
-    changes = bool(part.ops) or part.dtype != piece.to
-    for box in _affordable(part, memory.window // 2 if changes else memory.whole):
-        src = _gather(box, piece.tensor, sources, log)
+    changes = bool(part.ops) or part.dtype is not piece.to
+    whole = strided(target, piece.to.carrier, part.start - piece.lo, part.shape, part.steps)
+    for slab in slabs(part, min(SLAB, memory.window)):
+        src = _gather(slab, piece.tensor, sources, log)
         if changes:
-            dense = np.empty(box.shape, box.dtype.carrier)
-            copy(dense, src)
-            try:
-                flat, loss = transform(dense.reshape(-1), box.dtype, box.ops, piece.to)
-            except ConversionError as e:
-                raise ConversionError(e.message, tensor=piece.tensor) from e
-            log.lost(piece.tensor, loss)
-            src = flat.reshape(box.shape)
-        at = piece.at + (box.start - piece.lo) * piece.to.itemsize
-        copy(strided(target[at:], piece.to.carrier, 0, box.shape, box.steps), src)
+            src = _changed(src, slab, piece, log)
+        copy(strided(target, piece.to.carrier, slab.start - piece.lo, slab.shape, slab.steps), src)
 
 
-def _affordable(part: Part, limit: int) -> Iterator[Part]:
-    """Halve a part along its longest axis until it takes at most `limit` bytes."""
-    if prod(part.shape) * part.dtype.itemsize <= limit:
-        yield part
-        return
-    axis = max(range(len(part.shape)), key=lambda i: part.shape[i])
-    half = part.shape[axis] // 2
-    yield from _affordable(cut(part, axis, 0, half), limit)
-    yield from _affordable(cut(part, axis, half, part.shape[axis]), limit)
+def _changed(src: Array, part: Part, piece: Piece, log: _Log) -> Array:
+    """The elements after the part's operations and the cast."""
+    from .elements import transform
+    from .moves import packed
+
+    try:
+        flat, loss = transform(packed(src), part.dtype, part.ops, piece.to)
+    except ConversionError as e:
+        raise ConversionError(e.message, tensor=piece.tensor) from e
+    log.lost(piece.tensor, loss)
+    return flat.reshape(part.shape)
 
 
 def _gather(part: Part, tensor: str, sources: Sources, log: _Log) -> Array:
     """The box as a view of bytes that were read for it."""
+    from .moves import flat, strided
+
     item, carrier, data = part.dtype.itemsize, part.dtype.carrier, part.data
     if isinstance(data, Held):
-        raw = np.asarray(data.array).reshape(-1).view("u1")
-        return strided(raw, carrier, part.offset, part.shape, part.strides)
+        return strided(flat(data.array), carrier, part.offset, part.shape, part.strides)
     if not isinstance(data, Span):
         raise TypeError("decoded data must be resolved before it is gathered")
-    reach = sum((n - 1) * s for n, s in zip(part.shape, part.strides, strict=True)) + 1
-    _inside(part, reach, data, tensor)
-    reader, count = sources.reader(data.url), prod(part.shape)
-    if reach <= max(GATHER * count, 65536 // item):
-        raw = _buffers.of("source", reach * item)
-        reader.into(data.start + part.offset * item, memoryview(raw))
-        if data.check and part.offset == 0 and len(raw) == data.size:
-            log.was_read(data, 0, raw)
+    extent, count, reader = reach(part.shape, part.strides), prod(part.shape), sources.reader(data.url)
+    _inside(part, extent, data, tensor)
+    if extent <= max(GATHER * count, 65536 // item):
+        raw = _buffers.of("source", extent * item)
+        reader.into(data.start + part.offset * item, raw)
+        if data.check and extent == count:
+            log.was_read(data, part.offset * item, raw)
         return strided(raw, carrier, 0, part.shape, part.strides)
     order = sorted(range(len(part.shape)), key=lambda i: -part.strides[i])
     packed = dict(zip(order, c_strides([part.shape[i] for i in order]), strict=True))
     raw = _buffers.of("source", count * item)
-    _gather_runs(part, order, data, reader, memoryview(raw))
+    _gather_runs(part, order, data, reader, raw)
     return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(order))])
 
 
@@ -375,17 +460,19 @@ def _dense(part: Part, order: Sequence[int]) -> bool:
 # --- reading into memory ----------------------------------------------------------------------------------------
 
 
-def read_into(t: Tensor, target: Array, sources: Sources, lo: int = 0, hi: int | None = None) -> list[Read]:
-    """Read elements [lo, hi) of a tensor into a byte array; returns what there is to check."""
+def read_into(t: Tensor, target: memoryview, sources: Sources, lo: int = 0, hi: int | None = None) -> list[Read]:
+    """Read elements [lo, hi) of a tensor into bytes; returns what there is to check."""
     log = _Log()
     hi = t.count if hi is None else hi
     if hi > lo:
-        _fill((Piece(t.name, t.dtype, lo, hi, 0, t.parts),), sources, target, Memory.of(512 * 2**20, 1), log)
+        _fill((Piece(t.name, t.dtype, lo, hi, 0, t.parts),), sources, target, 0, Memory.of(512 * 2**20, 1), log)
     return log.read
 
 
 def read_strings(t: Tensor) -> Array:
     """Read a string tensor as an object array of bytes."""
+    import numpy as np
+
     flat = np.empty(t.count, object)
     for part in t.parts:
         items = decode(part.data) if isinstance(part.data, Coded) else _held_strings(part)
@@ -398,5 +485,5 @@ def read_strings(t: Tensor) -> Array:
 def _held_strings(part: Part) -> Iterator[bytes]:
     if not isinstance(part.data, Held):
         raise TypeError("the strings of a tensor are decoded or held")
-    for item in np.asarray(part.data.array, object).reshape(-1):
+    for item in part.data.array.reshape(-1):
         yield item.encode() if isinstance(item, str) else bytes(item)

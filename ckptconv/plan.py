@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .boxes import plain
 from .errors import ConversionError, UsageError, listing
 from .formats import Placement, Slot
-from .moves import castable, fuse, is_run
-from .tensor import Checkpoint, Coded, DType, Note, Part, Span, Tensor
+from .tensor import Checkpoint, Coded, DType, Note, Part, Span, Tensor, castable
 
 CHUNK = 4 * 2**20  # bytes; content digests are defined over chunks of this size
 WINDOW = 8 * 2**20  # bytes a worker holds of a copy
@@ -87,12 +87,12 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Cost in numbers: bytes that are copied as they are, and bytes whose layout or elements change."""
-        plain = sum(t.nbytes for t in self.tensors.values() if is_copy(t))
+        copied = sum(t.nbytes for t in self.tensors.values() if is_copy(t))
         return {
             "tensors": len(self.placement.slots),
             "bytes": self.nbytes,
-            "bytes_copied": plain,
-            "bytes_changed": sum(t.nbytes for t in self.tensors.values()) - plain,
+            "bytes_copied": copied,
+            "bytes_changed": sum(t.nbytes for t in self.tensors.values()) - copied,
             "files": [f.name for f in self.placement.files],
             "jobs": len(self.jobs),
             "workers": self.memory.workers,
@@ -124,10 +124,7 @@ class Plan:
 
 def is_copy(t: Tensor) -> bool:
     """Whether every byte of the tensor is copied as it is stored."""
-    return all(
-        p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and is_run(fuse(p.shape, p.strides, p.steps))
-        for p in t.parts
-    )
+    return all(p.dtype is t.dtype and not p.ops and not isinstance(p.data, Coded) and plain(p) for p in t.parts)
 
 
 def how(t: Tensor) -> str:
@@ -137,7 +134,7 @@ def how(t: Tensor) -> str:
         words.append("decode")
     if len(t.parts) > 1:
         words.append(f"join {len(t.parts)}")
-    if any(not is_run(fuse(p.shape, p.strides, p.steps)) for p in t.parts) and t.count:
+    if not all(map(plain, t.parts)) and t.count:
         words.append("move")
     words += sorted({op for p in t.parts for op in p.ops})
     kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
@@ -222,6 +219,6 @@ def _whole(t: Tensor, memory: Memory) -> int:
     """Bytes of a tensor that one job takes."""
     if any(isinstance(p.data, Coded) for p in t.parts):
         return max(t.nbytes, memory.window)
-    if is_copy(t) or all(is_run(fuse(p.shape, p.strides, p.steps)) for p in t.parts):
+    if all(map(plain, t.parts)):
         return memory.window
     return memory.whole

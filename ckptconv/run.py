@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from . import checksum
 from .errors import CorruptCheckpoint, listing, printable
 from .formats import Patch, Writer
 from .job import Read, Receipt, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
-from .moves import Array, Loss
 from .plan import CHUNK, Job, Plan
 from .store import Output
-from .tensor import Span, Tensor
+from .tensor import Loss, Span, Tensor
+
+if TYPE_CHECKING:
+    from .moves import Array
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -116,8 +117,7 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
         for w in receipt.written:
             pieces[w.tensor].append(w)
         for name, new in receipt.loss.items():
-            old = loss.get(name, Loss())
-            loss[name] = Loss(old.overflow + new.overflow, old.underflow + new.underflow)
+            loss[name] = loss.get(name, Loss()).plus(new)
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
     by_slot: dict[tuple[str, int], str] = {}
     for name in pieces:
@@ -159,12 +159,14 @@ def hash_tensor(t: Tensor, sources: Sources) -> str:
     """Read a tensor in bounded memory and hash it; a string tensor hashes each element's length and bytes."""
     if t.dtype.kind == "s":
         packed = b"".join(len(s).to_bytes(8, "little") + s for s in read_strings(t).reshape(-1))
-        return content_hash(t, chunk_digests(np.frombuffer(packed, "u1")))
-    return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(window)))
+        return content_hash(t, chunk_digests(memoryview(packed)))
+    return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(memoryview(window))))
 
 
 def windows(t: Tensor, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
     """The tensor's bytes in order, `size` at a time, in one buffer that is used again."""
+    import numpy as np
+
     if t.nbytes > size:  # decode once, not once for every window
         t = replace(t, parts=tuple(resolved(p, sources) for p in t.parts))
     step = size // max(1, t.dtype.itemsize)
@@ -173,7 +175,7 @@ def windows(t: Tensor, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Arra
     for lo in range(0, t.count, step):
         hi = min(t.count, lo + step)
         view = buffer[: (hi - lo) * t.dtype.itemsize]
-        reads += read_into(t, view, sources, lo, hi)
+        reads += read_into(t, memoryview(view), sources, lo, hi)
         yield view
     check_reads(reads, sources, spans_of({t.name: t}))
 
@@ -185,8 +187,10 @@ def read_array(t: Tensor, sources: Sources | None = None) -> Array:
     if sources is None:
         with Sources() as own:
             return read_array(t, own)
+    import numpy as np
+
     target = np.empty(t.nbytes, "u1")
-    check_reads(read_into(t, target, sources), sources, spans_of({t.name: t}))
+    check_reads(read_into(t, memoryview(target), sources), sources, spans_of({t.name: t}))
     return target.view(t.dtype.np).reshape(t.shape)
 
 

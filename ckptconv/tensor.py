@@ -118,6 +118,25 @@ def dtype(name: str) -> DType:
         raise UsageError(f"no dtype is called {name!r}; known are {', '.join(DTYPES)}") from None
 
 
+def castable(kind: DType, to: DType) -> bool:
+    """Whether there is a way: numbers to wider or narrower numbers of a sort, never strings or opaque bytes."""
+    if kind == to:
+        return True
+    if kind.kind in "sx" or to.kind in "sx" or to.kind == "b":
+        return False
+    return to.kind == "c" or kind.kind != "c"
+
+
+class Loss(NamedTuple):
+    """What a cast could not keep: finite values that became infinite or NaN, and non-zero ones that became zero."""
+
+    overflow: int = 0
+    underflow: int = 0
+
+    def plus(self, other: Loss) -> Loss:
+        return Loss(self.overflow + other.overflow, self.underflow + other.underflow)
+
+
 class Span(NamedTuple):
     """Bytes [start, start+size) of a file; `check` is 'crc32c:%08x' or 'crc32:%08x' of exactly these bytes, or ''."""
 

@@ -17,7 +17,7 @@ LAYERS = [
     ["errors", "checksum"],
     ["remote"],
     ["tensor"],
-    ["axes", "layout", "moves", "names", "store"],
+    ["axes", "boxes", "layout", "moves", "elements", "names", "store"],
     ["memory", "rewrite", "rules", "lint"],
     ["formats", "passes", "match", "outline"],
     ["plan"],

@@ -1,0 +1,110 @@
+"""What happens to elements on the way: named operations, then a cast that counts what it cannot keep.
+
+    transform(raw, kind, ops, to) -> (elements, Loss)
+
+Rounding is to nearest, ties to even, in one step, whatever the two dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ConversionError
+from .tensor import DType, Loss, castable
+
+Array = NDArray[Any]
+
+
+def _swap(a: Array, kind: DType) -> Array:
+    return a.view(f"u{kind.word}").byteswap().view(a.dtype) if kind.word > 1 else a
+
+
+def _low_bits(bits: int, signed: bool) -> Callable[[Array, DType], Array]:
+    def keep(a: Array, kind: DType) -> Array:
+        raw = a.view("u1") & np.uint8((1 << bits) - 1)
+        if signed:  # sign-extend: ml_dtypes and its casts expect the high bits to follow the sign
+            raw = ((raw.astype("i1") << (8 - bits)) >> (8 - bits)).view("u1")
+        out: Array = raw.view(a.dtype)
+        return out
+
+    return keep
+
+
+def _negate(a: Array, kind: DType) -> Array:
+    out: Array = np.negative(a)
+    return out
+
+
+# Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
+OPS: dict[str, Callable[[Array, DType], Array]] = {
+    "swap": _swap,
+    "conj": lambda a, kind: np.conj(a),
+    "neg": _negate,
+    "bool": lambda a, kind: (a.view("u1") != 0).view(a.dtype),
+    "int4": _low_bits(4, True),
+    "uint4": _low_bits(4, False),
+    "int2": _low_bits(2, True),
+    "uint2": _low_bits(2, False),
+    "float4": _low_bits(4, False),
+}
+ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
+    "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
+    "mul": lambda a, x: (a * np.asarray(x).astype(a.dtype)).astype(a.dtype),
+}
+
+
+def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[Array, Loss]:
+    """Apply operations to contiguous elements (as carriers) and cast; returns carriers of the target's width."""
+    a = raw.view(kind.np) if kind.kind != "x" else raw
+    for name in ops:
+        if name in OPS:
+            a = OPS[name](a, kind)
+        else:
+            word, _, number = name.partition(":")
+            a = ARITHMETIC[word](a, float(number))
+    loss = Loss()
+    if to != kind:
+        a, loss = cast(a, kind, to)
+    return np.ascontiguousarray(a).view(to.carrier), loss
+
+
+def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
+    """Cast with round-to-nearest-even; integers must fit, floats that do not are counted."""
+    if not castable(kind, to):
+        raise ConversionError(f"{kind} cannot be cast to {to}")
+    if to.kind in "iu":
+        return _to_int(a, kind, to), Loss()
+    with np.errstate(all="ignore"):
+        if kind.name == "float64" and to.itemsize < 4:
+            a = _round_to_odd(a)  # through float32 ml_dtypes rounds twice
+        out = a.astype(to.np)
+        if kind.kind not in "fc" or to.kind == "c" or to.itemsize >= kind.itemsize:
+            return out, Loss()
+        wide = out.astype(a.dtype)
+        lost = np.isfinite(a) & ~np.isfinite(wide)
+        gone = (wide == 0) & (a != 0)
+    return out, Loss(int(np.count_nonzero(lost)), int(np.count_nonzero(gone)))
+
+
+def _to_int(a: Array, kind: DType, to: DType) -> Array:
+    bits = 8 * to.itemsize if to.name[-1] not in "24" or to.itemsize > 1 else int(to.name[-1])
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to.kind == "i" else (0, (1 << bits) - 1)
+    if kind.kind == "f":
+        raise ConversionError(f"{kind} is not cast to {to}: fractions would be lost")
+    if a.size and kind.kind != "b" and (int(a.min()) < low or int(a.max()) > high):
+        raise ConversionError(f"values from {int(a.min())} to {int(a.max())} do not fit {to}")
+    return a.astype(to.np)
+
+
+def _round_to_odd(a: Array) -> Array:
+    """float64 -> float32 such that a second rounding to fewer bits gives the correctly rounded result."""
+    f = a.astype(np.float32)
+    bits = f.view(np.uint32)
+    inexact = np.isfinite(a) & np.isfinite(f) & (f.astype(np.float64) != a)
+    away = inexact & (np.abs(f.astype(np.float64)) > np.abs(a))
+    bits = np.where(away, bits - 1, bits)  # truncate toward zero ...
+    return np.where(inexact, bits | 1, bits).astype(np.uint32).view(np.float32)  # ... and mark what was cut off
