@@ -72,12 +72,14 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
 def test_all_that_is_missing_is_named(folder: Path) -> None:
     (folder / SHARDS[0]).unlink()
     (folder / SHARDS[2]).unlink()
-    with pytest.raises(ckptconv.CorruptCheckpoint, match=rf"(?s)2 of 3 shards.*{SHARDS[0]}.*{SHARDS[2]}"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="2 of 3 shards") as caught:
         ckptconv.open(folder)
+    assert SHARDS[0] in str(caught.value)
+    assert SHARDS[2] in str(caught.value)
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"] = dict.fromkeys(["layer.2.weight", "ghost", "phantom"], SHARDS[1])
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="(?s)2 tensors.*ghost.*phantom"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=r"(?s)2 tensors.*ghost.*phantom"):
         ckptconv.open(folder)
 
 
