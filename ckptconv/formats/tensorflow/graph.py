@@ -89,7 +89,7 @@ def _message(url: str) -> Iterator[Bytes]:
     elif b"meta_info_def {" in text or b"graph_def {" in text:
         kind = pb.MetaGraphDef
     try:
-        message = text_format.Parse(text.decode("utf-8", "surrogateescape"), kind(), allow_unknown_field=True)
+        message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
     except (text_format.ParseError, UnicodeError) as e:
         raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({e})", url=url) from e
     yield Memory(url, message.SerializeToString())

@@ -114,7 +114,7 @@ def _newest(state: str) -> str:
     from . import messages_pb2 as pb
 
     try:
-        text = read_all(state, STATE_LIMIT).decode("utf-8", "surrogateescape")
+        text = read_all(state, STATE_LIMIT).decode()
         parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, UnicodeError) as e:
         raise CorruptCheckpoint(f"the state file is no text message ({e})", url=state) from e

@@ -12,7 +12,9 @@ Specification: LevelDB's table format; tensorflow/core/lib/io/format.cc, table_b
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from struct import pack, unpack_from
 
 from crc32c import crc32c
@@ -73,25 +75,31 @@ class Table:
         if at > FOOTER - 8:
             raise self._bad("the footer's handles are too long", reader.size - FOOTER)
         self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum tells of damage
-        pairs = self._pairs(self._block(numbers[2], numbers[3]), b"", numbers[2])
+        pairs = self._pairs(self._block(numbers[2], numbers[3]), None, numbers[2])
         self.blocks = [(key, *self._handle(value)) for key, value in pairs]
 
     def __iter__(self) -> Iterator[Pair]:
         """All entries in order, read block by block."""
-        last = b""
-        for n, (_, start, size) in enumerate(self.blocks):
-            pairs = self._pairs(self._block(start, size), last, start, first=n == 0)
+        last: bytes | None = None
+        for _, start, size in self.blocks:
+            pairs = self._pairs(self._block(start, size), last, start)
             yield from pairs
             last = pairs[-1][0] if pairs else last
 
     def get(self, key: bytes) -> bytes:
-        """The value of one key, reading one block."""
-        for last, start, size in self.blocks:
-            if key <= last:
-                for found, value in self._pairs(self._block(start, size), b"", start, first=True):
-                    if found == key:
-                        return value
-                break
+        """The value of one key, reading one block and searching its restart points, where keys are whole."""
+        n = bisect_left(self.blocks, key, key=itemgetter(0))
+        if n < len(self.blocks):
+            _, start, size = self.blocks[n]
+            block = self._block(start, size)
+            end = self._end(block, start)
+            restarts = unpack_from(f"<{(len(block) - end) // 4 - 1}I", block, end)
+            if not restarts:
+                raise self._bad("a block has no restart points", start)
+            at = bisect_right(restarts, key, key=lambda r: self._entries(block, r, end, start, limit=1)[0][0])
+            for found, value in self._entries(block, restarts[max(0, at - 1)], end, start, RESTART_INTERVAL * 8):
+                if found == key:
+                    return value
         raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
 
     def _handle(self, value: bytes) -> tuple[int, int]:
@@ -127,18 +135,27 @@ class Table:
             raise self._bad(f"a snappy block has {len(data)} bytes, not {size}", start)
         return data
 
-    def _pairs(self, block: bytes, last: bytes, start: int, first: bool = True) -> list[Pair]:
-        """Split a block into entries; `last` is the key before it. The inner loop of opening."""
+    def _pairs(self, block: bytes, last: bytes | None, start: int) -> list[Pair]:
+        """All entries of a block; the keys go on from `last`."""
+        return self._entries(block, 0, self._end(block, start), start, last=last)
+
+    def _end(self, block: bytes, start: int) -> int:
+        """Where a block's entries end and its restart points begin."""
         restarts = int.from_bytes(block[-4:], "little") if len(block) >= 4 else 1 << 30
         end = len(block) - 4 - 4 * restarts
         if end < 0:
             raise self._bad("a block is shorter than its restart table", start)
+        return end
+
+    def _entries(
+        self, block: bytes, at: int, end: int, start: int, limit: int = 1 << 60, last: bytes | None = None
+    ) -> list[Pair]:
+        """At most `limit` entries from a restart point on, with keys that increase. The inner loop of opening."""
         pairs: list[Pair] = []
-        at = total = 0
-        limit = 64 * len(block) + 65536  # prefixes save a factor of 16 at most, as every 16th key is whole
+        total, most = 0, 64 * len(block) + 65536  # prefixes save a factor of 16 at most: every 16th key is whole
         key = b""
         try:
-            while at < end:
+            while at < end and len(pairs) < limit:
                 shared, unshared, size = block[at], block[at + 1], block[at + 2]
                 if (shared | unshared | size) > 127:
                     shared, at = read_varint(block, at)
@@ -147,19 +164,20 @@ class Table:
                 else:
                     at += 3
                 middle = at + unshared
-                end_of_value = middle + size
+                after = middle + size
                 total += shared
-                if end_of_value > end or shared > len(key) or total > limit:
+                if after > end or shared > len(key) or total > most:
                     raise IndexError("it passes the block's end or the key before it")
                 key = key[:shared] + block[at:middle]
-                if key <= last and not first:
+                if last is not None and key <= last:
                     raise IndexError("its key does not increase")
-                at = end_of_value
-                first = False
                 last = key
-                pairs.append((key, block[middle:at]))
+                pairs.append((key, block[middle:after]))
+                at = after
         except IndexError as e:
             raise self._bad(f"a block's entry {len(pairs)} is broken ({e})", start) from None
+        if limit == 1 and not pairs:
+            raise self._bad("a restart point lies beyond its block's entries", start)
         return pairs
 
     def _bad(self, what: str, start: int) -> CorruptCheckpoint:
