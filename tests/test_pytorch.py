@@ -294,6 +294,22 @@ def test_ties_share_a_storage(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "out.pt").ties == (("a", "c"),)
 
 
+def test_ties_that_were_changed_apart_are_written_apart(tmp_path: Path) -> None:
+    x = held("a", np.arange(4.0).reshape(2, 2))
+    turned = held("c", np.arange(4.0).reshape(2, 2).T)
+    ckptconv.save(Checkpoint({"a": x, "c": turned}, ties=(("a", "c"),)), tmp_path / "out.pt")
+    got = ckptconv.open(tmp_path / "out.pt")
+    assert got["a"].numpy().tolist() == [[0, 1], [2, 3]]
+    assert got["c"].numpy().tolist() == [[0, 2], [1, 3]]
+
+
+def test_one_array_under_two_names(tmp_path: Path) -> None:
+    x = np.arange(1000.0)
+    named = {n: held(n, a) for n, a in {"a": x, "b": x, "c": x.copy()}.items()}
+    ckptconv.save(Checkpoint(named, ties=(("a", "b", "c"),)), tmp_path / "out.pt")
+    assert ckptconv.open(tmp_path / "out.pt").ties == (("a", "b"),)
+
+
 def test_shards(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     x = held("a", np.arange(100.0))

@@ -19,7 +19,7 @@ from ...errors import CorruptCheckpoint
 from ...store import Reader, Seen, is_dir, join, read_all, sibling
 from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
 from .archive import enter
-from .flatten import Leaf, segment, unwrap
+from .containers import Leaf, segment, unwrap
 from .pickle import load
 from .plain import Inert, Known
 from .rebuild import TORCH, View
