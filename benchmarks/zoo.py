@@ -23,8 +23,8 @@ from ckptconv import zoo
 
 FORMATS = {
     "tf": "run-{}/model.ckpt", "safetensors": "model-{}.safetensors", "hf": "sharded-{}/model.safetensors",
-    "torch": "model-{}.pt", "npz": "model-{}.npz", "flax": "model-{}.msgpack", "npy": "arrays-{}", "hdf5": "data-{}.hdf5",
-    "keras3": "model-{}.weights.h5", "keras": "old-{}.h5",
+    "torch": "model-{}.pt", "npz": "model-{}.npz", "flax": "model-{}.msgpack", "npy": "arrays-{}",
+    "hdf5": "data-{}.hdf5", "keras3": "model-{}.weights.h5", "keras": "old-{}.h5",
 }  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def make(folder: Path, count: int) -> dict[str, int]:
         options = {"max_shard_size": 60_000} if name == "hf" else {}
         values = tensors(n)
         if name == "keras3":  # knows its weights by the paths of objects
-            values = {f"layers/{k.replace('/kernel', '/vars/0').replace('/bias', '/vars/1')}": v for k, v in values.items()}
+            paths = (k.replace("/kernel", "/vars/0").replace("/bias", "/vars/1") for k in values)
+            values = {f"layers/{p}": v for p, v in zip(paths, values.values(), strict=True)}
         ckptconv.save(values, path, format="safetensors" if name == "hf" else name, sync=False, **options)
         seeds[str(path)] = n
     return seeds

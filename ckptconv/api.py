@@ -58,6 +58,7 @@ class Target:
     force: bool = False
     verify: str = "receipts"  # none, receipts, full
     sync: bool = True
+    resume: bool = False  # go on where a killed run of the same plan stopped, and let the next one do so
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def write(
         writer,
         force=target.force,
         sync=target.sync,
+        resume=target.resume,
         digest=target.verify == "full",
         map=resources.map,
         progress=resources.progress,

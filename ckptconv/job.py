@@ -122,9 +122,6 @@ class Sources:
                     out.append(url)
         return out
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Sources, (self._spool,)
-
     def close(self) -> None:
         with self._lock:
             for reader in [*self._readers.values(), *self._retired]:
@@ -247,20 +244,6 @@ def run_job(
         _fill(turn, sources, target, first.at, memory, log)
         sink.write(job.file, job.start + first.at, target)
     return log.end(job)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What `map` applies to every job: `run_job` with all that it needs beside the job."""
-
-    sources: Sources
-    sink: Sink
-    memory: Memory
-    check: str = ""
-    digest: bool = False
-
-    def __call__(self, job: Job) -> Receipt:
-        return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
 
 
 def _turns(pieces: Sequence[Piece], memory: Memory) -> Iterator[Sequence[Piece]]:

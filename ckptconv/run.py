@@ -11,15 +11,16 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from . import checksum
 from .errors import CorruptCheckpoint, listing, printable
 from .formats import Patch, Writer
-from .job import Read, Receipt, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
-from .plan import CHUNK, Job, Plan
+from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
+from .journal import MARK, Journal
+from .plan import CHUNK, Job, Memory, Plan
 from .store import Output
 from .tensor import Loss, Span, Tensor
 
@@ -38,6 +39,27 @@ class Outcome:
     digests: Mapping[str, str]
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
+
+
+@dataclass(frozen=True)
+class Work:
+    """`run_job` with all but the job: what a `map` is given. Pickled, it opens its files anew where it arrives."""
+
+    sources: Sources
+    sink: Sink
+    memory: Memory
+    check: str
+    digest: bool
+
+    def __call__(self, job: Job) -> Receipt:
+        return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _arrived, (self.sink, self.memory, self.check, self.digest)
+
+
+def _arrived(sink: Sink, memory: Memory, check: str, digest: bool) -> Work:
+    return Work(Sources(spool=memory.whole), sink, memory, check, digest)
 
 
 def threads(workers: int) -> Map:
@@ -69,19 +91,27 @@ def execute(
     force: bool = False,
     digest: bool = False,
     sync: bool = True,
+    resume: bool = False,
     map: Map | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Write everything the plan says; the destination appears whole or not at all."""
-    receipts: list[Receipt] = []
-    with (
-        Sources(spool=plan.memory.whole) as sources,
-        Output(plan.folder, plan.placement.files, force=force) as out,
-    ):
-        do = partial(run_job, sources=sources, sink=out, memory=plan.memory, check=plan.placement.check, digest=digest)
-        done, total = 0, plan.nbytes
-        for receipt in (map or threads(plan.memory.workers))(do, plan.jobs):
-            receipts.append(receipt._replace(job=receipt.job._replace(pieces=())))
+    """Write everything the plan says; the destination appears whole or not at all.
+
+    With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
+    """
+    with ExitStack() as stack:
+        sources = stack.enter_context(Sources(spool=plan.memory.whole))
+        journal = stack.enter_context(Journal(plan, sources, digest=digest)) if resume else None
+        out = stack.enter_context(_output(plan, force, journal))
+        do = Work(sources, out, plan.memory, plan.placement.check, digest)
+        receipts = [_light(r) for r in journal.receipts] if journal else []
+        ready = {(r.job.file, r.job.start) for r in receipts}
+        jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
+        done, total = sum(r.job.size for r in receipts), plan.nbytes
+        for receipt in (map or threads(plan.memory.workers))(do, jobs):
+            if journal:
+                journal.add(receipt, out)
+            receipts.append(_light(receipt))
             done += receipt.job.size
             if progress:
                 progress(done, total)
@@ -89,10 +119,26 @@ def execute(
         for url in sources.changed():
             raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
         outcome = _outcome(plan, receipts, digest, verified)
-        for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks)):
-            out.write(patch.file, patch.start, patch.data)
+        if not (journal and journal.publishing):
+            for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks)):
+                out.write(patch.file, patch.start, patch.data)
+        if journal:
+            journal.publish(out)
         out.publish(sync=sync, stale=plan.placement.stale)
+        if journal:
+            journal.remove()
     return outcome
+
+
+def _output(plan: Plan, force: bool, journal: Journal | None) -> Output:
+    if journal is None:
+        return Output(plan.folder, plan.placement.files, force=force)
+    kept = bool(journal.receipts) or journal.publishing
+    return Output(plan.folder, plan.placement.files, force=force, mark=MARK, kept=kept, whole=journal.publishing)
+
+
+def _light(receipt: Receipt) -> Receipt:
+    return receipt._replace(job=receipt.job._replace(pieces=()))
 
 
 def spans_of(tensors: Mapping[str, Tensor]) -> Iterator[Span]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from . import remote
 from .errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint, printable
@@ -317,15 +318,22 @@ class File(NamedTuple):
 
 
 class Output:
-    """Temporary files beside the destination, filled by positioned writes, published together, the last one last."""
+    """Temporary files beside the destination, filled by positioned writes, published together, the last one last.
 
-    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False) -> None:
+    With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
+    an earlier run filled them, in part; `whole`: it filled them all and began to rename them.
+    """
+
+    def __init__(
+        self, folder: str, files: Sequence[File], *, force: bool = False, mark: str = "", kept: bool = False,
+        whole: bool = False,
+    ) -> None:  # fmt: skip
         self.folder, self.force = local(folder), force
         self._final = {f.name: os.path.join(self.folder, f.name) for f in files}
         taken = [p for p in self._final.values() if os.path.lexists(p)]
-        if taken and not force:
+        if taken and not force and not whole:
             raise StorageError("already exists; --force replaces it", url=taken[0])
-        self._mark = secrets.token_hex(4)
+        self._mark, self._stays, self._kept, self._whole = mark or secrets.token_hex(4), bool(mark), kept, whole
         self._fds: dict[str, int] = {}
         self._made: list[str] = []
         try:
@@ -338,15 +346,24 @@ class Output:
     def temporary(self, name: str) -> str:
         """The path that file `name` has until it is published."""
         folder, base = os.path.split(self._final[name])
-        return os.path.join(folder, f".{base[:200]}.{self._mark}.part")
+        return os.path.join(folder, self.part(base, self._mark))
+
+    @staticmethod
+    def part(base: str, mark: str) -> str:
+        """The name of a temporary file; long names are cut and told apart by a checksum."""
+        base = base if len(base) <= 200 else f"{base[:180]}-{crc32(base.encode('utf-8', 'surrogateescape')):08x}"
+        return f".{base}.{mark}.part"
 
     def create(self, f: File) -> None:
         path = self.temporary(f.name)
+        if self._whole and not os.path.lexists(path):
+            return  # renamed already
         try:
             self._folders(os.path.dirname(path))
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+            how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0), 0o666)
             self._fds[f.name] = fd
-            if f.size:
+            if f.size and not self._whole:
                 self._reserve(fd, f.size)
         except OSError as e:
             raise refused(e, path) from e
@@ -357,14 +374,18 @@ class Output:
             missing.append(folder)
             folder = os.path.dirname(folder)
         for path in reversed(missing):
-            os.mkdir(path)
-            self._made.append(path)
+            try:
+                os.mkdir(path)
+                self._made.append(path)
+            except FileExistsError:  # another process was faster
+                if not os.path.isdir(path):
+                    raise
 
     @staticmethod
     def _reserve(fd: int, size: int) -> None:
         """Fail now rather than half-way when the disk is too small."""
         space = os.fstatvfs(fd)
-        if space.f_bavail * space.f_frsize < size:
+        if space.f_bavail * space.f_frsize < size - os.fstat(fd).st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.ftruncate(fd, size)
 
@@ -376,6 +397,14 @@ class Output:
                 at += os.pwrite(self._fds[name], view[at:], start + at)
             except OSError as e:
                 raise refused(e, self._final[name]) from e
+
+    def settle(self) -> None:
+        """Make durable what was written so far."""
+        try:
+            for fd in self._fds.values():
+                os.fsync(fd)
+        except OSError as e:
+            raise refused(e, self.folder) from e
 
     def publish(self, *, sync: bool = True, stale: str = "") -> None:
         """Make all files durable, then rename them in order; the last is the commit point.
@@ -406,10 +435,12 @@ class Output:
         return [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
 
     def discard(self) -> None:
-        """Remove every trace; the destination stays as it was."""
+        """Remove every trace (but what a later run is to find); the destination stays as it was."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
+        if self._stays:
+            return
         for name in self._final:
             _quietly(os.unlink, self.temporary(name))
         for path in reversed(self._made):

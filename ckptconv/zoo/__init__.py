@@ -219,6 +219,7 @@ def convert(
         todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
+        made_folders = _folders(folder, todo)
         failed, size = [], 0
         for batch in _batches(_results(todo, folder, hashed, resources), COMMIT, resources, todo):
             made = [_outcome(item, result) for item, result in batch]
@@ -231,6 +232,8 @@ def convert(
                     failed.append(entry)
                 if said:
                     said(entry)
+        for path in made_folders:
+            _quietly_rmdir(path)
     return Summary(len(todo) - len(failed), len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
 
 
@@ -301,6 +304,25 @@ def work(item: Item, *, folder: str, memory: int, threads: int, hashed: bool) ->
     except Exception as e:  # a defect of ours must not stop the others
         raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
     return Done(report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest)
+
+
+def _folders(folder: str, todo: Sequence[Item]) -> list[str]:
+    """Make all folders beforehand, so that no worker removes one that another is about to use; the deepest first."""
+    if store.is_remote(folder):
+        return []
+    wanted = {os.path.dirname(store.join(folder, i.at)) for i in todo}
+    missing = {path for path in wanted if not os.path.isdir(path)}
+    for path in missing:
+        os.makedirs(path, exist_ok=True)
+    return sorted(missing, key=len, reverse=True)
+
+
+def _quietly_rmdir(path: str) -> None:
+    """Remove a folder if nothing came of what was to go there."""
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass
 
 
 def _sweep(folder: str, entries: Sequence[Entry]) -> None:

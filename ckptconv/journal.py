@@ -1,0 +1,206 @@
+"""The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run goes on, not over.
+
+    .model.safetensors.resume.journal          JSON lines beside the destination
+    {"plan": "9f3c...", "files": ["model.safetensors"]}      the plan and its sources, by their fingerprint
+    {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
+    {"publish": true}                                        all is written; the files are being renamed
+
+It belongs to one plan: other sources, options, memory or number of threads make another, and the run starts over. A
+line that a kill left unfinished is ignored. The temporary files of such a run have names that the next run finds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from .errors import StorageError, UsageError
+from .job import Read, Receipt, Sources, Written
+from .plan import Job, Plan
+from .store import Output, is_remote, join, local, refused
+from .tensor import Held, Loss, Span
+
+MARK = "resume"
+COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
+PART = re.compile(rf"[^\0]*\.{MARK}\.part")
+
+
+class Journal:
+    """What an earlier run of the same plan did, and where this one writes down what it does."""
+
+    def __init__(self, plan: Plan, sources: Sources, *, digest: bool) -> None:
+        if is_remote(plan.folder):
+            raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
+        last = plan.placement.files[-1].name
+        folder, base = os.path.split(join(plan.folder, last))
+        self.path = local(os.path.join(folder, f".{base[:200]}.{MARK}.journal"))
+        self._folder = local(plan.folder)
+        self.receipts: list[Receipt] = []
+        self.publishing = False
+        self._pending: list[Receipt] = []
+        self._last = time.monotonic()
+        try:
+            os.makedirs(folder or ".", exist_ok=True)
+            self._file = open(self.path, "a+b")  # noqa: SIM115 - closed by close()
+        except OSError as e:
+            raise refused(e, self.path) from e
+        try:
+            self._lock()
+            self._take_up(plan, fingerprint(plan, sources, digest))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # no locks on this system
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageError("another run is writing this destination", url=self.path) from None
+
+    def _take_up(self, plan: Plan, mark: str) -> None:
+        """Read what an earlier run of this plan left; clear away what one of another plan did."""
+        self._file.seek(0)
+        lines = list(_lines(self._file.read()))
+        head = lines[0][0] if lines else {}
+        if head.get("plan") != mark:
+            self._forget(head)
+            self._file.truncate(0)
+            files = [f.name for f in plan.placement.files]
+            self._append({"plan": mark, "files": files})
+            return
+        self._file.truncate(lines[-1][1])
+        jobs = {(j.file, j.start): j for j in plan.jobs}
+        for line, _ in lines[1:]:
+            self.publishing = self.publishing or bool(line.get("publish"))
+            self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
+
+    def _forget(self, head: dict[str, Any]) -> None:
+        """Remove the temporary files of another plan."""
+        for name in head.get("files", ()):
+            folder, base = os.path.split(str(name))
+            if ".." in folder.split(os.sep) or os.path.isabs(folder):
+                continue
+            path = os.path.join(self._folder, folder, Output.part(base, MARK))
+            if os.path.isfile(path) and PART.fullmatch(path):
+                os.unlink(path)
+
+    def add(self, receipt: Receipt, out: Output) -> None:
+        """Note a job that is done; once in a while make all noted ones durable."""
+        self._pending.append(receipt)
+        if time.monotonic() - self._last >= COMMIT:
+            self.commit(out)
+
+    def commit(self, out: Output) -> None:
+        """First the data, then the line that says so."""
+        if self._pending:
+            out.settle()
+            self._append({"jobs": [_row(r) for r in self._pending]})
+        self._pending, self._last = [], time.monotonic()
+
+    def publish(self, out: Output) -> None:
+        """All is written: from here on a resumed run only renames."""
+        self.commit(out)
+        out.settle()
+        self._append({"publish": True})
+        self.publishing = True
+
+    def _append(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            raise refused(e, self.path) from e
+
+    def remove(self) -> None:
+        """The destination is there: the journal has served."""
+        os.unlink(self.path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lines(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """The whole lines from the start, each with where it ends; nothing after the first that is damaged."""
+    at = 0
+    for line in raw.split(b"\n")[:-1]:
+        at += len(line) + 1
+        try:
+            made = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(made, dict):
+            return
+        yield made, at
+
+
+def _row(r: Receipt) -> list[Any]:
+    spans = {span: i for i, span in enumerate(_spans(r.job))}
+    written = [[w.tensor, w.start, w.size, w.crc, [d.hex() for d in w.digests]] for w in r.written]
+    read = [[spans[x.span], x.start, x.size, x.crc] for x in r.read]
+    return [r.job.file, r.job.start, written, read, {n: list(loss) for n, loss in r.loss.items()}]
+
+
+def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
+    file, start, written, read, lossy = row
+    job = jobs[file, start]
+    spans = list(_spans(job))
+    return Receipt(
+        job,
+        tuple(Written(n, a, size, crc, tuple(map(bytes.fromhex, digests))) for n, a, size, crc, digests in written),
+        tuple(Read(spans[i], a, size, crc) for i, a, size, crc in read),
+        {n: Loss(*loss) for n, loss in lossy.items()},
+    )
+
+
+def _spans(job: Job) -> list[Span]:
+    """The spans of a job, each once, in an order that only depends on the plan."""
+    return list(dict.fromkeys(p.data for piece in job.pieces for p in piece.parts if isinstance(p.data, Span)))
+
+
+def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
+    """A hash of all that decides which bytes are written where, and of what tells whether a source has changed."""
+    h = blake2b(digest_size=16)
+    urls = set[str]()
+    h.update(repr((plan.placement.files, plan.placement.check, digest, plan.memory)).encode())
+    for patch in plan.placement.patches:
+        h.update(repr((patch.file, patch.start, len(patch.data))).encode() + patch.data)
+    for job in plan.jobs:
+        h.update(repr((job.file, job.start, job.size)).encode())
+        for piece in job.pieces:
+            h.update(repr(piece[:5]).encode("utf-8", "surrogatepass"))
+            for part in piece.parts:
+                h.update(_of_data(part.data))
+                h.update(repr((part.dtype.name, *part[2:])).encode())
+                if not isinstance(part.data, Held):
+                    urls.add(part.data.url)
+    for url in sorted(urls):
+        h.update(repr((url, sources.reader(url).stamp)).encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
+
+
+def _of_data(data: Any) -> bytes:
+    if not isinstance(data, Held):
+        return repr(data).encode("utf-8", "surrogatepass")
+    import numpy as np
+
+    array = np.ascontiguousarray(data.array)
+    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+
+
+__all__ = ["MARK", "Journal", "fingerprint"]

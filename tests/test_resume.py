@@ -1,0 +1,212 @@
+"""One conversion, killed: the next run with --resume goes on, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import api, run
+from ckptconv.errors import CkptError, StorageError, UsageError
+from ckptconv.job import Receipt
+from ckptconv.plan import Job
+
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
+SMALL = api.Resources(max_memory=32 * 2**20, jobs=2)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A bundle (checksums to replay) of which some tensors are cast, so that losses are replayed too."""
+    r = np.random.default_rng(1)
+    values = {f"w{i}": r.standard_normal((300 + i, 999)) * 10.0 ** (i * 20) for i in range(12)}
+    values |= {"big": r.standard_normal((1500, 2000)), "empty": np.empty((0, 3), "f4"), "scalar": np.float64(7)}
+    ckptconv.save(values, tmp_path / "in" / "model.ckpt", format="tf")
+    return tmp_path / "in" / "model.ckpt"
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(after: int) -> run.Map:
+    """A map that does some jobs and then breaks."""
+
+    def some(do: object, jobs: object) -> object:
+        for n, job in enumerate(jobs):
+            if n == after:
+                raise Stop
+            yield do(job)
+
+    return some
+
+
+def counting(seen: list[Job]) -> run.Map:
+    def every(do: object, jobs: object) -> object:
+        for job in jobs:
+            seen.append(job)
+            yield do(job)
+
+    return every
+
+
+def convert(source: Path, to: Path, use: run.Map | None = None, **target: object) -> api.Report:
+    resources = api.Resources(SMALL.max_memory, SMALL.jobs, map=use)
+    change = api.Change(dtype="float32")
+    return api.convert(source, to, target=api.Target(**target), change=change, resources=resources)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every receipt is durable at once, so that tests can count."""
+    monkeypatch.setattr("ckptconv.journal.COMMIT", 0.0)
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "out.pt"])
+@pytest.mark.parametrize("verify", ["receipts", "full"])
+def test_goes_on_where_it_stopped(source: Path, tmp_path: Path, name: str, verify: str) -> None:
+    every: list[Job] = []
+    want = convert(source, tmp_path / "want" / name, counting(every))
+    out = tmp_path / "out" / name
+    with pytest.raises(Stop):
+        convert(source, out, stopping(3), resume=True, verify=verify)
+    assert not out.exists()
+    rest: list[Job] = []
+    got = convert(source, out, counting(rest), resume=True, verify=verify)
+    assert len(rest) == len(every) - 3
+    assert out.read_bytes() == (tmp_path / "want" / name).read_bytes()
+    assert os.listdir(out.parent) == [name]
+    assert (got.loss, got.verified_bytes) == (want.loss, want.verified_bytes)
+    assert got.loss
+
+
+def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=8_000_000)
+    for after in (2, 4):
+        with pytest.raises(Stop):
+            convert(source, tmp_path / "out" / "m.ckpt", stopping(after), resume=True, format="tf",
+                    max_shard_size=8_000_000)  # fmt: skip
+    convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=8_000_000)
+    want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
+    assert got == want
+    assert len(want) > 4
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_stopped_while_the_files_were_renamed(
+    source: Path, tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=8_000_000)
+    real, left = os.replace, [done]
+
+    def few(a: str, b: str) -> None:
+        if not left[0]:
+            raise Stop
+        left[0] -= 1
+        real(a, b)
+
+    monkeypatch.setattr(os, "replace", few)
+    with pytest.raises(Stop):
+        convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=8_000_000)
+    monkeypatch.setattr(os, "replace", real)
+    none: list[Job] = []
+    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, format="tf", max_shard_size=8_000_000)
+    assert none == []
+    want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
+    assert got == want
+
+
+def test_starts_over_when_the_source_changed(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "m.npz"
+    with pytest.raises(Stop):
+        convert(source, out, stopping(3), resume=True)
+    shard = source.parent / "model.ckpt.data-00000-of-00001"
+    os.utime(shard, (1, 1))
+    every, again = list[Job](), list[Job]()
+    convert(source, tmp_path / "want" / "m.npz", counting(every))
+    convert(source, out, counting(again), resume=True)
+    assert len(again) == len(every)
+    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
+
+
+def test_another_plan_clears_the_old_one_away(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        convert(source, out / "m.safetensors", stopping(3), resume=True)
+    before = set(os.listdir(out))
+    convert(source, out / "m.safetensors", resume=True, max_shard_size=None)
+    assert before & set(os.listdir(out)) == set()
+    assert os.listdir(out) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: raw + b'{"jobs": [[', lambda raw: b"\xff" + raw])
+def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, damage: object) -> None:
+    out = tmp_path / "out" / "m.npz"
+    with pytest.raises(Stop):
+        convert(source, out, stopping(4), resume=True)
+    (journal,) = out.parent.glob(".*.journal")
+    journal.write_bytes(damage(journal.read_bytes()))
+    convert(source, out, resume=True)
+    convert(source, tmp_path / "want" / "m.npz")
+    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
+    assert os.listdir(out.parent) == ["m.npz"]
+
+
+def test_without_it_nothing_is_left(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "m.npz"
+    with pytest.raises(Stop):
+        convert(source, out, stopping(4))
+    assert not out.parent.exists()
+
+
+def test_refusals(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a local one"):
+        convert(source, "memory://x/m.npz", resume=True)  # type: ignore[arg-type]
+    convert(source, tmp_path / "m.npz", resume=True)
+    with pytest.raises(StorageError, match="already exists"):
+        convert(source, tmp_path / "m.npz", resume=True)
+
+
+def test_two_runs_cannot_write_one_destination(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    out = tmp_path / "out" / "m.npz"
+
+    def nested(do: object, jobs: object) -> object:
+        with pytest.raises(CkptError, match="another run"):
+            convert(source, out, resume=True)
+        for job in jobs:
+            receipt: Receipt = do(job)
+            yield receipt
+
+    convert(source, out, nested, resume=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    code = "import sys, ckptconv.journal as j; j.COMMIT = 0.01; from ckptconv.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(source), "--resume", "-q", "--dtype", "float32", "-j", "2"]
+    command += ["--max-memory", "32MB", "--to", "tf", "-o"]
+    began = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "want" / "m.ckpt")], check=True)
+    whole = time.monotonic() - began
+    want = {p.name: p.read_bytes() for p in (tmp_path / "want").iterdir()}
+    chance, kills, runs = random.Random(3), 0, 0
+    while kills < KILLS:
+        runs += 1
+        out = tmp_path / f"out{runs}"
+        while not (out / "m.ckpt.index").exists():
+            child = subprocess.Popen([*command, str(out / "m.ckpt")], stderr=subprocess.DEVNULL)
+            time.sleep(chance.uniform(0.3, 1.3) * whole)
+            child.send_signal(signal.SIGKILL)
+            kills += child.wait() == -signal.SIGKILL
+        if any(p.name.startswith(".") for p in out.iterdir()):  # killed between the last rename and the journal's end
+            subprocess.run([*command, str(out / "m.ckpt")], check=True)
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == want
