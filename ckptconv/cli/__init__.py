@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable
-from . import complete, convert, diff, formats, inspect, report, verify, zoo
+from . import complete, convert, converters, diff, formats, inspect, report, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -59,7 +59,8 @@ for verb, examples in (
     (formats.formats, ""),
 ):
     app.command(epilog=examples)(verb)
-VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback}
+app.add_typer(converters.app)
+VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
 
 
 def with_verb(argv: list[str]) -> list[str]:

@@ -1,0 +1,73 @@
+"""ckptconv converters [show NAME | lint FILE]"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from . import show
+from .options import Json
+
+app = typer.Typer(
+    name="converters",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="List the converters, show one, or check a rule file. Use one with -c: `ckptconv SRC -o DST -c NAME`.",
+)
+
+
+@app.callback()
+def converters(context: typer.Context, as_json: Json = False) -> None:
+    if context.invoked_subcommand:
+        return
+    from .. import rules
+
+    found = [rules.load(name) for name in rules.names()]
+    if as_json:
+        show.as_json([{"name": c.name, "title": c.title, "source": c.source, "target": c.target} for c in found])
+        return
+    show.table(("converter", "what", "target"), [[c.name, c.title, c.target] for c in found])
+
+
+@app.command("show")
+def show_one(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A converter's name or a .toml file.")],
+    inverse: Annotated[bool, typer.Option("--inverse", help="Show it backwards.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the rules of a converter, as they are tried: what they take, what it becomes, how axes move."""
+    from .. import rules
+
+    found = rules.load(name)
+    found = found.inverse if inverse else found
+    rows = [_row(rule) for rule in found.rules]
+    if as_json:
+        show.as_json({"name": found.name, "title": found.title, "rules": rows, "notes": list(found.notes)})
+        return
+    print(f"{found.name}: {found.title}\n{found.source} -> {found.target}\n")
+    show.table(("from", "to", "layout"), [[", ".join(r["from"]), ", ".join(r["to"]) or "-", r["layout"]] for r in rows])
+    for note in found.notes:
+        show.talk(f"note: {note}")
+
+
+def _row(rule: Any) -> dict[str, Any]:
+    return {
+        "from": [t.text for t in rule.sources],
+        "to": [t.text for t in rule.targets],
+        "layout": rule.layout,
+        "ops": list(rule.ops),
+    }
+
+
+@app.command("lint")
+def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")]) -> None:
+    """Prove a rule file without weights; exit 1 and say what is wrong if it does not hold."""
+    from .. import rules
+
+    problems = rules.load(file).lint()
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    show.talk(f"{file}: sound")

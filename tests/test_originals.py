@@ -1,0 +1,38 @@
+"""The original TensorFlow releases: what a converter makes of them is what transformers 4.46.3 made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kit import same
+
+import ckptconv
+from ckptconv import api
+
+ORIGINALS = Path(__file__).parents[1] / "fixtures" / "originals"
+FAMILIES = sorted(p.name for p in ORIGINALS.iterdir() if p.is_dir())
+
+
+def prefix(family: str) -> Path:
+    return ORIGINALS / family / "model.ckpt"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_old_loader(family: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    ckptconv.convert(prefix(family), out, select=api.Select(weights_only=True), change=api.Change(converter=family))
+    got, want = ckptconv.open(out), ckptconv.open(ORIGINALS / family / "expected.safetensors")
+    assert sorted(got) == sorted(want)
+    assert [n for n in want if not same(got[n].numpy(), want[n].numpy())] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None:
+    select = api.Select(weights_only=True)
+    ckptconv.convert(prefix(family), tmp_path / "there.safetensors", select=select, change=api.Change(family))
+    back = api.Change(family, inverse=True)
+    ckptconv.convert(tmp_path / "there.safetensors", tmp_path / "back.ckpt", change=back)
+    got, want = ckptconv.open(tmp_path / "back.ckpt"), ckptconv.open(prefix(family), weights_only=True)
+    assert sorted(got) == sorted(want)
+    assert [n for n in want if not same(got[n].numpy(), want[n].numpy())] == []
