@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -331,6 +332,12 @@ def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f["w"] = np.ones(3)
     with pytest.raises(CorruptCheckpoint, match="silent"):
         list(child.Child(hdf5.window(str(tmp_path / "a.h5"))).ask(do="scan"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+def test_a_child_that_goes_in_circles_is_ended() -> None:
+    code = "from ckptconv.formats.hdf5 import inside; inside.HEADWAY = 0; inside.headway()\nwhile True: pass"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -signal.SIGXCPU
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")

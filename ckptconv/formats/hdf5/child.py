@@ -4,9 +4,9 @@ The library has a long list of memory errors on damaged files (CVE-2025-2153, -6
 open against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it
 asks for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It
 cannot open or write files, its memory is limited, it loads no plugins, and it is killed when it says nothing for
-`PATIENCE` seconds. Starting the first costs 0.1 s, about what importing h5py costs anyhow; the others are forks of a
-process that did only that. An idle one is kept for the next dataset. Contiguous datasets, which is nearly all there
-are, need it only once: to learn where their bytes lie.
+`PATIENCE` seconds, or `HEADWAY` of its own processor time. Starting the first costs 0.1 s, about what importing h5py
+costs anyhow; the others are forks of a process that did only that. An idle one is kept for the next dataset.
+Contiguous datasets, which is nearly all there are, need it only once: to learn where their bytes lie.
 
     parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -30,6 +31,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 
 PATIENCE = 30.0
+HEADWAY = 6  # seconds of processor time between two frames
 FRAME = struct.Struct("<cQ")
 COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
@@ -196,6 +198,8 @@ class Child:
     def _lost(self, why: str) -> CkptError:
         self._process.kill()
         status = self._process.wait()
+        if status == -getattr(signal, "SIGXCPU", 0):
+            why = f"made no headway in {HEADWAY} seconds"
         why = why or (f"died with signal {-status}" if status < 0 else f"ended with status {status}")
         return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.window.url)
 

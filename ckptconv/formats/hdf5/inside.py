@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
-from ckptconv.formats.hdf5.child import COMMAND, FRAME, MEMORY
+from ckptconv.formats.hdf5.child import COMMAND, FRAME, HEADWAY, MEMORY
 from ckptconv.formats.hdf5.scan import Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
@@ -71,6 +72,18 @@ class Remote(io.RawIOBase):
 def send(out: BinaryIO, kind: bytes, body: bytes = b"") -> None:
     out.write(FRAME.pack(kind, len(body)) + body)
     out.flush()
+    headway()
+
+
+def headway() -> None:
+    """Grant some more seconds of processor time: damaged files send the library round in circles."""
+    try:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + HEADWAY + 1, most))
+    except (ImportError, ValueError, OSError):
+        pass
 
 
 def limit() -> None:
@@ -182,6 +195,7 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     import h5py
 
     size, file = first["size"], None
+    headway()
     for line in answer:
         try:
             file = file or h5py.File(Remote(ask, answer, size), "r", rdcc_nbytes=32 << 20)
