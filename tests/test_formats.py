@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 from ckptconv.testing import FormatTests, Subject
@@ -26,3 +29,9 @@ SUBJECTS = [
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
 class TestFormats(FormatTests):
     pass
+
+
+def test_the_page_of_formats_is_fresh() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    made = runpy.run_path(str(docs / "make_formats.py"))["page"]()
+    assert (docs / "formats.md").read_text() == made, "stale: run python docs/make_formats.py"
