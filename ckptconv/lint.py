@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
+from .assign import translated
 from .errors import CkptError, LayoutError, UsageError
 from .names import Capture, Domain, Matcher, Template
-from .rewrite import translated
 
 if TYPE_CHECKING:
-    from .rules import Converter, Rule
+    from .converter import Converter, Rule
 
 MAX_SAMPLES = 64  # names tried per template
 

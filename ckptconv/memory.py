@@ -1,6 +1,6 @@
 """The way back where names alone do not lead: a converter that is one_way remembers what it did in the metadata.
 
-    metadata["ckptconv.moved"] = {"converter": "hf-tf", "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
+    metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
 
 `recall` reads that, and finds for each target the rule that made it and the captures it had.
 """
@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .assign import Assignment, Group, Names, translated
 from .errors import UsageError
 from .tensor import Checkpoint
 
 if TYPE_CHECKING:
-    from .rewrite import Assignment, Group, Moved, Names
-    from .rules import Converter, Rule
+    from .converter import Converter, Rule
+    from .rewrite import Moved
 
 KEY = "ckptconv.moved"
 
@@ -34,8 +35,6 @@ def remember(converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, M
 
 def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
     """The groups that lead back, each with the names as they were."""
-    from .rewrite import Assignment, Names
-
     forward = inverse.forward
     if forward is None:
         raise UsageError(f"{inverse.name} is no inverse")
@@ -85,8 +84,6 @@ def _sound(row: Any, rules: Sequence[str]) -> bool:
 
 def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int) -> dict[str, str] | None:
     """The captures with which rule `index` took a name, as its targets spell them; None if it cannot have."""
-    from .rewrite import translated
-
     m = forward.matcher.first(names.canonical(came[0]))
     while m is not None and forward.origins[m.index][0] != index:
         m = forward.matcher.after(names.canonical(came[0]), m.index)
@@ -99,8 +96,6 @@ def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int)
 
 def _group(rule: Rule, index: int, values: dict[str, str], targets: list[str], at: int) -> Group | None:
     """The application of the inverse of a rule to its targets; None if they are not all there."""
-    from .rewrite import Group
-
     members: list[dict[int, str]] = []
     for t in rule.targets:
         spelled = [{**values, t.stacked: str(i)} for i in range(len(targets))] if t.stacked else [values]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .errors import UsageError, printable
@@ -196,7 +197,7 @@ def _whole(parts: list[str | Capture]) -> list[str | Capture]:
 def _check(text: str, parts: Sequence[str | Capture]) -> None:
     """Refuse what would match in several ways or slowly."""
     found = [p for p in parts if isinstance(p, Capture)]
-    if any(isinstance(a, Capture) and isinstance(b, Capture) for a, b in zip(parts, parts[1:], strict=False)):
+    if any(isinstance(a, Capture) and isinstance(b, Capture) for a, b in pairwise(parts)):
         raise UsageError(f"template {text!r}: text must stand between two captures")
     anys = sum(p.kind == "..." for p in found)
     if anys > MAX_ANY:

@@ -2,42 +2,28 @@
 
     names ─ assign ─▶ groups (one rule, its captures, the names it takes) ─ build ─▶ tensors under their new names
 
-A rule with several sources takes them together or not at all: what lacks a partner is offered to the next rule.
+All that goes wrong is collected and said at once: layouts that do not fit, names given twice, parameters not given.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import layout as layouts
 from . import memory
+from .assign import Assignment, Group, Names, assign, translated
 from .errors import LayoutError, NameCollision, UnmatchedTensors, UsageError, listing, printable
 from .names import Matcher, Template, fold
 from .tensor import Checkpoint, Coded, Note, Part, Span, Tensor
 
 if TYPE_CHECKING:
-    from .rules import Converter, Of, Rewrite, Rule
+    from .converter import Converter, Of, Rule
 
-MAX_AGAIN = 8  # replacements of one kind that overlap in a name
 MAX_NEAR = 20  # folded patterns for which the nearest rule is looked for
-
-
-# --- names to groups --------------------------------------------------------------------------------------------
-
-
-class Group(NamedTuple):
-    """What one application of a rule takes: for each source template the names, by their place on a stacked axis."""
-
-    rule: int
-    values: dict[str, str]
-    members: tuple[dict[int, str], ...]
-    at: int  # position of the first name: targets keep the order of their sources
-    spelled: tuple[tuple[str, ...], ...] = ()  # the names of the targets where they are remembered: all of each
 
 
 class Moved(NamedTuple):
@@ -47,197 +33,6 @@ class Moved(NamedTuple):
     rule: str
     index: int
     twins: list[str]
-
-
-@dataclass
-class Assignment:
-    groups: list[Group] = field(default_factory=list)
-    unmatched: list[str] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)  # why a rule that fits the name did not take it
-
-
-class Names:
-    """The names of a checkpoint as rules see them, rewritten; backwards, the names that the sources had."""
-
-    def __init__(self, converter: Converter, checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
-        self.converter, self.checkpoint = converter, checkpoint
-        self._known = {n: n for n in (checkpoint if names is None else names)}
-        for step in converter.rewrites:
-            _rewritten(step, self._known)
-
-    def canonical(self, name: str) -> str:
-        return self._known[name]
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by the names that conditions and sizes speak of: those of the forward converter's source."""
-        out: dict[str, tuple[int, ...]] = {}
-        for name, tensor in self.checkpoint.tensors.items():
-            if self.converter.forward:
-                out.update(_before(self.converter, name, tensor.shape))
-            else:
-                out[self.canonical(name)] = tensor.shape
-        return out
-
-
-def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
-    """Make one replacement everywhere in all names, again and again until nothing changes."""
-    if step.given and not any(Matcher([(step.given, {})]).first(n) for n in known.values()):
-        return
-    pattern, order = step.compiled
-    if step.one:
-        group = order.index(step.one) + 1
-        if len({m[group] for n in known.values() for m in pattern.finditer(n)}) != 1:
-            return
-    for name, text in known.items():
-        for _ in range(1 if step.anchored else MAX_AGAIN):
-            new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
-            if new == text:
-                break
-            text = new
-        known[name] = text
-
-
-def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The name and the shape that a tensor had, as far as its name, rank and shape tell."""
-    m = inverse.matcher.first(name)
-    while m is not None:
-        rule, _ = _origin(inverse, m.index)
-        values = translated(rule, m.values, inverse.separators)
-        if values is not None and len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacked:
-            if not rule.wanted[0] or len(shape) in rule.wanted[0]:
-                try:
-                    yield rule.targets[0].render(values), _moved(rule, shape)
-                except LayoutError:
-                    pass
-        m = inverse.matcher.after(name, m.index)
-
-
-def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if rule.pattern is None:
-        return shape
-    unrolled = rule.pattern.unrolled([shape])
-    return unrolled.shapes(unrolled.solve([shape], {}))[0]
-
-
-def _origin(converter: Converter, index: int) -> tuple[Rule, int]:
-    i, k = converter.origins[index]
-    return converter.rules[i], k
-
-
-def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
-    """The captures as the target spells them; None if one has no value there."""
-    out = {}
-    wide = {p.name for t in rule.sources for p in t.parts if not isinstance(p, str) and p.kind == "..."}
-    for name, value in values.items():
-        if name in wide:
-            new: str | None = value.replace(*separators) if separators[0] else value
-        else:
-            new = rule.where[name].forward(value) if name in rule.where else value
-        if new is None:
-            return None
-        out[name] = new
-    return out
-
-
-def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
-    """Find a rule for every weight; the first that takes it."""
-    names = Names(converter, checkpoint)
-    weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
-    out = Assignment()
-    position = {n: i for i, n in enumerate(weights)}
-    pending = [(n, names.canonical(n), -1) for n in weights]
-    while pending:
-        partial: dict[Any, Group] = {}
-        for name, known, after in pending:
-            found = _take(names, name, known, after, out)
-            if found is None:
-                out.unmatched.append(name)
-                continue
-            index, values = found
-            i, k = converter.origins[index]
-            rule = converter.rules[i]
-            stack = rule.sources[k].stacked
-            if len(rule.sources) == 1 and not stack:
-                out.groups.append(Group(i, values, ({0: name},), position[name]))
-                continue
-            place = (
-                rule.where[stack].index(values[stack]) if stack in rule.where else int(values[stack]) if stack else 0
-            )
-            rest = {c: v for c, v in values.items() if c != stack}
-            key = (i, *sorted(rest.items()))
-            group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
-            group.members[k].setdefault(place, name)
-        pending = _sort_out(converter, names, list(partial.values()), out)
-    out.groups.sort(key=lambda g: g.at)
-    out.unmatched.sort(key=position.__getitem__)
-    return out
-
-
-def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
-    """The next template that takes a name, and its captures."""
-    matcher = names.converter.matcher
-    m = matcher.first(known) if after < 0 else matcher.after(known, after)
-    while m is not None:
-        rule, k = _origin(names.converter, m.index)
-        why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
-        if not why:
-            return m.index, m.values
-        out.reasons.setdefault(name, f"{rule.label} {why}")
-        m = matcher.after(known, m.index)
-    return None
-
-
-def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:
-    """Why a rule that fits the name does not take the tensor, or ''."""
-    if rule.wanted[k] and len(shape) not in rule.wanted[k]:
-        return f"wants {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {len(shape)}"
-    spelled = translated(rule, values, names.converter.separators)
-    if spelled is None:
-        return "would count below zero"
-    if rule.having or rule.lacking:
-        spoken = spelled if rule.backward else values
-        for t in rule.having:
-            if t.render(spoken) not in names.shapes:
-                return f"wants {t.render(spoken)} beside it"
-        for t in rule.lacking:
-            if t.render(spoken) in names.shapes:
-                return f"wants no {t.render(spoken)} beside it"
-    return ""
-
-
-def _sort_out(
-    converter: Converter, names: Names, groups: list[Group], out: Assignment
-) -> list[tuple[str, str, int]]:  # fmt: skip
-    """Keep the groups that are whole; offer the names of the others to later rules."""
-    pending = []
-    for group in groups:
-        rule = converter.rules[group.rule]
-        lacks = _lacks(rule, group)
-        if not lacks:
-            out.groups.append(group)
-            continue
-        last = max(i for i, (r, _) in enumerate(converter.origins) if r == group.rule)
-        for name in (n for m in group.members for n in m.values()):
-            out.reasons.setdefault(name, f"{rule.label} lacks {lacks}")
-            pending.append((name, names.canonical(name), last))
-    return pending
-
-
-def _lacks(rule: Rule, group: Group) -> str:
-    """The first name that a group would need to be whole, or ''."""
-    for t, members in zip(rule.sources, group.members, strict=True):
-        if not t.stacked:
-            if not members:
-                return t.render(group.values)
-            continue
-        places = rule.where[t.stacked].table if t.stacked in rule.where else ()
-        count = len(places) or max((len(m) for m in group.members if m), default=0)
-        for i in range(max(count, max(members, default=-1) + 1)):
-            if i not in members:
-                spelled = rule.where[t.stacked].at(i) if t.stacked in rule.where else str(i)
-                return t.render({**group.values, t.stacked: spelled})
-    return ""
 
 
 # --- groups to tensors ------------------------------------------------------------------------------------------
@@ -455,7 +250,8 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     """Put tensors of one shape behind each other along a new first axis."""
     first = tensors[0]
     if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
-        raise LayoutError(f"{odd[0].name} is {list(odd[0].shape)} {odd[0].dtype}, but {first.name} is {list(first.shape)} {first.dtype}")  # fmt: skip
+        a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
+        raise LayoutError(f"{a}, but {b}")
     parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(tensors) for p in t.parts]
     return replace(first, shape=(len(tensors), *first.shape), parts=tuple(parts))
 
@@ -543,4 +339,4 @@ def _unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) 
     return f"{head}; drop them with --exclude, or add rules:\n{listing(lines, 200)}"
 
 
-__all__ = ["Assignment", "Group", "Moved", "Names", "apply", "assign", "translated"]
+__all__ = ["Moved", "apply"]

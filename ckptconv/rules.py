@@ -1,4 +1,4 @@
-"""A converter: rules that say where a name goes and how its axes move. Pure data; converters/README.md is its language.
+"""Converters as files: read one, find it by name, choose the one that fits. converters/README.md is the language.
 
     [[rule]]
     from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"
@@ -6,24 +6,21 @@
     where = { p = ["query", "key", "value"] }
     layout = "i o -> o i"
 
-Reading a converter checks it; `inverse` swaps its sides; `apply` (rewrite.py) moves a checkpoint through it.
+What a file may not say is refused with the reason; a key that nothing reads is an error, not ignored.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import layout as layouts
+from .converter import Converter, Of, Param, Rewrite, Rule
 from .errors import LayoutError, UsageError, listing
-from .names import Capture, Domain, Fold, Matcher, Template, domain, fold, template
+from .names import Fold, Template, domain, fold, template
 from .tensor import Checkpoint
 
 if sys.version_info >= (3, 11):
@@ -32,215 +29,6 @@ else:
     import tomli as tomllib
 
 MAX_FILE = 2**20  # bytes of a rule file
-
-
-class Of(NamedTuple):
-    """A size read off a tensor named in the source: the length of one of its axes."""
-
-    name: Template
-    axis: int
-
-
-class Param(NamedTuple):
-    """A number that names and shapes do not tell; read off a tensor if `of` is given, else asked for."""
-
-    default: int | None = None
-    of: Of | None = None
-    help: str = ""
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A replacement made everywhere in all names before rules see them; `^` and `$` hold on to a name's ends."""
-
-    source: Template
-    target: Template
-    start: bool = False
-    end: bool = False
-    where: Mapping[str, Domain] = field(default_factory=dict)
-    one: str = ""  # only if this capture has one value over all names
-    given: Template | None = None  # only if some name is so
-
-    @property
-    def anchored(self) -> bool:
-        return self.start or self.end
-
-    @cached_property
-    def compiled(self) -> tuple[re.Pattern[str], list[str]]:
-        """What to search for, and the captures in the order of the groups; a capture is as short as may be."""
-        text, order = self.source.regex(self.where)
-        text = text.replace("([^/.]+)", "([^/]*?)")
-        return re.compile("^" * self.start + text + "$" * self.end), order
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Where names go (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
-
-    sources: tuple[Template, ...]
-    targets: tuple[Template, ...]
-    layout: str = ""
-    where: Mapping[str, Domain] = field(default_factory=dict)
-    sizes: Mapping[str, int | str | Of] = field(default_factory=dict)
-    ops: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()  # of the first source; none: any
-    having: tuple[Template, ...] = ()  # names that must be in the source too
-    lacking: tuple[Template, ...] = ()  # names that must not
-    shared: bool = False  # several names of one variable: the first is taken
-    optional: bool = False  # not worth a note when it never matches
-    backward: bool = False  # an inverse: conditions and sizes speak of its targets
-
-    @property
-    def label(self) -> str:
-        left = ", ".join(t.text for t in self.sources)
-        label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
-        return f"{label} ({self.layout})" if self.layout else label
-
-    @cached_property
-    def pattern(self) -> layouts.Layout | None:
-        """The layout with the stacked axis in front of the tensors that are stacked or cut; None if nothing moves."""
-        stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
-        if not self.targets or not (self.layout or any(stacked)):
-            return None
-        if all(stacked):
-            raise UsageError("stacks on both sides; write {e} for an index that is only passed on")
-        axis = next(t.stacked for t in (*self.sources, *self.targets) if t.stacked) if any(stacked) else ""
-        text = self.layout or (f"... -> {axis} ..." if stacked[0] else f"{axis} ... -> ...")
-        sides = []
-        for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
-            tensors = side.split(",")
-            sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
-        return layouts.parse(" -> ".join(sides))
-
-    def _axes(self, side: int, k: int) -> tuple[int, bool]:
-        """How many axes the layout spells out for a tensor, and whether that is all."""
-        if self.pattern is None:
-            return 0, False
-        axes = (self.pattern.sources, self.pattern.targets)[side][k]
-        stacked = bool((self.sources, self.targets)[side][k].stacked)
-        return len(axes) - stacked - ("..." in axes), "..." not in axes
-
-    @cached_property
-    def wanted(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of axes that each source may have; none: any. What a layout spells out, it wants."""
-        spelled = [self._axes(0, k) for k in range(len(self.sources))]
-        told = [(n,) if whole else () for n, whole in spelled]
-        return (self.ranks or told[0], *told[1:])
-
-    @cached_property
-    def inverse(self) -> Rule:
-        """The same rule backwards; UsageError if an operation cannot be undone."""
-        ranks = self.ranks
-        if ranks and self.pattern:
-            (before, _), (after, whole) = self._axes(0, 0), self._axes(1, 0)
-            ranks = () if whole else tuple(r + after - before for r in ranks)
-        left, _, right = self.layout.partition("->")
-        return replace(
-            self,
-            sources=self.targets,
-            targets=self.sources,
-            layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
-            where={k: d.inverse for k, d in self.where.items()},
-            ops=tuple(inverse_op(op) for op in reversed(self.ops)),
-            ranks=ranks,
-            backward=not self.backward,
-        )
-
-
-def inverse_op(op: str) -> str:
-    """The operation that undoes `op`; UsageError if none does so exactly."""
-    name, _, x = op.partition(":")
-    if name in ("neg", "conj", "swap"):
-        return op
-    if name == "add":
-        return f"add:{x[1:]}" if x.startswith("-") else f"add:-{x}"
-    if name == "mul" and float(x):
-        value = abs(Fraction(x))
-        if {value.numerator & (value.numerator - 1), value.denominator & (value.denominator - 1)} == {0}:
-            return f"mul:{1 / float(x)!r}"
-    raise UsageError(f"the operation {op!r} cannot be undone exactly")
-
-
-@dataclass(frozen=True)
-class Converter:
-    """Rules in order, the first that takes a name wins; what they need to be told; how the family is recognised."""
-
-    name: str
-    rules: tuple[Rule, ...]
-    title: str = ""
-    source: str = ""
-    target: str = ""
-    separators: tuple[str, str] = ("/", ".")
-    params: Mapping[str, Param] = field(default_factory=dict)
-    rewrites: tuple[Rewrite, ...] = ()
-    ties: tuple[tuple[Template, ...], ...] = ()
-    present: tuple[Template, ...] = ()  # detect: each takes some name
-    absent: tuple[Template, ...] = ()  # detect: none takes any name
-    optional: bool = False  # rules that never match are no news: conventions rather than a family
-    every: bool = False  # tensors of every role, not only weights: renames
-    one_way: str = ""  # why names alone do not lead back
-    notes: tuple[str, ...] = ()
-    forward: Converter | None = None  # of an inverse: what it undoes
-
-    @cached_property
-    def inverse(self) -> Converter:
-        """The converter backwards; UsageError lists the rules that cannot be undone."""
-        if self.forward:
-            return self.forward
-        rules, bad = [], []
-        for rule in self.rules:
-            try:
-                rules += [rule.inverse] if rule.targets else []
-            except UsageError as e:
-                bad.append(f"{rule.label}: {e.message}")
-        if bad:
-            raise UsageError(f"the converter {self.name} cannot be run backwards:\n{listing(bad)}")
-        return replace(
-            self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
-            rewrites=(), forward=self,
-        )  # fmt: skip
-
-    @cached_property
-    def matcher(self) -> Matcher:
-        """All source templates of all rules, in order."""
-        return Matcher([(t, r.where) for r in self.rules for t in r.sources])
-
-    @cached_property
-    def origins(self) -> list[tuple[int, int]]:
-        """For each template of `matcher` its rule, and its place among that rule's sources."""
-        return [(i, k) for i, r in enumerate(self.rules) for k in range(len(r.sources))]
-
-    def apply(self, checkpoint: Checkpoint, params: Mapping[str, Any] | None = None, *, slots: bool = False) -> Checkpoint:  # fmt: skip
-        """Move every tensor to its new name and layout; nothing is read.
-
-        Raises UnmatchedTensors, NameCollision, LayoutError, UsageError (a parameter is unknown or missing), each
-        listing all there are. Optimizer slots and the like are left out with a note; `slots` keeps those that follow
-        a weight. `details["moved"]` says for every target by which rule it came, and from what.
-        """
-        from .rewrite import apply
-
-        return apply(self, checkpoint, params or {}, slots=slots)
-
-    def takes(self, checkpoint: Checkpoint) -> bool:
-        """True if the family is recognised and every weight has a rule."""
-        from .rewrite import assign
-
-        names = list(checkpoint)
-        if not all(_any(t, names) for t in self.present) or any(_any(t, names) for t in self.absent):
-            return False
-        return not assign(self, checkpoint).unmatched
-
-    def lint(self) -> list[str]:
-        """What is wrong with the rules, one sentence each; empty if nothing is."""
-        from .lint import lint
-
-        return lint(self)
-
-
-def _any(t: Template, names: Iterable[str]) -> bool:
-    matcher = Matcher([(t, {})])
-    return any(matcher.first(n) for n in names)
-
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -261,7 +49,8 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     for key in table:
         if key not in keys:
             near = get_close_matches(key, keys, 1)
-            raise UsageError(f"{what}: {key!r} means nothing" + (f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(keys)}"))  # fmt: skip
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
+            raise UsageError(f"{what}: {key!r} means nothing; {hint}")
     return table
 
 
@@ -281,7 +70,8 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, depth: int) 
     shared = [_included(i, folder, depth) for i in _strings(top.get("include", []))]
     let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()}
     rules = [r for table in top.get("rule", []) for r in _rules(table, let)]
-    detect = _known(top.get("detect", {}), {"all", "none"}, "detect")
+    detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
+    spoken = {k: domain(v) for k, v in detect.get("where", {}).items()}
     ties = [_strings(_known(t, {"names"}, "tie").get("names", [])) for t in top.get("tie", [])]
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
@@ -298,8 +88,8 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, depth: int) 
         params={**{k: v for s in shared for k, v in s.params.items()}, **params},
         rewrites=(*rewrites, *(r for s in shared for r in s.rewrites)),
         ties=(*(tuple(map(template, t)) for t in ties), *(t for s in shared for t in s.ties)),
-        present=tuple(map(template, _strings(detect.get("all", [])))),
-        absent=tuple(map(template, _strings(detect.get("none", [])))),
+        present=tuple((template(t), spoken) for t in _strings(detect.get("all", []))),
+        absent=tuple((template(t), spoken) for t in _strings(detect.get("none", []))),
         optional=bool(top.get("optional", False)),
         one_way=str(top.get("one_way", "")),
         notes=tuple(_strings(top.get("notes", []))),
@@ -460,6 +250,7 @@ def load(name: str | Path) -> Converter:
 def auto(checkpoint: Checkpoint) -> Converter:
     """The one converter that takes everything; UsageError names the rivals, or says that there is none."""
     fits = [c for c in map(load, names()) if c.takes(checkpoint)]
+    fits = [c for c in fits if c.present] or fits  # who knows the family goes before who only knows conventions
     if len(fits) == 1:
         return fits[0]
     if fits:
@@ -495,6 +286,4 @@ def renaming(renames: Sequence[str]) -> Converter:
     return Converter("--rename", (*rules, keep), separators=("", ""), every=True)
 
 
-__all__ = [
-    "Capture", "Converter", "Domain", "Fold", "Of", "Param", "Rewrite", "Rule", "auto", "fold", "load", "names", "parse",
-]  # fmt: skip
+__all__ = ["Converter", "Fold", "Rule", "auto", "change", "fold", "load", "names", "parse", "renaming", "shipped"]

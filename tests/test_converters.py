@@ -1,0 +1,132 @@
+"""Every converter that ships: it lints, it leads back, and it does to published names what the old loaders did.
+
+A golden is {"source": {name: shape}, "target": {name: [shape, hash]}, "params": {}}, alone in
+fixtures/names/CONVERTER[--VARIANT].json or one of many in fixtures/hf/{tf,flax}.json.gz (made by fixtures/pack_hf.py
+from the models and loaders of transformers 4.46.3). Sources are filled by their names; a target without hash is one that the
+loader computed or lost, and may be absent.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import api, rules
+from ckptconv.errors import UsageError
+from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "oracles"
+FILES = sorted(p for p in (ROOT / "converters").glob("*.toml") if not p.name.startswith("_"))
+PERIOD = 2654435761  # odd, so that numbers below 2^24 do not repeat
+
+
+@cache
+def goldens(path: Path) -> dict[str, Any]:
+    data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    return {path.stem: data} if "source" in data else dict(data)
+
+
+def cases() -> Iterator[Any]:
+    for path in sorted((ROOT / "fixtures" / "hf").glob("*.json.gz")):
+        kind = path.name.split(".")[0]
+        for name in goldens(path):
+            yield pytest.param(f"hf-{kind}", path, name, id=f"hf-{kind}: {name}")
+    for path in sorted((ROOT / "fixtures" / "names").glob("*.json")):
+        converter = path.stem.split("--")[0]
+        if "source" in goldens(path).get(path.stem, {}):
+            yield pytest.param(converter, path, path.stem, id=path.stem)
+
+
+def filled(shapes: dict[str, list[int]]) -> Checkpoint:
+    """A checkpoint whose tensors hold numbers that follow from their names; fixtures/make_hf.py has the same."""
+    out = {}
+    for name, shape in shapes.items():
+        count = np.arange(prod(shape), dtype=np.uint64)
+        array = ((zlib.crc32(name.encode()) + count * PERIOD) % 2**24).astype(np.float32).reshape(shape)
+        out[name] = plain(name, DTYPES["float32"], shape, Held(array))
+    return Checkpoint(out)
+
+
+def digest(tensor: Any) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_lint(path: Path) -> None:
+    converter = rules.load(path)
+    assert converter.lint() == []
+    assert converter.title
+    assert converter.name in rules.names()
+    assert converter.inverse.inverse is converter
+
+
+@pytest.mark.parametrize(("name", "path", "key"), list(cases()))
+def test_golden(name: str, path: Path, key: str) -> None:
+    golden = goldens(path)[key]
+    converter = rules.load(name)
+    before = filled(golden["source"])
+    after = converter.apply(before, golden.get("params"))
+    want = golden["target"]
+    assert {n: list(t.shape) for n, t in after.items()} == {n: want[n][0] for n in after if n in want}
+    got = {n: digest(t) for n, t in after.items()}
+    assert not {n: g for n, g in got.items() if want[n][1] not in ("", g)}
+    held = set(got.values())
+    assert not [n for n, (_, h) in want.items() if h and n not in got and h not in held]
+    back(converter, before, after, golden.get("params"))
+
+
+def back(converter: rules.Converter, before: Checkpoint, after: Checkpoint, params: Any) -> None:
+    """The inverse gives all names, shapes and bytes of what the converter took."""
+    restored = converter.inverse.apply(after, params)
+    gone = {n for note in after.notes if note.kind == "skipped" for n in note.names}
+    assert set(restored) == set(before) - gone
+    for name, tensor in restored.items():
+        assert tensor.shape == before[name].shape
+        assert tensor.numpy().tobytes() == before[name].numpy().tobytes()
+
+
+# --- the samples with weights -----------------------------------------------------------------------------------
+
+
+def samples() -> list[Any]:
+    found = [(kind, d) for kind in ("tf", "flax") for d in sorted((SHARED / f"hf-{kind}").glob("*/"))]
+    return [pytest.param(kind, d, id=f"hf-{kind}/{d.name}") for kind, d in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), samples() or [pytest.param("", Path(), marks=pytest.mark.skip("no oracles"))]
+)
+def test_samples(kind: str, folder: Path, tmp_path: Path) -> None:
+    """From the framework's file to safetensors and back, as a user does it."""
+    source = folder / {"tf": "tf_model.h5", "flax": "flax_model.msgpack"}[kind]
+    made = tmp_path / "model.safetensors"
+    api.convert(source, made, change=api.Change(converter=f"hf-{kind}"))
+    got, want = ckptconv.open(made), ckptconv.open(folder / "expected.safetensors")
+    info = folder / "loading_info.json"
+    unloaded = set(json.loads(info.read_text())["missing_keys"]) if info.exists() else set()
+    assert set(got) <= set(want)
+    for name in set(got) - unloaded:
+        assert got[name].numpy().tobytes() == want[name].numpy().tobytes(), name
+    assert not [n for n in want if n.endswith(("running_mean", "running_var")) and n not in got]
+    back(rules.load(f"hf-{kind}"), ckptconv.open(source), got, None)
+
+
+def test_auto_finds_the_family() -> None:
+    if not SHARED.exists():
+        pytest.skip("no oracles")
+    assert rules.auto(ckptconv.open(SHARED / "hf-tf" / "bert" / "tf_model.h5")).name == "hf-tf"
+    assert rules.auto(ckptconv.open(SHARED / "hf-flax" / "resnet" / "flax_model.msgpack")).name == "hf-flax"
+    with pytest.raises(UsageError, match="no converter takes every tensor"):
+        rules.auto(filled({"odd/thing": [2, 3]}))
