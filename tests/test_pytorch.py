@@ -209,6 +209,26 @@ def test_hostile_distributed(old: bytes, new: bytes, error: type, words: str, tm
         ckptconv.open(tmp_path / "dcp")
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
+    """A dict of arrays, nested, with a Paddle pair and a name table."""
+    x, y = np.arange(6.0).reshape(2, 3), np.ones(4, "f2")
+    saved = {"a": {"w": x, "t": x.T}, "linear.b": ("linear_0.b_0", y), "StructuredToParameterName@@": {"b": "b_0"}}
+    (tmp_path / "m.pdparams").write_bytes(pickle.dumps(saved, protocol))
+    got = ckptconv.open(tmp_path / "m.pdparams")
+    assert got.format == "pickle"
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {
+        "a.w": x.tolist(),
+        "a.t": x.T.tolist(),
+        "linear.b": [1] * 4,
+    }
+    assert got["linear.b"].dtype == DTYPES["float16"]
+    with open(tmp_path / "evil.pkl", "wb") as f:
+        pickle.dump({"w": x, "f": os.system}, f, protocol)
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="system"):
+        ckptconv.open(tmp_path / "evil.pkl")
+
+
 # --- written, and read by torch -----------------------------------------------------------------------------------
 
 

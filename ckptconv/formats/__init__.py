@@ -127,6 +127,7 @@ TABLE: tuple[Format, ...] = (
     Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
+    Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),

@@ -1,0 +1,58 @@
+"""A pickle and nothing else: dicts of NumPy arrays, as JAX users, Detectron's model zoo and PaddlePaddle write them.
+
+    80 04 95 ...                       one pickle of protocol 2 to 5, to the end of the file
+    {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
+    {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
+
+Paddle keeps bfloat16 as uint16 and does not say so. Specification: Lib/pickletools.py; paddle/framework/io.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import CorruptCheckpoint
+from ...store import Reader, Seen
+from ...tensor import Checkpoint
+from .arrays import PickledArray
+from .flatten import checkpoint
+from .legacy import MAGIC
+from .pickle import load
+from .rebuild import TORCH
+
+MAX_PICKLE = 2**33  # the arrays lie within
+SUFFIXES = (".pkl", ".pickle", ".pdparams", ".pdopt", ".pdiparams")
+SPLIT = "UnpackBigParamInfor@@"
+
+
+def sniff(seen: Seen) -> int:
+    if (
+        seen.head[:1] != b"\x80"
+        or seen.head[1:2] not in b"\2\3\4\5"
+        or seen.tail[-1:] != b"."
+        or MAGIC.match(seen.head)
+    ):
+        return 0
+    return 3 if seen.base.endswith(SUFFIXES) else 2
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    with Reader(url) as f:
+        if f.size > MAX_PICKLE:
+            raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}", url=url)
+        raw = f.read(0, f.size)
+    root = load(raw, allowed=TORCH, opaque=opaque, url=url)
+    if isinstance(root, dict):
+        if SPLIT in root:
+            raise CorruptCheckpoint(
+                "arrays of over 1 GiB that Paddle split are not joined; save with protocol 4", url=url
+            )
+        for name, value in root.items():
+            root[name] = _named(value)
+    return checkpoint(root, len(raw), url=url, format="pickle")
+
+
+def _named(value: Any) -> Any:
+    """Paddle's (name, array): the array."""
+    pair = type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is PickledArray
+    return value[1] if pair else value
