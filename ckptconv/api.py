@@ -9,16 +9,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import formats, passes, store
+from .confirm import confirm
 from .errors import UsageError
 from .formats import Format, Writer
 from .plan import Memory, Plan, compile_plan
 from .run import Map, Progress, content_hash, execute, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
-from .verify import Diff, Tolerance, confirm, same
-from .verify import diff as compare
+
+if TYPE_CHECKING:
+    from .verify import Diff
 
 MEMORY = 512 * 2**20
 Path = str | os.PathLike[str]
@@ -258,13 +260,15 @@ def diff(
     What is selected of A by name is, without a converter, selected of B as well; with one, what only B holds is not
     a difference.
     """
+    from . import verify
+
     left = prepare([a], select, change)
     right = _open(os.fspath(b), replace(select, format=None, include=(), exclude=(), ema=False))
     if select.include or select.exclude:
         renames = change.converter or change.renames
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
-    return compare(left, right, Tolerance(rtol, atol), workers=resources.workers)
+    return verify.diff(left, right, verify.Tolerance(rtol, atol), workers=resources.workers)
 
 
 def check(
@@ -277,6 +281,8 @@ def check(
     resources: Resources = Resources(),
 ) -> Checkpoint:
     """Derive again what the destination should hold and compare every bit; VerifyError says where they differ."""
+    from .verify import same
+
     many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     url = os.fspath(destination)
     row = formats.get(target.format) if target.format else formats.detect(url)

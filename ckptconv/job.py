@@ -374,7 +374,6 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
 
     part = resolved(part, sources)
     changes = bool(part.ops) or part.dtype is not piece.to
-    whole = strided(target, piece.to.carrier, part.start - piece.lo, part.shape, part.steps)
     for slab in slabs(part, min(SLAB, memory.window)):
         src = _gather(slab, piece.tensor, sources, log)
         if changes:

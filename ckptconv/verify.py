@@ -1,6 +1,5 @@
 """Compare: what was written with what was meant, and one checkpoint with another.
 
-    confirm(plan, outcome, ...)     after a conversion: reopen the output and compare it with the receipts
     same(expected, got)             every tensor, bit for bit; VerifyError with the first tensor and index
     diff(a, b)                      all differences, measured: only in A or B, renamed, shape, dtype, values
 
@@ -18,13 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import formats
+from .confirm import unlike, written
 from .errors import UsageError, VerifyError, listing
 from .formats import Format
 from .job import Sources, read_strings
 from .moves import Array
-from .plan import Plan
-from .run import Outcome, hash_tensor, windows
+from .run import hash_tensor, windows
 from .stats import BLOCK, each, numbers
 from .tensor import Checkpoint, Tensor
 
@@ -293,44 +291,10 @@ def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> 
 # --- what was written -------------------------------------------------------------------------------------------
 
 
-def written(row: Format, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The names that tensors have when the format reads them back, where these are others."""
-    module = row.load()
-    return dict(module.names_written(tensors)) if hasattr(module, "names_written") else {}
-
-
-def _unlike(expected: Mapping[str, Tensor], got: Checkpoint, names: Mapping[str, str]) -> list[str]:
-    """Names, dtypes and shapes that are not as expected."""
-    wrong = []
-    for name, t in expected.items():
-        back = got.tensors.get(names.get(name, name))
-        if back is None:
-            wrong.append(f"{name}: missing")
-        elif (back.dtype, back.shape) != (t.dtype, t.shape):
-            wrong.append(f"{name}: {back.dtype}{list(back.shape)} instead of {t.dtype}{list(t.shape)}")
-    return wrong
-
-
-def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) -> None:
-    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte."""
-    if not row.reads:
-        return
-    got = formats.open_checkpoint(url, format=row.name)
-    names = written(row, made.tensors)
-    wrong = _unlike(made.tensors, got, names)
-    if not wrong and full:
-        with Sources() as sources:
-            for name, digest in outcome.digests.items():
-                if hash_tensor(got.tensors[names.get(name, name)], sources) != digest:
-                    wrong.append(f"{name}: other bytes than were written")
-    if wrong:
-        raise VerifyError(f"{len(wrong)} tensors do not read back as written:\n{listing(wrong)}", url=url)
-
-
 def same(expected: Checkpoint, got: Checkpoint, url: str, row: Format, *, workers: int = 1) -> None:
     """VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
     names = written(row, expected.tensors)
-    wrong = _unlike(expected.tensors, got, names)
+    wrong = unlike(expected.tensors, got, names)
     meant = {names.get(n, n) for n in expected}
     wrong += [f"{n}: not expected" for n in got if n not in meant]
     if wrong:
@@ -349,5 +313,5 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, row: Format, *, worker
 
 
 __all__ = [
-    "Diff", "Pair", "Tolerance", "Values", "compare", "confirm", "diff", "first_difference", "same", "written",
+    "Diff", "Pair", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
 ]  # fmt: skip
