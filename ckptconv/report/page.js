@@ -21,7 +21,8 @@
     return `${i ? n.toFixed(1) : n} ${units[i]}`;
   };
   const count = (n) => Number(n).toLocaleString("en");
-  const number = (n) => (n === null || n === undefined ? "–" : typeof n === "number" && !Number.isInteger(n) ? String(Number(n.toPrecision(5))) : String(n));
+  const number = (n) => (n === null || n === undefined ? "–" : typeof n !== "number" || (Number.isInteger(n) && Math.abs(n) < 1e9) ? String(n)
+    : Math.abs(n) < 1e-3 || Math.abs(n) >= 1e9 ? n.toExponential(3) : String(Number(n.toPrecision(5))));
   const shape = (dims) => dims.join(" × ") || "scalar";
   const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
   const value = (column, i) => (data.values ? data[column][i] : null);
@@ -88,7 +89,7 @@
     active = Math.min(active, Math.max(0, order.length - 1));
     let size = 0;
     for (const i of order) size += data.bytes[i];
-    $("found").textContent = order.length === rows ? `${count(rows)} tensors` : `${count(order.length)} of ${count(rows)} tensors, ${bytes(size)}`;
+    $("found").textContent = order.length === rows ? `${count(rows)} tensor${rows === 1 ? "" : "s"}` : `${count(order.length)} of ${count(rows)} tensors, ${bytes(size)}`;
     $("table").setAttribute("aria-rowcount", order.length + 1);
     write();
     head();
@@ -237,12 +238,15 @@
       at = next;
     });
   }
-  const only = (node) => {
-    while (node.kids.size === 1 && node.leaf < 0) {
-      const [kid] = node.kids.values();
-      node = { ...kid, name: `${node.name}${data.separator}${kid.name}` };
+  const items = (here) => { // open up the largest scopes until there is something to see
+    const list = [...here.kids.values()].filter((n) => n.size > 0);
+    while (list.length < 40) {
+      const open = list.filter((n) => n.kids.size && n.leaf < 0).sort((a, b) => b.size - a.size)[0];
+      if (!open || list.length + open.kids.size > 150) break;
+      const kids = [...open.kids.values()].filter((n) => n.size > 0).map((k) => ({ ...k, name: `${open.name}${data.separator}${k.name}` }));
+      list.splice(list.indexOf(open), 1, ...kids);
     }
-    return node;
+    return list.sort((a, b) => b.size - a.size);
   };
   const squarify = (items, x, y, w, h, out) => { // rows along the shorter side, as square as they come
     let rest = items.slice(), sum = items.reduce((s, n) => s + n.size, 0);
@@ -283,13 +287,13 @@
     words.forEach((word, k) => crumbs.push(make("span", {}, data.separator), make("button", { type: "button", onclick: () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator) }, word)));
     crumbs.push(make("span", {}, `  ${bytes(here.size)}`));
     $("crumbs").replaceChildren(...crumbs);
-    const kids = [...here.kids.values()].filter((n) => n.size > 0).map(only).sort((a, b) => b.size - a.size);
+    const kids = items(here);
     const most = kids.slice(0, 150), rest = kids.slice(150).reduce((s, n) => s + n.size, 0);
     if (rest) most.push({ name: `${count(kids.length - 150)} more`, full: "", size: rest, kids: new Map(), leaf: -2 });
     box.replaceChildren(...squarify(most.sort((a, b) => b.size - a.size), 0, 0, w, h, []).map(([n, x, y, wide, high]) => {
       const text = `${n.name}, ${bytes(n.size)}, ${(100 * n.size / (here.size || 1)).toFixed(1)} %`;
       const button = make("button", { type: "button", title: text, "aria-label": text, disabled: n.leaf === -2, onclick: () => (n.kids.size ? zoom(n.full) : open(n.leaf)) });
-      if (wide > 36 && high > 18) button.append(make("span", {}, n.name), ...(high > 36 ? [make("small", {}, bytes(n.size))] : []));
+      if (wide > 36 && high > 18) button.append(make("span", {}, n.name.split(data.separator).slice(-2).join(data.separator)), ...(high > 36 ? [make("small", {}, bytes(n.size))] : []));
       Object.assign(button.style, { left: `${x}px`, top: `${y}px`, width: `${wide}px`, height: `${high}px`, background: `hsl(${hue(n.name)} 55% 76%)` });
       return button;
     }));
@@ -312,7 +316,7 @@
     const common = [...by].sort((a, b) => b[1] - a[1]).slice(0, 10);
     $("kinds").replaceChildren(
       ...bars("Bytes by dtype", Object.entries(data.totals.dtypes).sort((a, b) => b[1] - a[1]).map(([d, n]) => [d, n, d]), bytes),
-      ...bars(`Most common of ${count(by.size)} shapes`, common.map(([s, n]) => [shapes[s], n, data.shapes[s].join("x")]), (n) => `${count(n)} tensors`),
+      ...bars(`Most common of ${count(by.size)} shapes`, common.map(([s, n]) => [shapes[s], n, data.shapes[s].join("x")]), (n) => `${count(n)} tensor${n === 1 ? "" : "s"}`),
     );
   };
 

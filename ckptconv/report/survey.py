@@ -136,7 +136,7 @@ def conversion(
         used.update(how["from"])
         sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]
         rows.append([rules.index(how["rule"]), sources, pair.kind if pair else "equal", _measures(pair)])
-    whys = {n: note.text for note in meant.notes if note.kind == "dropped" for n in note.names}
+    whys = {n: note.text for note in meant.notes if note.kind in ("dropped", "skipped") for n in note.names}
     return {
         "rules": [text(r) for r in rules],
         "rows": rows,
