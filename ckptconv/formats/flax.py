@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UsageError, listing
 from ..store import File, Reader, Seen, split
 from ..tensor import DTYPES, Checkpoint, DType, Held, Note, Part, Span, Tensor, elements, plain
 from . import Patch, Placement, Slot, refuse_unheld
@@ -274,7 +274,7 @@ class Walker:
 
 
 def writer(url: str, max_shard_size: int | None = None) -> FlaxWriter:
-    return FlaxWriter(url)
+    return FlaxWriter(url, max_shard_size)
 
 
 class FlaxWriter:
@@ -283,8 +283,9 @@ class FlaxWriter:
     A slot is one range, so an array has at most 2^32 bytes; Flax reads those as well as its own pieces of 2^30.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
+        self.limit = max_shard_size
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.name not in ROWS:
@@ -301,6 +302,8 @@ class FlaxWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Flax")
+        if self.limit is not None and checkpoint.nbytes > self.limit:
+            raise UsageError("msgpack is one file; --max-shard-size needs a format that can be split", url=self.file)
         out = _Packed()
         out.map(_nested(checkpoint.tensors.values()))
         out.flush()

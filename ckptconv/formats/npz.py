@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain
 
 from ..checksum import combine, crc
-from ..errors import CorruptCheckpoint, Unrepresentable
+from ..errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ..store import File, Reader, Seen, split
 from ..tensor import Checkpoint, Coded, Data, Note, Span, Tensor
 from . import Patch, Placement, Slot, refuse_unheld
@@ -129,14 +129,15 @@ def decode(coded: Coded) -> Iterator[bytes]:
 
 
 def writer(url: str, max_shard_size: int | None = None) -> NpzWriter:
-    return NpzWriter(url)
+    return NpzWriter(url, max_shard_size)
 
 
 class NpzWriter:
     """A stored zip in the order of the checkpoint, the elements of every array aligned to 64 bytes."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
+        self.limit = max_shard_size
         self.entries: dict[str, Entry] = {}
         self.heads: dict[str, bytes] = {}
         self.end = 0
@@ -152,6 +153,8 @@ class NpzWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "npz")
+        if self.limit is not None and checkpoint.nbytes > self.limit:
+            raise UsageError("an .npz is one file; --max-shard-size needs a format that can be split", url=self.file)
         twins = [name for name in checkpoint if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in checkpoint]
         if twins:
             raise Unrepresentable(f"NumPy takes {twins[0]!r} for the name without {SUFFIX}, which is there as well")
