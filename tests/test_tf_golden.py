@@ -13,6 +13,8 @@ from kit import same
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import slices
 
 TF = FIXTURES / "tf"
 
@@ -259,3 +261,81 @@ def test_every_truncation_of_a_graph_or_table_is_an_error_or_less(tmp_path, name
             assert set(ckptconv.open(path)) < whole  # a message may end after any of its fields
         except CkptError:
             pass
+
+
+@pytest.mark.parametrize("name", ["strings", "sliced", "sharded"])
+def test_every_flipped_byte_of_data_is_found(tmp_path, name):
+    for file in TF.glob(f"{name}.*"):
+        shutil.copy(file, tmp_path)
+    for file in sorted(tmp_path.glob("*.data-*")):
+        whole = file.read_bytes()
+        for at in range(len(whole)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+            bad = []
+            for key, t in ckptconv.open(tmp_path / name).items():
+                try:
+                    t.numpy()
+                except CkptError:
+                    bad.append(key)
+            assert len(bad) == 1, (file.name, at)
+        file.write_bytes(whole)
+
+
+# --- the specification's vectors ---------------------------------------------------------------------------------
+
+V1 = bytes.fromhex(
+    "00002e0a2c0a150a016112081202080212020803180122040a000a000a0f0a0162120412020803180122020a0012020801000a270061000101"
+    "02807f807f12250a016112040a000a001a1a2a18"
+    + "0000803f" * 6
+    + "0107196200010101807f12170a016212020a001a0e2a0c"
+    + "0000803f" * 3
+    + "00000000010000000039c42e51000000000100000000c0f2a1b000010301009001000000000100000000362ca0c1950108a2010f"
+    + "00" * 34
+    + "57fb808b247547db"
+)
+
+
+def test_the_smallest_v1_checkpoint(tmp_path):
+    assert len(V1) == 230
+    (tmp_path / "model.ckpt-7").write_bytes(V1)
+    found = ckptconv.open(tmp_path / "model.ckpt-7")
+    assert found.format == "tf-v1"
+    assert {k: t.numpy().tolist() for k, t in found.items()} == {"a": [[1, 1, 1], [1, 1, 1]], "b": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "want"),
+    [
+        ("080112002 0e508280435d8fd7d89", (1, [], 1125, 4, 0x897DFDD8)),
+        ("08011206120012020804 20e90835d8ea82a2", (1, [0, 4], 1129, 0, 0xA282EAD8)),
+        ("08071202120020ac0b280435f6c10c64", (7, [0], 1452, 4, 0x640CC1F6)),
+        ("08131204120208022080dcc99111280435c267f736", (19, [2], 4600262144, 4, 0x36F767C2)),
+    ],
+)
+def test_entries(raw, want):
+    entry = pb.BundleEntryProto.FromString(bytes.fromhex(raw.replace(" ", "")))
+    assert (entry.dtype, [d.size for d in entry.shape.dim], entry.offset, entry.size, entry.crc32c) == want
+    assert entry.SerializeToString().hex() == raw.replace(" ", "")
+
+
+def test_an_entry_of_slices():
+    raw = "08011208120208061202080 43a060a0210020a003a080a04080210020a003a080a04080410020a00".replace(" ", "")
+    entry = pb.BundleEntryProto.FromString(bytes.fromhex(raw))
+    boxes = [slices.box(piece, (6, 4)) for piece in entry.slices]
+    assert [slices.spell(b) for b in boxes] == ["[0:2, 0:4]", "[2:4, 0:4]", "[4:6, 0:4]"]
+
+
+# --- elsewhere --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "/sharded", "/sharded.index", "/sharded.data-00001-of-00002"])
+def test_a_remote_bundle(name):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for file in TF.glob("sharded.*"):
+        if file.suffix != ".npz":
+            memory.pipe(f"/bundle/{file.name}", file.read_bytes())
+    want = np.load(TF / "sharded.npz")
+    found = ckptconv.open(f"memory://bundle{name}")
+    assert set(found) == set(want)
+    assert all(same(found[k].numpy(), want[k]) for k in want)
