@@ -24,7 +24,7 @@ from zlib import crc32
 
 from .errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
 
-FIRST, LAST = 4096, 2**20  # bytes of a window: at first, and after doubling
+FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
 BATCH = 16  # ranges asked for at once
 
@@ -178,16 +178,55 @@ class File:
         self._copy: IO[bytes] | None = None
         if is_http(url) and self.size > FIRST and not _ranged(url, self.size):
             self._copy = _whole(url, self.stamp)
-        self._lock = threading.Lock()
+        self._lock, self._spooling = threading.Lock(), threading.Lock()
         self._at, self._window, self._step = 0, b"", FIRST // 2
+        self._mine = threading.local()  # .held: ranges fetched for the job of this thread
+        self._spools: dict[tuple[int, int], IO[bytes]] = {}
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes [start, start+size), which the caller has checked to lie in the file."""
+        return bytes(self.view(start, size))
+
+    def view(self, start: int, size: int) -> bytes | memoryview:
+        """The same, perhaps without a copy."""
         if not size:
             return b""
         if self._copy is not None:
             return os.pread(self._copy.fileno(), size, start)
+        for first, data in getattr(self._mine, "held", ()):
+            if first <= start and start + size <= first + len(data):
+                return memoryview(data)[start - first : start - first + size]
+        for (first, length), spool in list(self._spools.items()):
+            if first <= start and start + size <= first + length:
+                return os.pread(spool.fileno(), size, start - first)
         return self._fetch(start, size) if size >= LAST else self._near(start, size)
+
+    def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch ranges and serve this thread's reads from them until `release`."""
+        if self._copy is None:
+            self._mine.held = []
+            inside = [(a, n) for a, n in ranges if n and a >= 0 and a + n <= self.size and not self._spooled(a, n)]
+            self._mine.held = [(a, data) for (a, _), data in zip(inside, self.ranges(inside), strict=True)]
+
+    def release(self) -> None:
+        self._mine.held = []
+
+    def _spooled(self, start: int, size: int) -> bool:
+        return any(a <= start and start + size <= a + n for a, n in list(self._spools))
+
+    def spool(self, start: int, size: int) -> None:
+        """Copy a range to a local file without a name, once for all threads."""
+        with self._spooling:
+            if self._copy is not None or self._spooled(start, size) or start + size > self.size:
+                return
+            file: IO[bytes] = tempfile.TemporaryFile(prefix="ckptconv-")  # noqa: SIM115 - lives as long as we do
+            try:
+                for at in range(start, start + size, LAST * 2):
+                    file.write(self._fetch(at, min(LAST * 2, start + size - at)))
+                file.flush()
+            except OSError as e:
+                raise refused(e, tempfile.gettempdir()) from e
+            self._spools[start, size] = file
 
     def _near(self, start: int, size: int) -> bytes:
         """Serve a small read from the window; a read that goes on where the window ends makes the next one larger."""
@@ -207,8 +246,8 @@ class File:
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Several ranges (start, size), some at once where the file system can."""
-        if self._copy is not None or len(wanted) == 1:
-            yield from (self.read(*w) for w in wanted)
+        if len(wanted) == 1:
+            yield self._fetch(*wanted[0])
             return
         for i in range(0, len(wanted), BATCH):
             some = wanted[i : i + BATCH]

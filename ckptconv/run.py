@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import checksum
+from .ahead import fetched
 from .errors import CorruptCheckpoint, listing, printable
 from .formats import Patch, Writer
 from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
 from .journal import MARK, Journal
-from .plan import CHUNK, Job, Memory, Plan
-from .store import Output
+from .plan import CHUNK, Job, Memory, Piece, Plan
+from .store import Output, is_remote
 from .tensor import Loss, Span, Tensor
+from .upload import Upload
 
 if TYPE_CHECKING:
     from .moves import Array
@@ -52,7 +54,8 @@ class Work:
     digest: bool
 
     def __call__(self, job: Job) -> Receipt:
-        return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+        with fetched(job.pieces, self.sources):
+            return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _arrived, (self.sink, self.memory, self.check, self.digest)
@@ -102,14 +105,15 @@ def execute(
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(spool=plan.memory.whole))
         journal = stack.enter_context(Journal(plan, sources, digest=digest)) if resume else None
-        out = stack.enter_context(_output(plan, force, journal))
+        out = _output(plan, force, journal)
+        stack.push(out)
         do = Work(sources, out, plan.memory, plan.placement.check, digest)
         receipts = [_light(r) for r in journal.receipts] if journal else []
         ready = {(r.job.file, r.job.start) for r in receipts}
         jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
         done, total = sum(r.job.size for r in receipts), plan.nbytes
         for receipt in (map or threads(plan.memory.workers))(do, jobs):
-            if journal:
+            if journal and isinstance(out, Output):
                 journal.add(receipt, out)
             receipts.append(_light(receipt))
             done += receipt.job.size
@@ -122,7 +126,7 @@ def execute(
         if not (journal and journal.publishing):
             for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks)):
                 out.write(patch.file, patch.start, patch.data)
-        if journal:
+        if journal and isinstance(out, Output):
             journal.publish(out)
         out.publish(sync=sync, stale=plan.placement.stale)
         if journal:
@@ -130,7 +134,9 @@ def execute(
     return outcome
 
 
-def _output(plan: Plan, force: bool, journal: Journal | None) -> Output:
+def _output(plan: Plan, force: bool, journal: Journal | None) -> Output | Upload:
+    if is_remote(plan.folder):
+        return Upload(plan.folder, plan.placement.files, force=force)
     if journal is None:
         return Output(plan.folder, plan.placement.files, force=force)
     kept = bool(journal.receipts) or journal.publishing
@@ -221,9 +227,14 @@ def windows(t: Tensor, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Arra
     for lo in range(0, t.count, step):
         hi = min(t.count, lo + step)
         view = buffer[: (hi - lo) * t.dtype.itemsize]
-        reads += read_into(t, memoryview(view), sources, lo, hi)
+        reads += _read(t, view, sources, lo, hi)
         yield view
     check_reads(reads, sources, spans_of({t.name: t}))
+
+
+def _read(t: Tensor, target: Array, sources: Sources, lo: int, hi: int) -> list[Read]:
+    with fetched((Piece(t.name, t.dtype, lo, hi, 0, t.parts),), sources):
+        return read_into(t, memoryview(target), sources, lo, hi)
 
 
 def read_array(t: Tensor, sources: Sources | None = None) -> Array:
@@ -236,7 +247,7 @@ def read_array(t: Tensor, sources: Sources | None = None) -> Array:
     import numpy as np
 
     target = np.empty(t.nbytes, "u1")
-    check_reads(read_into(t, memoryview(target), sources), sources, spans_of({t.name: t}))
+    check_reads(_read(t, target, sources, 0, t.count), sources, spans_of({t.name: t}))
     return target.view(t.dtype.np).reshape(t.shape)
 
 

@@ -209,7 +209,7 @@ class Reader:
         """Fill `view` with the bytes at `start`."""
         self._check(start, len(view))
         if self.far is not None:
-            view[:] = self.far.read(start, len(view))
+            view[:] = self.far.view(start, len(view))
             return
         at = 0
         while at < len(view):
@@ -409,8 +409,13 @@ class Output:
     def publish(self, *, sync: bool = True, stale: str = "") -> None:
         """Make all files durable, then rename them in order; the last is the commit point.
 
-        Files of an older checkpoint of the same name (the pattern `stale`) that are not replaced go last.
+        Files of an older checkpoint of the same name (the pattern `stale`) that are not replaced go last; without
+        `force` nothing is published where there are such.
         """
+        older = self._older(stale)
+        if older and not self.force and not self._whole:
+            where = os.path.join(self.folder, older[0])
+            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
         try:
             for fd in self._fds.values():
                 if sync:
@@ -419,9 +424,8 @@ class Output:
             names, self._fds = list(self._fds), {}
             for name in names:
                 os.replace(self.temporary(name), self._final[name])
-            for old in self._present() if stale and self.force else ():
-                if re.fullmatch(stale, old) and old not in self._final:
-                    os.unlink(os.path.join(self.folder, old))
+            for old in older if self.force else ():
+                os.unlink(os.path.join(self.folder, old))
             if sync:
                 for folder in {os.path.dirname(self._final[n]) for n in names}:
                     _sync_folder(folder)
@@ -429,10 +433,11 @@ class Output:
             raise refused(e, self.folder) from e
         self._made = []
 
-    def _present(self) -> list[str]:
-        """Names, relative to the destination's folder, of all that lies beside the files written."""
-        folders = {os.path.dirname(name) for name in self._final}
-        return [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
+    def _older(self, stale: str) -> list[str]:
+        """Names, relative to the destination's folder, that match the pattern and are not written now."""
+        folders = {os.path.dirname(name) for name in self._final} if stale else set()
+        here = [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
+        return [old for old in here if re.fullmatch(stale, old) and old not in self._final]
 
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""

@@ -1,0 +1,82 @@
+"""Write to a remote folder: build the files here, then send them, the last one (the index) last.
+
+Every object appears whole or not at all; what was sent is removed again when a later one fails. Object stores cannot
+write at positions, and a checkpoint's header is known last: so the files take room in the temporary folder (TMPDIR).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import remote
+from .errors import CkptError, StorageError
+from .store import File, Output, join, names, split
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+
+class Upload:
+    """As store.Output, for a remote folder."""
+
+    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False) -> None:
+        self.folder, self.force = folder, force
+        self._names = [f.name for f in files]
+        self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
+        taken = [url for url in (join(folder, n) for n in self._names) if url in self._there]
+        if remote.is_http(folder):
+            raise StorageError("a web server takes no files", url=folder)
+        if taken and not force:
+            raise StorageError("already exists; --force replaces it", url=taken[0])
+        self._stage = tempfile.mkdtemp(prefix="ckptconv-")
+        try:
+            self._out = Output(self._stage, files)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        self._out.write(name, start, data)
+
+    def publish(self, *, sync: bool = True, stale: str = "") -> None:
+        """Send all files in order, then remove those of an older checkpoint that are not replaced."""
+        self._out.publish(sync=False)
+        sent: list[str] = []
+        try:
+            for name in self._names:
+                url = join(self.folder, name)
+                remote.upload(os.path.join(self._stage, name), url)
+                sent.append(url)
+                os.unlink(os.path.join(self._stage, name))
+        except BaseException:
+            for url in sent:
+                if url not in self._there:
+                    _quietly(url)
+            raise
+        for url in sorted(self._there) if stale and self.force else ():
+            name = url[len(self.folder.rstrip("/")) + 1 :]
+            if re.fullmatch(stale, name) and name not in self._names:
+                remote.remove(url)
+
+    def discard(self) -> None:
+        shutil.rmtree(self._stage, ignore_errors=True)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_out"):
+            self._out.discard()
+        self.discard()
+
+
+def _quietly(url: str) -> None:
+    try:
+        remote.remove(url)
+    except CkptError:
+        pass
