@@ -20,7 +20,7 @@ from typing import Any
 from .. import store
 from ..api import Change, Path, Resources, Select, prepare
 from ..errors import MissingExtra
-from .survey import conversion, survey
+from . import survey
 
 
 def report(
@@ -36,11 +36,11 @@ def report(
 ) -> int:
     """Write the report; returns its size in bytes. Without `values` only headers are read."""
     shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())
-    data = survey(shown, values=values, workers=resources.workers, progress=resources.progress)
+    data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
     data["url"] = os.fspath(target if target is not None else source)
     if target is not None:
         before, meant = prepare([source], select, Change()), prepare([source], select, change)
-        data["conversion"] = conversion(before, meant, shown, values=values, workers=resources.workers)
+        data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
         data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
     page = render(data).encode()
     folder, name = store.split(os.fspath(output))

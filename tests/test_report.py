@@ -1,0 +1,308 @@
+"""The report in a real browser: hostile names stay text, the table is quick, the keyboard suffices."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv import passes
+from ckptconv.report import render, report, survey
+from ckptconv.tensor import Checkpoint, held
+
+pytest.importorskip("jinja2")
+
+HOSTILE = [
+    "<script>window.pwned = 1</script>",
+    "</script><script>window.pwned = 2</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"window.pwned = 3\">/kernel",
+    "\"><svg onload='window.pwned = 4'>/kernel",
+    "'-window.pwned-'",
+    "{{ 7 * 7 }}{% raise %}",
+    "${window.pwned = 5}`",
+    "javascript:window.pwned=6",
+    "&lt;b&gt;&amp;",
+    "__proto__/constructor/prototype",
+    "toString",
+    "a\u2028b\u2029c",
+    "\u202egpj.exe\u202c",
+    "bell\x07nul\x00",
+    "e\u0301 \U0001f600 日本語",
+    "half\ud800",
+    "x" * 5000,
+    "/".join("abcdefgh" * 40),
+    "",
+    " ",
+]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to open the report with")
+
+
+def checkpoint(arrays: dict[str, np.ndarray], **more: Any) -> Checkpoint:
+    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
+    data = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), values=True)
+    return render(data | {"url": HOSTILE[1]})
+
+
+class Tags(HTMLParser):
+    """Elements with their attributes, as a browser's parser finds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def inside(page: str, driver: str, folder: Path, address: str = "", size: str = "1280,900") -> Any:
+    """Run a script (which may await) in the page and return what it returns."""
+    code = (
+        "(async () => { let out; try { out = await (async () => {"
+        + driver
+        + "})(); } catch (e) { out = {error: String(e)}; }"
+        "const pre = document.createElement('pre'); pre.id = 'result'; pre.textContent = JSON.stringify(out);"
+        "document.body.replaceChildren(pre); })();"
+    )
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    page = page.replace("script-src &#39;", f"script-src &#39;sha256-{digest}&#39; &#39;", 1)
+    path = folder / "page.html"
+    path.write_text(page.replace("</body>", f"<script>{code}</script></body>"), encoding="utf-8")
+    command = [
+        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--window-size={size}",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000", f"file://{path}{address}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"HOME": str(folder)})
+    result = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
+    assert result, done.stderr[-2000:]
+    found = json.loads(html.unescape(result[1]))
+    assert "error" not in (found if isinstance(found, dict) else {}), found
+    return found
+
+
+# --- without a browser ------------------------------------------------------------------------------------------
+
+
+def test_names_make_no_elements_and_no_handlers(hostile: str) -> None:
+    parser = Tags()
+    parser.feed(hostile)
+    tags = [tag for tag, _ in parser.found]
+    assert tags.count("script") == 2
+    assert not {"img", "svg", "b/"} & set(tags)
+    assert not [a for _, attrs in parser.found for a in attrs if a.startswith("on")]
+
+
+def test_nothing_is_fetched(hostile: str) -> None:
+    parser = Tags()
+    parser.feed(hostile)
+    outside = [
+        v for _, attrs in parser.found for k, v in attrs.items() if k in ("src", "href", "srcset", "action", "data")
+    ]
+    assert outside == ["#tensors"]
+    policy = next(attrs["content"] or "" for tag, attrs in parser.found if tag == "meta" and "http-equiv" in attrs)
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert not re.search(r"@import|url\(", hostile)
+
+
+def test_equal_input_gives_equal_pages(hostile: str) -> None:
+    arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
+    again = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), values=True, workers=3)
+    assert render(again | {"url": HOSTILE[1]}) == hostile
+
+
+def test_page_stays_small() -> None:
+    """Pictures are bounded: 40,000 tensors have histograms for half of them and heat maps for a few hundred."""
+    data = survey.survey(checkpoint({f"w{i}": np.ones(4, "f4") for i in range(40_000)}), values=True)
+    assert sum(map(bool, data["bins"])) == survey.HISTOGRAMS
+    assert len(data["heat"]) == survey.HEATMAPS
+    assert len(render(data | {"url": "x"})) < 6_000_000
+
+
+def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
+    rules = '[[rule]]\nfrom = "{x}/kernel"\nto = "{x}.weight"\nlayout = "i o -> o i"\n'
+    rules += '[[rule]]\nfrom = "junk"\nto = []\n'
+    (tmp_path / "r.toml").write_text(rules)
+    a = {"a/kernel": np.arange(6, dtype="f4").reshape(2, 3), "b/kernel": np.ones((2, 2), "f4"), "junk": np.ones(1)}
+    ckptconv.save(a, tmp_path / "a.npz")
+    b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
+    ckptconv.save(b, tmp_path / "b.safetensors")
+    change = ckptconv.Change(converter=str(tmp_path / "r.toml"))
+    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", change=change)
+    page = (tmp_path / "r.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    rows = dict(zip(data["names"], data["conversion"]["rows"], strict=True))
+    assert rows["a.weight"][1:3] == [[["a/kernel", "float32", [2, 3]]], "equal"]
+    assert "{x}/kernel" in data["conversion"]["rules"][rows["a.weight"][0]]
+    assert (rows["b.weight"][2], rows["b.weight"][3]["first"]) == ("values", [1, 1])
+    assert rows["extra"][:3] == [-1, [], "only_b"]
+    assert [left[0] for left in data["conversion"]["left"]] == ["junk"]
+
+
+def test_command_line(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"w": np.ones((2, 2), "f4")}, tmp_path / "a.npz")
+    assert cli("report", "a.npz", "-o", "r.html").returncode == 0
+    again = cli("report", "a.npz", "-o", "r.html")
+    assert again.returncode == 9
+    assert "--force" in again.stderr
+    assert cli("report", "a.npz", "-o", "r.html", "--force", "--no-values").returncode == 0
+    assert '"values":false' in (tmp_path / "r.html").read_text()
+
+
+def test_without_jinja_it_says_what_to_install(tmp_path: Path) -> None:
+    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a.npz")
+    code = "import sys; sys.modules['jinja2'] = None; from ckptconv.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "report", str(tmp_path / "a.npz"), "-o", str(tmp_path / "r.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 8
+    assert "ckptconv[report]" in done.stderr
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------
+
+WAIT = """
+    const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+    const $ = (id) => document.getElementById(id);
+    const key = (node, key) => node.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));
+"""
+
+
+@browser
+def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
+    driver = WAIT + """
+        const opened = [];
+        for (const button of document.querySelectorAll('#map button')) {
+          button.click(); await wait(5); $('detail').close();
+        }
+        location.hash = ''; await wait(50);
+        $('scroll').focus();
+        for (let k = 0; k < COUNT; k++) {
+          if (!$('row-' + k)) { $('scroll').scrollTop = k * 34; await wait(60); }
+          $('row-' + k).click();
+          opened.push($('detail-name').textContent);
+          $('detail').close();
+        }
+        return { pwned: window.pwned || 0, ready: document.documentElement.dataset.ready, opened, title: document.title,
+                 elements: document.querySelectorAll('main img, main script, main svg[onload]').length };
+    """.replace("COUNT", str(len(HOSTILE)))
+    found = inside(hostile, driver, tmp_path)
+    assert (found["pwned"], found["ready"], found["elements"]) == (0, "yes", 0)
+    # a lone surrogate is shown by its escape, and HTML parsers take NUL out of data only if it is not escaped
+    assert found["opened"] == [survey.text(n) for n in HOSTILE]
+    assert found["title"].startswith("</script><script>")
+
+
+@browser
+def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
+    one = np.zeros((2, 3), "f4")
+    arrays = {f"model/layer_{i // 100}/block_{i % 100}/kernel": one for i in range(100_000)}
+    arrays["model/needle"] = np.zeros((1000, 3), "f4")
+    page = render(survey.survey(checkpoint(arrays), values=False) | {"url": "many"})
+    driver = WAIT + """
+        const rows = () => document.querySelectorAll('#space .row').length, first = rows();
+        $('search').value = 'needle'; $('search').dispatchEvent(new Event('input')); await wait(300);
+        const one = { count: rows(), text: $('found').textContent, name: $('row-0').firstChild.textContent };
+        $('search').value = ''; $('search').dispatchEvent(new Event('input')); await wait(300);
+        const at = performance.now();
+        document.querySelector('[data-sort=size]').click();
+        const sorted = { ms: performance.now() - at, name: $('row-0').firstChild.textContent };
+        document.querySelector('[data-sort=name]').click();
+        $('scroll').scrollTop = 1e9; await wait(100);
+        const last = [...document.querySelectorAll('#space .row')].pop();
+        return { first, one, sorted, last: last.firstChild.textContent, rows: rows() };
+    """
+    found = inside(page, driver, tmp_path)
+    assert found["first"] < 100
+    assert found["rows"] < 100
+    assert (found["one"]["count"], found["one"]["name"]) == (1, "model/needle")
+    assert found["one"]["text"].startswith("1 of 100,001 tensors")
+    assert found["sorted"]["name"] == "model/needle"
+    assert found["sorted"]["ms"] < 5000
+    assert found["last"] == "model/needle"
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    arrays = {f"net/layer_{i}/kernel": np.random.default_rng(i).normal(size=(20, 30)).astype("f4") for i in range(12)}
+    arrays["net/layer_7/kernel"][3, 4] = np.nan
+    arrays["net/layer_7/kernel/Adam"] = np.zeros((20, 30), "f4")
+    made = checkpoint(arrays)
+    return render(survey.survey(passes.roles(made), values=True) | {"url": "model.ckpt"})
+
+
+@browser
+def test_keyboard_alone(model: str, tmp_path: Path) -> None:
+    driver = WAIT + """
+        key(document.body, '/');
+        const searching = document.activeElement.id;
+        $('search').value = 'layer_7'; $('search').dispatchEvent(new Event('input')); await wait(50);
+        key($('search'), 'Enter');
+        const focus = document.activeElement.id;
+        key($('scroll'), 'ArrowDown');
+        const active = $('scroll').getAttribute('aria-activedescendant');
+        key($('scroll'), 'Home'); key($('scroll'), 'Enter'); await wait(20);
+        const opened = $('detail').open, name = $('detail-name').textContent;
+        const pictures = $('detail').querySelectorAll('svg rect').length;
+        const canvas = $('detail').querySelectorAll('canvas').length;
+        const warned = $('detail').querySelector('.alert').textContent;
+        $('detail').querySelector('.close').click(); await wait(20);
+        const back = document.activeElement.id;
+        const reachable = [...document.querySelectorAll('button, input, [tabindex="0"], a')].length;
+        return { searching, focus, active, opened, name, pictures, canvas, warned, back, reachable };
+    """
+    found = inside(model, driver, tmp_path)
+    assert (found["searching"], found["focus"], found["active"]) == ("search", "scroll", "row-1")
+    assert (found["opened"], found["name"]) == (True, "net/layer_7/kernel")
+    assert (found["pictures"], found["canvas"]) == (32, 1)
+    assert found["warned"] == "1 NaN and 0 infinite values."
+    assert found["back"] == "scroll"
+
+
+@browser
+def test_address_keeps_the_view(model: str, tmp_path: Path) -> None:
+    driver = WAIT + """await wait(50);
+        return { text: $('found').textContent, sort: document.querySelector('[aria-sort=descending]').textContent,
+                 first: $('row-0').firstChild.textContent };"""
+    found = inside(model, driver, tmp_path, "#q=kernel&sort=name&down=1&show=weight")
+    assert found["text"].startswith("12 of 13")
+    assert (found["sort"], found["first"]) == ("Name", "net/layer_11/kernel")
+
+
+@browser
+@pytest.mark.parametrize("size", ["400,800", "1280,900"])
+def test_nothing_is_wider_than_the_screen(hostile: str, tmp_path: Path, size: str) -> None:
+    driver = WAIT + """
+        const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+        $('row-17').click();
+        return { wide, dialog: $('detail').scrollWidth - $('detail').clientWidth };"""
+    assert inside(hostile, driver, tmp_path, size=size) == {"wide": 0, "dialog": 0}
+
+
+@browser
+def test_warnings_lead_to_the_tensors(model: str, tmp_path: Path) -> None:
+    driver = WAIT + """
+        document.querySelector('#alerts button').click(); await wait(20);
+        return { text: $('found').textContent, pressed: document.querySelector('[aria-pressed=true]').textContent };"""
+    found = inside(model, driver, tmp_path)
+    assert found["text"].startswith("1 of 13 tensors")
+    assert found["pressed"] == "NaN or Inf"
