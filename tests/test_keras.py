@@ -142,6 +142,28 @@ def test_npz_archives_are_refused(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "a.keras")
 
 
+def test_shards_of_hugging_face(tmp_path: Path) -> None:
+    """transformers.TFPreTrainedModel.save_pretrained(max_shard_size=...) drops the model's name within shards."""
+    weights = {"tf_m/bert/a/kernel:0": 0, "tf_m/bert/a/bias:0": 1, "shared/weight:0": 2, "top:0": 3}
+    places = {name: f"tf_model-0000{1 + i % 2}-of-00002.h5" for name, i in weights.items()}
+    for file in set(places.values()):
+        with h5py.File(tmp_path / file, "w") as f:
+            mine = [n.partition("/")[2] if n.startswith("tf_m") else n for n in places if places[n] == file]
+            f.attrs["layer_names"] = [n.encode() for n in mine]
+            for name in mine:
+                f[name] = np.full(3, next(i for n, i in weights.items() if n.endswith(name)), "f4")
+    index = tmp_path / "tf_model.h5.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 48}, "weight_map": places}))
+    for path in (index, tmp_path):
+        got = ckptconv.open(path)
+        assert {n: t.numpy()[0] for n, t in got.items()} == {n.removesuffix(":0"): i for n, i in weights.items()}
+        assert (got.format, got.notes) == ("keras", ())
+    assert list(ckptconv.open(tmp_path / "tf_model-00001-of-00002.h5")) == ["bert/a/kernel", "shared/weight"]
+    (tmp_path / "tf_model-00002-of-00002.h5").unlink()
+    with pytest.raises(ckptconv.errors.CkptError, match="00002-of-00002"):
+        ckptconv.open(index)
+
+
 # --- legacy lists ----------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
 MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
-    "flax_model.msgpack", "flax_model.msgpack.index.json",
+    "flax_model.msgpack", "flax_model.msgpack.index.json", "tf_model.h5", "tf_model.h5.index.json",
 )  # fmt: skip
 WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
@@ -80,7 +80,8 @@ def _open_folder(url: str, opaque: bool) -> Checkpoint:
     if found[0] not in MODELS and len(found) > 1:
         raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
     path = sibling(join(url, "."), found[0])
-    whole = open_index(path, opaque) if path.endswith(INDEX) else open_checkpoint(path, opaque=opaque)
+    ours = path.endswith(INDEX) and not path.endswith(".h5" + INDEX)  # Keras knows how it spells names in shards
+    whole = open_index(path, opaque) if ours else open_checkpoint(path, opaque=opaque)
     if len(found) == 1:
         return whole
     note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(found[1:]))

@@ -71,8 +71,9 @@ class Remote(io.RawIOBase):
 
 def send(out: BinaryIO, kind: bytes, body: bytes = b"") -> None:
     out.write(FRAME.pack(kind, len(body)) + body)
-    out.flush()
-    headway()
+    if kind != b"R":  # records are many and small
+        out.flush()
+        headway()
 
 
 def headway() -> None:

@@ -19,13 +19,13 @@ How a tensor is named, here and in rule files: by its weight name without a fina
 - Otherwise two layers hold different variables of one name (two inner models built alike); each of them is then called
   layer/weight name, unless the name begins with the layer already: enc_a/inner/kernel, enc_b/inner/kernel.
 - Optimizer weights come last, under optimizer_weights/, with the role slot, step or state.
+- Shards of a Hugging Face model list datasets in place of layers; tf_model.h5.index.json has the whole names.
 
 Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` keeps the lists for writing.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -34,12 +34,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import CorruptCheckpoint, listing
 from ckptconv.formats import hdf5
 from ckptconv.formats.hdf5 import Stored, Tree
-from ckptconv.store import Reader, Seen
+from ckptconv.formats.safetensors import parse_json
+from ckptconv.store import Reader, Seen, read_all, sibling
 from ckptconv.tensor import Checkpoint, Coded, Note, Span, Tensor
 
 if TYPE_CHECKING:
     from ckptconv.formats.keras.writing import LegacyWriter
 
+INDEX = ".h5.index.json"
+MAX_INDEX = 200_000_000
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
 LISTS = ("layer_names", "weight_names")
@@ -56,6 +59,8 @@ class Listed(NamedTuple):
 
 
 def sniff(seen: Seen) -> int:
+    if seen.base.endswith(INDEX) and b'"weight_map"' in seen.head:
+        return 4  # of the Hugging Face indexes, the one of Keras files
     if not hdf5.is_hdf5(seen):
         return 0
     found = hdf5.try_look(seen.url)
@@ -83,6 +88,8 @@ def names(attrs: Mapping[str, Any], key: str) -> list[str] | None:
 
 def open(url: str, opaque: bool = False) -> Checkpoint:
     """Take the listed weights in their order, then those of the optimizer."""
+    if url.endswith(INDEX):
+        return _open_index(url)
     found = hdf5.look(url)
     base = root(found)
     if base is None:
@@ -114,11 +121,35 @@ def weights(found: Tree, base: str) -> Iterator[Listed]:
     layers = names(found.groups[base], "layer_names") or []
     for layer in dict.fromkeys(layers):
         path = join(base, layer)
+        if path in found.datasets:
+            yield Listed("", layer, found.datasets[path])
+            continue
         if path not in found.groups:
             raise CorruptCheckpoint(f"layer_names lists {layer!r} but there is no such group", url=found.url)
         yield from group(found, path, layer)
     if TOP not in layers:
         yield from group(found, join(base, TOP), TOP)
+
+
+def _open_index(url: str) -> Checkpoint:
+    """Take every tensor that the index names from the shard that it names; a shard leaves the model's name out."""
+    said = parse_json(read_all(url, MAX_INDEX), url)
+    places = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
+        raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
+    trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
+    tensors: dict[str, Tensor] = {}
+    used: dict[str, set[str]] = {file: set() for file in trees}
+    for weight, file in places.items():
+        tree, label = trees[file], bare(weight)
+        path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
+        if path is None:
+            raise CorruptCheckpoint(f"{weight} is not in {file}, where the index says it is", url=url)
+        used[file].add(path)
+        label = weight if label in tensors else label
+        tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
+    notes = [n for f, t in trees.items() for n in (*t.notes, *unread(t, used[f]))]
+    return Checkpoint(tensors, {}, (), "keras", (url, *(t.url for t in trees.values())), tuple(notes))
 
 
 def group(found: Tree, path: str, layer: str) -> list[Listed]:
@@ -185,6 +216,9 @@ def equal(found: Tree, a: Stored, b: Stored) -> bool:
 
 
 def digest(found: Tree, stored: Stored) -> bytes:
+    """Hash a dataset's elements."""
+    import hashlib
+
     total = hashlib.sha256()
     data = hdf5.tensor(found, stored, stored.path).parts[0].data
     if isinstance(data, Span):
