@@ -78,10 +78,10 @@ def test_objects_lose_their_escapes():
         "model/d/a/b": "",
         "model/w": "",
         "model/w/.OPTIMIZER_SLOT/optimizer/momentum": "slot",
-        "optimizer/decay": "slot",
+        "optimizer/decay": "state",
         "optimizer/iter": "step",
-        "optimizer/learning_rate": "slot",
-        "optimizer/momentum": "slot",
+        "optimizer/learning_rate": "state",
+        "optimizer/momentum": "state",
         "save_counter": "step",
     }
     assert found["model/d/.S"].numpy() == 2.0
@@ -97,7 +97,8 @@ def test_weights_that_only_the_optimizer_names_are_weights():
         *(f"optimizer/_trainable_variables/{i}" for i in range(4)),
     }
     assert roles["optimizer/_iterations"] == "step"
-    assert sum(role == "slot" for role in roles.values()) == 9  # two moments of each weight, and the learning rate
+    assert roles["optimizer/_learning_rate"] == "state"
+    assert sum(role == "slot" for role in roles.values()) == 8  # two moments of each weight
 
 
 def test_a_frozen_graph_tells_weights_from_shapes():

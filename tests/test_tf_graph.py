@@ -208,6 +208,9 @@ def test_tf_keras_models(tmp_path):
         assert same(found[name].numpy(), v.numpy())
         assert found[name].role == ""
     assert {t.role for k, t in found.items() if k.startswith("Adam/")} == {"slot"}
+    assert {k: found[k].role for k in ("iteration", "learning_rate", "total", "count")} == {
+        "iteration": "step", "learning_rate": "state", "total": "state", "count": "state",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ["", "saved_model.pb", "variables", "variables/variables.index"])

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ckptconv.errors import CorruptCheckpoint
 from ckptconv.tensor import DType
 
 from .table import read_varint
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from . import messages_pb2 as pb
 
 FIELDS = {
@@ -99,6 +99,8 @@ def _packed(proto: pb.TensorProto, field: str) -> bytes:
 
 def _varints(raw: bytes, where: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Decode many varints at once."""
+    import numpy as np
+
     data = np.frombuffer(raw, "u1")
     ends = np.flatnonzero(data < 128)
     if not len(ends):

@@ -53,7 +53,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             return saved_model.open(url, f, found, opaque)
         checkpoint = constants(f, found, opaque)
         details = saved_model.collections(f, *found.meta) if found.meta else {}
-        if details:
+        if details and not opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is not here", url=url)
     return replace(checkpoint, details={**checkpoint.details, **details})

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 CONFIG = "/.ATTRIBUTES/OBJECT_CONFIG_JSON"
-STEPS = {"_iterations", "iterations", "iter", "step", "_step", "global_step"}
+TRAINED = "_trainable_variables"
+METRICS = "keras_api/metrics/"  # where Keras 2 keeps running sums
+# an optimizer's own variables that are no slots, without the underscore of Keras 3
+ROLES = dict.fromkeys(("iterations", "iter", "step", "global_step"), "step") | dict.fromkeys(
+    ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon"), "state"
+)
 _ESCAPE = re.compile(r"\.([.S])")
 
 
@@ -91,33 +96,42 @@ def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
-    """Roles by checkpoint key: what only an optimizer reaches is a slot or a step, the save counter is a step."""
+    """Roles by checkpoint key: what only an optimizer reaches is no weight; nor are save counters and sums of metrics."""
     optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
-    model = _reach(graph, [0], optimizers) if 0 not in optimizers else set()
+    model = _model(graph, optimizers)
     roles: dict[str, str] = {}
     for i in optimizers:
-        for child in graph.nodes[i].children:
-            # the variables an optimizer trains are the model's, whether the model was saved or not
-            if child.local_name == "_trainable_variables":
-                model |= _reach(graph, [child.node_id], optimizers)
-    for i in optimizers:
-        model -= {s.slot_variable_node_id for s in graph.nodes[i].slot_variables}
-    for i in optimizers:
-        for child in graph.nodes[i].children:
-            if child.local_name == "_trainable_variables":
-                continue
-            role = "step" if child.local_name in STEPS else "slot"
-            for node in _reach(graph, [child.node_id], optimizers) - model:
-                for attribute in graph.nodes[node].attributes:
-                    if roles.get(attribute.checkpoint_key) != "step":
-                        roles[attribute.checkpoint_key] = role
-        for slot in graph.nodes[i].slot_variables:
-            for attribute in graph.nodes[slot.slot_variable_node_id].attributes:
-                roles[attribute.checkpoint_key] = "slot"
+        _optimizer(graph, i, model, optimizers, roles)
+    keys = (a.checkpoint_key for node in graph.nodes for a in node.attributes)
+    roles |= {k: "state" for k in keys if k.startswith(METRICS)}
     for child in graph.nodes[0].children if graph.nodes else ():
         if child.local_name == "save_counter":
             roles |= {a.checkpoint_key: "step" for a in graph.nodes[child.node_id].attributes}
     return roles
+
+
+def _model(graph: pb.TrackableObjectGraph, optimizers: set[int]) -> set[int]:
+    """The nodes that are the model's: reached past the optimizers, or trained by one."""
+    nodes = _reach(graph, [0], optimizers) if graph.nodes and 0 not in optimizers else set()
+    for i in optimizers:
+        # the variables an optimizer trains are the model's, whether the model was saved or not
+        trained = [c.node_id for c in graph.nodes[i].children if c.local_name == TRAINED]
+        nodes |= _reach(graph, trained, optimizers)
+    return nodes - {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
+
+
+def _optimizer(
+    graph: pb.TrackableObjectGraph, at: int, model: set[int], optimizers: set[int], roles: dict[str, str]
+) -> None:
+    """Give roles to an optimizer's own variables."""
+    for child in graph.nodes[at].children:
+        role = ROLES.get(child.local_name.removeprefix("_"), "slot")
+        for node in _reach(graph, [child.node_id], optimizers) - model if child.local_name != TRAINED else ():
+            for attribute in graph.nodes[node].attributes:
+                if role != "slot" or attribute.checkpoint_key not in roles:  # the others are in `_variables`, too
+                    roles[attribute.checkpoint_key] = role
+    for slot in graph.nodes[at].slot_variables:
+        roles |= {a.checkpoint_key: "slot" for a in graph.nodes[slot.slot_variable_node_id].attributes}
 
 
 def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
@@ -125,7 +139,7 @@ def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
     children = {c.local_name for c in node.children}
     return (
         bool(node.slot_variables)
-        or children >= {"_iterations", "_trainable_variables"}
+        or children >= {"_iterations", TRAINED}
         or bool(children >= {"_iterations", "_learning_rate"} or children >= {"iter", "learning_rate"})
     )
 
