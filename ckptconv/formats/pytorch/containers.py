@@ -124,8 +124,10 @@ def _attributes(thing: Inert) -> Iterator[tuple[str, Any]]:
                 yield name, value
     yield from ((segment(k), v) for k, v in thing.pairs.items())
     yield from ((str(i), v) for i, v in enumerate(thing.items))
-    if state is None and type(thing.args) is tuple:
-        yield from ((str(i), v) for i, v in enumerate(thing.args) if type(v) not in SCALARS)
+    for i, value in enumerate(thing.args if type(thing.args) is tuple else ()):
+        name_only = type(value) is Known or (type(value) is Inert and value.args is None)
+        if type(value) not in SCALARS and not name_only and value != ():
+            yield (str(i) if state is None else f"args.{i}"), value
 
 
 # What every torch.nn.Module carries and that says nothing about weights.
