@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from hashlib import blake2b
 from typing import IO, Any, NamedTuple, cast
 from zlib import crc32
 
@@ -173,6 +172,8 @@ class File:
         if found.get("size") is None:
             raise StorageError("the server does not tell the file's size", url=url)
         self.size = int(found["size"])
+        from hashlib import blake2b
+
         version = repr([found.get(k) for k in ("ETag", "etag", "LastModified", "mtime", "updated", "created")])
         self.stamp = (self.size, int.from_bytes(blake2b(version.encode(), digest_size=8).digest(), "little"))
         self._copy: IO[bytes] | None = None

@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import re
-import secrets
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -333,7 +332,7 @@ class Output:
         taken = [p for p in self._final.values() if os.path.lexists(p)]
         if taken and not force and not whole:
             raise StorageError("already exists; --force replaces it", url=taken[0])
-        self._mark, self._stays, self._kept, self._whole = mark or secrets.token_hex(4), bool(mark), kept, whole
+        self._mark, self._stays, self._kept, self._whole = mark or os.urandom(4).hex(), bool(mark), kept, whole
         self._fds: dict[str, int] = {}
         self._made: list[str] = []
         try:

@@ -19,7 +19,7 @@ Nothing heavy is imported before a format's own function runs.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -153,6 +153,9 @@ def table() -> dict[str, Format]:
 
 def get(name: str) -> Format:
     """Look a format up by name; UsageError lists those there are."""
+    for row in TABLE:  # installed packages are asked only where ours do not do: that takes longer than all else
+        if row.name == name:
+            return row
     try:
         return table()[name]
     except KeyError:
@@ -165,8 +168,11 @@ def detect(url: str, *, but: str = "") -> Format:
     Raises UnknownFormat with what was seen, AmbiguousFormat with the candidates.
     """
     seen = Seen(url)
-    claims = {f.name: int(f.load().sniff(seen)) for f in table().values() if f.reads and f.name != but}
+    claims = _claims(TABLE, seen, but)
     best = max(claims.values())
+    if best < 3:  # nothing beyond doubt: what do installed packages say?
+        claims |= _claims([f for f in table().values() if f.name not in claims], seen, but)
+        best = max(claims.values())
     if best < 2:  # at most its name fits
         _refuse_stand_in(seen)
     found = [name for name, claim in claims.items() if claim == best and claim > 0]
@@ -175,7 +181,11 @@ def detect(url: str, *, but: str = "") -> Format:
     if not found:
         what = f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
         raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=url)
-    return table()[found[0]]
+    return get(found[0])
+
+
+def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
+    return {f.name: int(f.load().sniff(seen)) for f in rows if f.reads and f.name != but}
 
 
 def _refuse_stand_in(seen: Seen) -> None:
@@ -231,15 +241,19 @@ def decode(coded: Coded) -> Iterator[Any]:
 
 
 def target(url: str, name: str | None = None, source: str = "") -> Format:
-    """The format to write at `url`: the named one, or the one whose suffix it has, the source's own where several do."""
+    """The format to write at `url`: the named one, or the one whose suffix it has; of several the source's own."""
     if name:
         row = get(name)
         if not row.writes:
             raise UsageError(f"the format {name} can be read but not written")
         return row
-    rows = [f for f in table().values() if f.writes]
-    fits = [(len(s), f) for f in rows for s in f.suffixes if url.lower().endswith(s)]
+    fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits:
-        known = ", ".join(f"{f.name} ({' '.join(f.suffixes)})" for f in rows)
+        known = ", ".join(f"{f.name} ({' '.join(f.suffixes)})" for f in table().values() if f.writes)
         raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
+
+
+def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:
+    """Formats whose suffix the name has, with the suffix's length."""
+    return [(len(s), f) for f in rows if f.writes for s in f.suffixes if url.lower().endswith(s)]
