@@ -68,9 +68,11 @@ def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
     pattern, order = step.compiled
     if step.one:
         group = order.index(step.one) + 1
-        if len({m[group] for n in known.values() for m in pattern.finditer(n)}) != 1:
+        if len({m[group] for n in known.values() if step.literal in n for m in pattern.finditer(n)}) != 1:
             return
     for name, text in known.items():
+        if step.literal not in text:
+            continue
         for _ in range(1 if step.anchored else MAX_AGAIN):
             new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
             if new == text:
@@ -108,10 +110,11 @@ def _origin(converter: Converter, index: int) -> tuple[Rule, int]:
 
 def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
     """The captures as the target spells them; None if one has no value there."""
+    if not values:
+        return {}
     out = {}
-    wide = {p.name for t in rule.sources for p in t.parts if not isinstance(p, str) and p.kind == "..."}
     for name, value in values.items():
-        if name in wide:
+        if name in rule.wide:
             new: str | None = value.replace(*separators) if separators[0] else value
         else:
             new = rule.where[name].forward(value) if name in rule.where else value
@@ -138,10 +141,10 @@ def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
             index, values = found
             i, k = converter.origins[index]
             rule = converter.rules[i]
-            stack = rule.sources[k].stacked
-            if len(rule.sources) == 1 and not stack:
+            if rule.alone:
                 out.groups.append(Group(i, values, ({0: name},), position[name]))
                 continue
+            stack = rule.sources[k].stacked
             place = (
                 rule.where[stack].index(values[stack]) if stack in rule.where else int(values[stack]) if stack else 0
             )

@@ -58,6 +58,11 @@ class Rewrite:
         return self.start or self.end
 
     @cached_property
+    def literal(self) -> str:
+        """Text that every name has in which there is something to replace."""
+        return max((p for p in self.source.parts if isinstance(p, str)), key=len, default="")
+
+    @cached_property
     def compiled(self) -> tuple[re.Pattern[str], list[str]]:
         """What to search for, and the captures in the order of the groups; a capture is as short as may be."""
         text, order = self.source.regex(self.where)
@@ -103,6 +108,17 @@ class Rule:
             tensors = side.split(",")
             sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
         return layouts.parse(" -> ".join(sides))
+
+    @cached_property
+    def alone(self) -> bool:
+        """True if each tensor it takes is taken by itself."""
+        return len(self.sources) == 1 and not self.sources[0].stacked
+
+    @cached_property
+    def wide(self) -> frozenset[str]:
+        """The captures {x...}, in which separators change."""
+        parts = (p for t in self.sources for p in t.parts)
+        return frozenset(p.name for p in parts if not isinstance(p, str) and p.kind == "...")
 
     def _axes(self, side: int, k: int) -> tuple[int, bool]:
         """How many axes the layout spells out for a tensor, and whether that is all."""
@@ -211,9 +227,11 @@ class Converter:
         listing all there are. Optimizer slots and the like are left out with a note; `slots` keeps those that follow
         a weight. `details["moved"]` says for every target by which rule it came, and from what.
         """
+        from .formats import uncollected
         from .rewrite import apply
 
-        return apply(self, checkpoint, params or {}, slots=slots)
+        with uncollected():
+            return apply(self, checkpoint, params or {}, slots=slots)
 
     def takes(self, checkpoint: Checkpoint) -> bool:
         """True if the family is recognised and every weight has a rule."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -224,36 +223,38 @@ class Match(NamedTuple):
     values: dict[str, str]
 
 
+Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
+
+
 class Matcher:
     """Find the first of many templates that takes a name: one expression for each last segment that templates name."""
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
         self._templates = templates
-        self._tables: dict[str, tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]] = {}
+        self._lasts = frozenset(t.last for t, _ in templates)
+        self._tables: dict[tuple[str, int], Table] = {}
 
-    @cached_property
-    def _lasts(self) -> frozenset[str]:
-        return frozenset(t.last for t, _ in self._templates)
+    def _table(self, last: str, begin: int) -> Table:
+        """All templates from `begin` on that may end in segment `last`, as alternatives; where each one's groups are."""
+        rows, count = ["(?!)"], 0
+        groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
+        for i, (t, where) in enumerate(self._templates[begin:], begin):
+            if t.last in ("", last):
+                text, order = t.regex(where, count + 2)
+                rows.append(f"({text})")
+                groups += [(i, count + 2, order)] * (len(order) + 1)
+                count += len(order) + 1
+        return re.compile("|".join(rows), re.DOTALL), groups
 
-    def _table(self, last: str) -> tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]:
-        """All templates that may end in segment `last`, as alternatives in order; where each one's groups begin."""
-        if last not in self._tables:
-            rows, count = ["(?!)"], 0
-            groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
-            for i, (t, where) in enumerate(self._templates):
-                if t.last in ("", last):
-                    text, order = t.regex(where, count + 2)
-                    rows.append(f"({text})")
-                    groups += [(i, count + 2, order)] * (len(order) + 1)
-                    count += len(order) + 1
-            self._tables[last] = re.compile("|".join(rows), re.DOTALL), groups
-        return self._tables[last]
-
-    def first(self, name: str) -> Match | None:
+    def first(self, name: str, begin: int = 0) -> Match | None:
+        """The first template, from number `begin` on, that takes the name."""
         if len(name) > MAX_NAME:
             return None
         last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
-        pattern, groups = self._table(last if last in self._lasts else "")
+        key = (last if last in self._lasts else "", begin)
+        if key not in self._tables:
+            self._tables[key] = self._table(*key)
+        pattern, groups = self._tables[key]
         m = pattern.fullmatch(name)
         if m is None:
             return None
@@ -262,14 +263,7 @@ class Matcher:
 
     def after(self, name: str, index: int) -> Match | None:
         """The next template beyond `index` that takes the name."""
-        if len(name) > MAX_NAME:
-            return None
-        for i in range(index + 1, len(self._templates)):
-            t, where = self._templates[i]
-            text, order = t.regex(where)
-            if m := re.compile(text, re.DOTALL).fullmatch(name):
-                return Match(i, {c: m[k + 1] or "" for k, c in enumerate(order)})
-        return None
+        return self.first(name, index + 1)
 
 
 # --- folding ----------------------------------------------------------------------------------------------------

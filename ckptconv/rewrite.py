@@ -95,7 +95,7 @@ class _Output:
 
     def _made(self, rule: Rule, group: Group, values: dict[str, str]) -> list[tuple[str, Any, tuple[Part, ...]]]:
         sources = [self._source(rule, t, m) for t, m in zip(rule.sources, group.members, strict=True)]
-        if len({s.dtype.name for s in sources}) > 1:
+        if len(sources) > 1 and len({s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted({s.dtype.name for s in sources}))} do not join")
         if rule.pattern is None:
             return [(rule.targets[0].render(values), sources[0].shape, sources[0].parts)]
