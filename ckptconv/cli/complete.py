@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
-import typer
+from ..errors import CkptError
 
 LIMIT = 200  # names offered at a time
+PLAIN = re.compile(r"[\w./:@%+,-]+")  # a name that a shell would read as anything else is not offered: `$(...)`
 
 
 def _starting(words: Iterable[str], typed: str) -> list[str]:
@@ -58,18 +60,25 @@ def columns(incomplete: str) -> list[str]:
     return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
 
 
-def tensors(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of tensors in the source, up to the next separator: TAB walks down the scopes."""
-    from ..errors import CkptError
-
-    given = ctx.params.get("sources") or ctx.params.get("source") or ()
+def tensors(incomplete: str) -> list[str]:
+    """Names of tensors in the sources that were typed, up to the next separator: TAB walks down the scopes."""
     found: dict[str, None] = {}
-    for source in [given] if isinstance(given, str) else given:
+    for word in _typed():
         try:
-            found.update(dict.fromkeys(_names(source)))
+            found.update(dict.fromkeys(_names(word)))
         except CkptError:
             continue
-    return list(dict.fromkeys(_step(n, incomplete) for n in found if n.startswith(incomplete)))[:LIMIT]
+    fit = (n for n in found if n.startswith(incomplete) and PLAIN.fullmatch(n))
+    return list(dict.fromkeys(_step(n, incomplete) for n in fit))[:LIMIT]
+
+
+def _typed() -> list[str]:
+    """The words before the cursor that may be checkpoints; parsing stops at an option without its value."""
+    try:
+        words = shlex.split(os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", ""))
+    except ValueError:  # a quote is still open
+        return []
+    return [w for w in words[2:] if not w.startswith("-")][:8]
 
 
 def _names(source: str) -> Iterator[str]:

@@ -1,0 +1,67 @@
+"""What the shell offers on TAB, with and without the verb that may be left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv.cli import VERBS, complete
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = ["net/layer_1/kernel", "net/layer_1/bias", "net/layer_10/bias", "step", "net/$(touch pwned)", "net/a b"]
+    ckptconv.save({n: np.ones(2, "f4") for n in names}, tmp_path / "model.safetensors")
+    (tmp_path / "rules.toml").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("ckptconv ins", ["inspect"]),
+        ("ckptconv model.safetensors --to npz", ["npz"]),
+        ("ckptconv convert model.safetensors --to safet", ["safetensors"]),
+        ("ckptconv inspect x --from keras", ["keras", "keras3"]),
+        ("ckptconv model.safetensors -c rul", ["rules.toml"]),
+        ("ckptconv diff a b --dtype bf", ["bfloat16"]),
+        ("ckptconv inspect model.safetensors --sort s", ["size", "shape"]),
+        ("ckptconv inspect model.safetensors --include n", ["net/*"]),
+        ("ckptconv inspect model.safetensors --include net/", ["net/layer_1/*", "net/layer_10/*"]),
+        ("ckptconv model.safetensors -o out.npz --exclude s", ["step"]),
+        ("ckptconv inspect no-such-file --include n", []),
+    ],
+)
+def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
+    words = line.split(" ")
+    asked = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = cli(env={**os.environ, **asked, "_CKPTCONV_COMPLETE": "complete_bash"}, cwd=folder)
+    assert done.stderr == ""
+    assert sorted(done.stdout.split()) == sorted(offered)
+
+
+def test_zsh_asks_in_another_way(cli: Run, folder: Path) -> None:
+    env = {**os.environ, "_TYPER_COMPLETE_ARGS": "ckptconv a.ckpt --to np", "_CKPTCONV_COMPLETE": "complete_zsh"}
+    done = cli(env=env, cwd=folder)
+    assert all(f'"{name}"' in done.stdout for name in ("npz", "npy"))
+    assert "safetensors" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "changed"),
+    [
+        ("ckptconv a.ckpt ", "ckptconv convert a.ckpt "),
+        ("ckptconv inspect a", None),
+        ("ckptconv a", None),
+        ("ckptconv --to n", "ckptconv convert --to n"),
+        ("ckptconv", None),
+    ],
+)
+def test_the_default_verb_is_put_in_front(typed: str, changed: str | None) -> None:
+    found = complete.with_verb({"_TYPER_COMPLETE_ARGS": typed}, VERBS)
+    assert found == ({"_TYPER_COMPLETE_ARGS": changed} if changed else {})
