@@ -96,42 +96,30 @@ def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
-    """Roles by checkpoint key: what only an optimizer reaches is no weight; nor are save counters and sums of metrics."""
+    """Roles by checkpoint key: what only an optimizer reaches is no weight, nor is a save counter or a metric's sum."""
     optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
-    model = _model(graph, optimizers)
+    children = [c for i in optimizers for c in graph.nodes[i].children]
+    slots = {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
+    # the variables an optimizer trains are the model's, whether the model was saved or not
+    trained = {c.node_id for c in children if c.local_name == TRAINED}
+    model = _reach(graph, trained | ({0} if graph.nodes else set()), optimizers) - slots
+    own: dict[str, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 lists all in `_variables`, too
+    for c in children:
+        if c.local_name != TRAINED:
+            own[ROLES.get(c.local_name.removeprefix("_"), "slot")].add(c.node_id)
     roles: dict[str, str] = {}
-    for i in optimizers:
-        _optimizer(graph, i, model, optimizers, roles)
-    keys = (a.checkpoint_key for node in graph.nodes for a in node.attributes)
-    roles |= {k: "state" for k in keys if k.startswith(METRICS)}
+    for role, start in own.items():
+        for node in _reach(graph, start, optimizers) - model:
+            roles |= dict.fromkeys(_keys(graph, node), role)
     for child in graph.nodes[0].children if graph.nodes else ():
         if child.local_name == "save_counter":
-            roles |= {a.checkpoint_key: "step" for a in graph.nodes[child.node_id].attributes}
-    return roles
+            roles |= dict.fromkeys(_keys(graph, child.node_id), "step")
+    every = (k for node in range(len(graph.nodes)) for k in _keys(graph, node))
+    return roles | {k: "state" for k in every if k.startswith(METRICS)}
 
 
-def _model(graph: pb.TrackableObjectGraph, optimizers: set[int]) -> set[int]:
-    """The nodes that are the model's: reached past the optimizers, or trained by one."""
-    nodes = _reach(graph, [0], optimizers) if graph.nodes and 0 not in optimizers else set()
-    for i in optimizers:
-        # the variables an optimizer trains are the model's, whether the model was saved or not
-        trained = [c.node_id for c in graph.nodes[i].children if c.local_name == TRAINED]
-        nodes |= _reach(graph, trained, optimizers)
-    return nodes - {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
-
-
-def _optimizer(
-    graph: pb.TrackableObjectGraph, at: int, model: set[int], optimizers: set[int], roles: dict[str, str]
-) -> None:
-    """Give roles to an optimizer's own variables."""
-    for child in graph.nodes[at].children:
-        role = ROLES.get(child.local_name.removeprefix("_"), "slot")
-        for node in _reach(graph, [child.node_id], optimizers) - model if child.local_name != TRAINED else ():
-            for attribute in graph.nodes[node].attributes:
-                if role != "slot" or attribute.checkpoint_key not in roles:  # the others are in `_variables`, too
-                    roles[attribute.checkpoint_key] = role
-    for slot in graph.nodes[at].slot_variables:
-        roles |= {a.checkpoint_key: "slot" for a in graph.nodes[slot.slot_variable_node_id].attributes}
+def _keys(graph: pb.TrackableObjectGraph, node: int) -> list[str]:
+    return [a.checkpoint_key for a in graph.nodes[node].attributes]
 
 
 def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:

@@ -70,10 +70,10 @@ class Shards:
         with Reader(url) as f:
             size = f.size
             head = f.read(0, min(64, size))
-        if size >= self.reach[shard]:
-            return ""
         if head.startswith(b"version https://git-lfs"):
             return f"the shard {file} is a git-lfs pointer; run `git lfs pull` where it came from"
+        if size >= self.reach[shard]:
+            return ""
         cut = [_text(k) for k, e in mine if e.offset + e.size > size]
         return (
             f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
