@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,56 @@ def test_the_reference_reads_what_we_write(tmp_path: Path) -> None:
         assert str(found[n].dtype) == f"torch.{t.dtype.torch}"
         assert tuple(found[n].shape) == t.shape, n
         assert found[n].contiguous().flatten().view(torch.uint8).numpy().tobytes() == t.numpy().tobytes(), n
+
+
+def header(rng: random.Random) -> bytes:
+    """A file of a few tensors, most often with something wrong."""
+    whole: dict[str, Any] = {}
+    at = 0
+    for i in range(rng.randrange(4)):
+        kind, size = rng.choice([("F32", 4), ("U8", 1), ("BOOL", 1), ("F64", 8), ("BF16", 2), ("C64", 8), ("I4", 1)])
+        shape = [rng.choice([0, 1, 2, 3]) for _ in range(rng.randrange(3))]
+        size *= math.prod(shape)
+        entry: dict[str, Any] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+        if rng.random() < 0.1:
+            entry[rng.choice(list(entry))] = rng.choice(ODD)
+        if rng.random() < 0.1 and shape:
+            entry["shape"] = [rng.choice(ODD), *shape[1:]]
+        if rng.random() < 0.1:
+            entry["data_offsets"] = [rng.choice([*ODD, at]), at]
+        whole[f"t{i}"] = entry
+    if rng.random() < 0.2:
+        whole["__metadata__"] = rng.choice([{}, {"a": "b"}, None, {"a": 1}, [], "x", {"a": None}])
+    raw = json.dumps(whole).encode()
+    raw = rng.choice([b"", b"", b"", b"", b" ", b"\n", b"\xef\xbb\xbf", b"\0"]) + raw
+    raw += rng.choice([b"", b"", b"", b"", b" ", b"\0", b"x"])
+    return len(raw).to_bytes(8, "little") + raw + bytes(max(0, at + rng.choice([0, 0, 0, 0, 0, -1, 1])))
+
+
+ODD: tuple[Any, ...] = (0, 1, 2, 4, 8, -1, True, None, 1.0, "1", 2**32, 2**62, 2**64, [], {}, 12, 3)
+
+
+def test_the_reference_and_we_refuse_the_same(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    rng, path = random.Random(1), tmp_path / "x.safetensors"
+    seen = {True: 0, False: 0}
+    for _ in range(2000):
+        raw = header(rng)
+        path.write_bytes(raw)
+        try:
+            safetensors.deserialize(raw)
+            valid = True
+        except safetensors.SafetensorError:
+            valid = False
+        try:
+            ours.open(str(path))
+            taken = True
+        except ckptconv.CorruptCheckpoint:
+            taken = False
+        assert taken == valid, raw
+        seen[valid] += 1
+    assert min(seen.values()) > 300
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])

@@ -32,7 +32,7 @@ ORDER = (
 )  # fmt: skip
 RANK = {spelling: i for i, spelling in enumerate(ORDER)}
 ROWS = {row.safetensors: row for row in DTYPES.values() if row.safetensors}
-SIX_BITS = {"F6_E2M3", "F6_E3M2"}  # valid, but nothing else can hold them: noted and left out
+NOWHERE = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but nothing else can hold them"
 
 
 def sniff(seen: Seen) -> int:
@@ -60,7 +60,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         if row is not None
     }
     left = tuple(name for name, row, *_ in entries if row is None)
-    notes = (Note("skipped", "6-bit floats, which no other format holds", left),) if left else ()
+    notes = (Note("skipped", NOWHERE, left),) if left else ()
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
 
 
@@ -110,7 +110,7 @@ def _metadata(found: Any, url: str) -> dict[str, str]:
 
 
 def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
-    """Check one tensor of the header: its dtype (None: 6-bit floats), shape, and range in the buffer."""
+    """Check one tensor of the header: its dtype (None: see NOWHERE), shape, and range in the buffer."""
     try:
         spelling, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
         numbers = [*shape, begin, end]
@@ -132,9 +132,8 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
             url=url, tensor=name,
         )  # fmt: skip
     if spelling == "F4":  # our row counts bytes of two
-        if not shape or shape[-1] % 2:
-            raise CorruptCheckpoint(f"F4{shape} has half a byte per row", url=url, tensor=name)
-        shape = [*shape[:-1], shape[-1] // 2]
+        row = row if shape and shape[-1] % 2 == 0 else None
+        shape = [*shape[:-1], shape[-1] // 2] if row else shape
     return row, tuple(shape), begin, end
 
 
