@@ -18,6 +18,7 @@ from ckptconv.formats.hdf5.scan import Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
 BLOCKS = 256
+LEAST = 1 << 30  # of address space, most of which the libraries' own pages take
 
 
 class Remote(io.RawIOBase):
@@ -111,15 +112,17 @@ def rehearse() -> None:
         f["t"] = "x"
         f.attrs["n"], f.attrs["l"], f.attrs["s"] = 1.0, ["x"], b"x"
         for record in list(tree(f, 1 << 20)):
-            for _ in () if "group" in record else pieces(f, str(record["path"])):
+            for _ in () if "group" in record else pieces(f, str(record["path"]), 1 << 20):
                 pass
 
 
-def seal() -> None:
-    """From here on nothing can be opened: every import is done."""
+def seal(size: int) -> None:
+    """From here on nothing can be opened, every import is done; a small file gets less memory than a large one."""
     try:
         import resource
 
+        most = min(MEMORY, LEAST + 256 * size)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     except (ImportError, ValueError, OSError):
         pass
@@ -192,7 +195,7 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     if missing or "size" not in first:
         send(ask, b"E", json.dumps(["missing", missing]).encode())
         os._exit(0)
-    seal()
+    seal(first["size"])
     import h5py
 
     size, file = first["size"], None
@@ -217,7 +220,7 @@ def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes
         for record in tree(file, size):
             yield b"R", json.dumps(record).encode()
         return
-    for piece in pieces(file, request["path"]):
+    for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):
             for at in range(0, len(piece), 1 << 27):
                 yield b"D", piece[at : at + (1 << 27)]

@@ -1,7 +1,7 @@
 """What an HDF5 file holds, read with h5py and checked before anything is believed; runs only in the child process.
 
-    tree(file)            -> records: one per group and dataset, in the order of the file's links
-    pieces(file, path)    -> the little-endian bytes of one dataset, C order, in bounded slabs (strings: one by one)
+    tree(file, size)          -> records: one per group and dataset, in the order of the file's links
+    pieces(file, path, size)  -> the little-endian bytes of one dataset, C order, in bounded slabs; lists of strings
 
 Refused: links that are not hard links, groups reached twice, external or virtual storage, filters outside `FILTERS`,
 and more declared bytes than `RATIO` times what is stored. Nothing else in the file is followed.
@@ -19,6 +19,7 @@ FILTERS = {1, 2, 3, 4, 5, 6, 32000}
 RATIO = 1100  # deflate reaches 1032:1
 SLACK = 64 << 20  # what may be declared beyond that: never-written datasets stand for their fill value
 SLAB = 8 << 20
+TEXT = 8 << 10  # what a string may be counted as, its length being known only when it is read
 BAND = 256 << 20  # one row of chunks may be this large before chunks are decoded more than once
 MAX_DEPTH = 64
 MAX_OBJECTS = 1_000_000
@@ -188,7 +189,7 @@ def _float(kind: Any, size: int) -> tuple[str, bool, str]:
         (2, 15, 7, 8, 0, 7): (127, "bfloat16"),
         (4, 31, 23, 8, 0, 23): (127, "float32"),
         (8, 63, 52, 11, 0, 52): (1023, "float64"),
-        (1, 7, 3, 4, 0, 3): (7, ""),  # e4m3 of some flavour: the type does not say which
+        (1, 7, 3, 4, 0, 3): (7, "float8_e4m3fn"),  # by its bias; HDF5 2.0 calls it F8E4M3
         (1, 7, 2, 5, 0, 2): (15, "float8_e5m2"),
     }
     bias, name = rows.get((size, *fields), (0, ""))
@@ -272,19 +273,40 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def pieces(file: Any, path: str) -> Iterator[bytes | list[bytes]]:
+def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
     """The bytes of a dataset in C order, little-endian; a list of byte strings per slab if it holds strings."""
     import h5py
     import numpy as np
 
     found = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
-    text = found.id.get_type().get_class() == h5py.h5t.STRING
-    for box in slabs(found.shape, found.chunks, 16 if text else found.dtype.itemsize):
-        array = np.asarray(found[box])
+    kind = found.id.get_type()
+    text = kind.get_class() == h5py.h5t.STRING
+    small = kind.get_class() == h5py.h5t.FLOAT and element(kind, {})[0].startswith(("bfloat16", "float8"))
+    total = 0
+    for box in slabs(found.shape, found.chunks, TEXT if text else int(kind.get_size())):
+        array = _bits(found, box, kind) if small else np.asarray(found[box])
         if text:
-            yield [_item(v) for v in array.reshape(-1).tolist()]
+            items = [_item(v) for v in array.reshape(-1).tolist()]
+            total += sum(map(len, items))
+            if total > size + SLACK and kind.is_variable_str():  # many elements may point to one long string
+                raise Refused("unsafe", f"{path} unfolds to more than {total} bytes in a file of {size}")
+            yield items
         else:
             yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _bits(found: Any, box: Any, kind: Any) -> Any:
+    """Read floats that NumPy lacks as they are stored: the library would widen them."""
+    import h5py
+    import numpy as np
+
+    space = found.id.get_space()
+    shape = found.shape if box == () else (box.stop - box.start, *found.shape[1:])
+    out = np.empty(shape, f"{'>' if kind.get_order() == 1 else '<'}u{kind.get_size()}")
+    if shape:
+        space.select_hyperslab((box.start, *(0,) * (len(shape) - 1)), shape)
+    found.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
+    return out
 
 
 def _item(value: Any) -> bytes:
