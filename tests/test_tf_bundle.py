@@ -383,6 +383,11 @@ def test_names_that_cannot_be(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_text_is_written_as_utf8(tmp_path):
+    write(tmp_path / "m.ckpt", {"s": np.array(["é", b"\xff"], object)})
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("s").tolist() == ["é".encode(), b"\xff"]
+
+
 def test_an_older_checkpoint_is_replaced_whole_or_not_at_all(tmp_path):
     write(tmp_path / "m.ckpt", {"a": random("float32", (100,))}, max_shard_size=100)
     with pytest.raises(StorageError):

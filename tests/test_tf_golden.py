@@ -223,7 +223,8 @@ def test_a_truncated_shard_and_what_is_cut(broken):
 
 
 def test_a_shard_that_is_a_pointer(broken):
-    Path(f"{broken}.data-00000-of-00002").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")  # long enough
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"  # longer than the shard was
+    Path(f"{broken}.data-00000-of-00002").write_text(pointer)
     with pytest.raises(CkptError, match="git lfs pull"):
         ckptconv.open(broken)
 

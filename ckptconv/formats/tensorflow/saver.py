@@ -97,7 +97,8 @@ class BundleWriter:
         return shards
 
     def _encode(self, tensor: Tensor, names: Sequence[str]) -> bytes:
-        payload, crc = strings.pack(list(tensor.numpy().ravel()))
+        items = (i.encode() if isinstance(i, str) else bytes(i) for i in tensor.numpy().ravel())
+        payload, crc = strings.pack(list(items))
         self._strings |= dict.fromkeys(names, crc)
         return payload
 
