@@ -115,6 +115,8 @@ def execute(
         for receipt in (map or threads(plan.memory.workers))(do, jobs):
             if journal and isinstance(out, Output):
                 journal.add(receipt, out)
+            if sync and isinstance(out, Output):
+                out.hurry(receipt.job.file, receipt.job.start, receipt.job.size)
             receipts.append(_light(receipt))
             done += receipt.job.size
             if progress:
