@@ -176,13 +176,13 @@ class File:
 
         version = repr([found.get(k) for k in ("ETag", "etag", "LastModified", "mtime", "updated", "created")])
         self.stamp = (self.size, int.from_bytes(blake2b(version.encode(), digest_size=8).digest(), "little"))
-        self._copy: IO[bytes] | None = None
-        if is_http(url) and self.size > FIRST and not _ranged(url, self.size):
+        self._copy: Spool | None = None
+        if is_http(url) and (self.size <= FIRST or not _ranged(url, self.size)):
             self._copy = _whole(url, self.stamp)
         self._lock, self._spooling = threading.Lock(), threading.Lock()
         self._at, self._window, self._step = 0, b"", FIRST // 2
         self._mine = threading.local()  # .held: ranges fetched for the job of this thread
-        self._spools: dict[tuple[int, int], IO[bytes]] = {}
+        self._spools: dict[tuple[int, int], Spool] = {}
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes [start, start+size), which the caller has checked to lie in the file."""
@@ -193,13 +193,13 @@ class File:
         if not size:
             return b""
         if self._copy is not None:
-            return os.pread(self._copy.fileno(), size, start)
+            return self._copy.read(start, size)
         for first, data in getattr(self._mine, "held", ()):
             if first <= start and start + size <= first + len(data):
                 return memoryview(data)[start - first : start - first + size]
         for (first, length), spool in list(self._spools.items()):
             if first <= start and start + size <= first + length:
-                return os.pread(spool.fileno(), size, start - first)
+                return spool.read(start - first, size)
         return self._fetch(start, size) if size >= LAST else self._near(start, size)
 
     def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -220,14 +220,11 @@ class File:
         with self._spooling:
             if self._copy is not None or self._spooled(start, size) or start + size > self.size:
                 return
-            file: IO[bytes] = tempfile.TemporaryFile(prefix="ckptconv-")  # noqa: SIM115 - lives as long as we do
-            try:
+            spool = Spool()
+            with spool.filled() as file:
                 for at in range(start, start + size, LAST * 2):
                     file.write(self._fetch(at, min(LAST * 2, start + size - at)))
-                file.flush()
-            except OSError as e:
-                raise refused(e, tempfile.gettempdir()) from e
-            self._spools[start, size] = file
+            self._spools[start, size] = spool
 
     def _near(self, start: int, size: int) -> bytes:
         """Serve a small read from the window; a read that goes on where the window ends makes the next one larger."""
@@ -279,16 +276,38 @@ def _ranged(url: str, size: int) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _whole(url: str, stamp: tuple[int, ...]) -> IO[bytes]:
-    """A private copy of a file that can only be had whole; gone when it is forgotten."""
-    spool: IO[bytes] = tempfile.TemporaryFile(prefix="ckptconv-")  # noqa: SIM115 - lives as long as the cache
+def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
+    """A private copy of a file that can only be had whole, or is small; gone when it is forgotten."""
+    spool = Spool()
     fs, path = filesystem(url)
-    with asking(url):
-        fs.get_file(path, spool)
-    spool.flush()
-    if os.fstat(spool.fileno()).st_size != stamp[0]:
+    with asking(url), spool.filled() as file:
+        fs.get_file(path, file)
+    if os.fstat(spool.fd).st_size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server told", url=url)
     return spool
+
+
+class Spool:
+    """A local file without a name, which is gone with this object."""
+
+    def __init__(self) -> None:
+        self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
+        os.unlink(path)
+
+    @contextmanager
+    def filled(self) -> Iterator[IO[bytes]]:
+        try:
+            with os.fdopen(os.dup(self.fd), "wb") as file:
+                yield file
+        except OSError as e:
+            raise refused(e, tempfile.gettempdir()) from e
+
+    def read(self, start: int, size: int) -> bytes:
+        return os.pread(self.fd, size, start)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,359 @@
+"""Remote sources and destinations: every format, few bytes, few requests, nothing half-sent, no secret shown."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from kit import same
+
+import ckptconv
+from ckptconv import Change, Select, Target, formats, remote, store, zoo
+from ckptconv.ahead import merged
+from ckptconv.errors import MissingExtra, StorageError, UsageError
+
+MB = 10**6
+WRITABLE = {
+    "safetensors": "m.safetensors", "npz": "m.npz", "npy": "arrays", "tf": "tf/m.ckpt", "torch": "m.pt",
+    "flax": "m.msgpack", "hdf5": "m.hdf5", "keras": "m.h5",
+}  # fmt: skip
+
+
+def arrays(count: int = 6) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(count)
+    return {f"t{i}": r.standard_normal((20 + i, 7)).astype("f4") for i in range(count)}
+
+
+# --- an S3 server, and a counter on the line to it --------------------------------------------------------------
+
+
+class Line:
+    """A TCP proxy that counts the bytes the server sends and the requests it gets."""
+
+    def __init__(self, port: int) -> None:
+        self.received, self.requests, self._to = 0, 0, port
+        self._lock = threading.Lock()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._door.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to))
+            threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    self.received += len(data) * down
+                    self.requests += 0 if down else sum(data.count(m) for m in (b"GET /", b"HEAD /", b"PUT /"))
+                sink.sendall(data)
+        except OSError:
+            pass
+        for s in (source, sink):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def reset(self) -> None:
+        self.received = self.requests = 0
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Line]:
+    pytest.importorskip("s3fs", reason="the extra s3 is not installed")
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    code = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
+    with subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        line = Line(int(server.stdout.readline()))
+        settings = {
+            "AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "hush-hush", "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{line.port}",
+        }  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in settings.items():
+                patch.setenv(key, value)
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
+            yield line
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
+        server.kill()
+
+
+def test_listing_two_gigabytes_costs_less_than_one_megabyte(s3: Line) -> None:
+    s3.reset()
+    found = ckptconv.open("s3://zoo/big/model.safetensors.index.json")
+    assert found.nbytes > 2e9
+    assert s3.received < MB
+
+
+def test_one_tensor_of_them_costs_less_than_two(s3: Line, tmp_path: Path) -> None:
+    s3.reset()
+    ckptconv.convert(
+        "s3://zoo/big/model.safetensors.index.json", tmp_path / "one.npz", select=Select(include=["layer77/w"])
+    )
+    assert s3.received < 2 * MB
+    assert ckptconv.open(tmp_path / "one.npz")["layer77/w"].shape == (512, 512)
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_every_format_there_and_back(s3: Line, name: str) -> None:
+    there_and_back(f"s3://zoo/formats/{WRITABLE[name]}", name)
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_every_format_in_fsspecs_memory(name: str) -> None:
+    there_and_back(f"memory://formats/{WRITABLE[name]}", name)
+
+
+def there_and_back(url: str, name: str) -> None:
+    ckptconv.save(arrays(), url, format=name)
+    assert formats.detect(url).name == name
+    got = ckptconv.open(url)
+    assert {n: t.numpy().tobytes() for n, t in got.items()} == {n: a.tobytes() for n, a in arrays().items()}
+
+
+def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Path) -> None:
+    names = [f"t{i}" for i in range(400)]
+    values = {n: np.full((50, 3), i, "f4") for i, n in enumerate(names)}
+    ckptconv.save({n: values[n] for n in reversed(names)}, "s3://zoo/many/m.ckpt", format="tf")
+    s3.reset()
+    ckptconv.convert("s3://zoo/many/m.ckpt", tmp_path / "m.safetensors")
+    assert s3.requests < 40
+    got = ckptconv.open(tmp_path / "m.safetensors")
+    assert all(same(got[n].numpy(), values[n]) for n in names)
+
+
+def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> None:
+    value = np.asfortranarray(np.random.default_rng(0).standard_normal((3000, 2000)))
+    np.save(tmp_path / "w.npy", value)
+    remote.upload(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
+    s3.reset()
+    resources = ckptconv.Resources(max_memory=24 * 2**20, jobs=2)
+    ckptconv.convert("s3://zoo/w.npy", tmp_path / "w.safetensors", resources=resources)
+    assert value.nbytes < s3.received < 1.1 * value.nbytes
+    assert same(ckptconv.open(tmp_path / "w.safetensors")["w"].numpy(), np.ascontiguousarray(value))
+
+
+def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> None:
+    ckptconv.save(arrays(), tmp_path / "m.ckpt", format="tf")
+    data = tmp_path / "m.ckpt.data-00000-of-00001"
+    raw = bytearray(data.read_bytes())
+    raw[100] ^= 1
+    data.write_bytes(raw)
+    for path in tmp_path.glob("m.ckpt*"):
+        remote.upload(str(path), f"s3://zoo/damaged/{path.name}")
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
+        ckptconv.convert("s3://zoo/damaged/m.ckpt", tmp_path / "out.npz")
+
+
+def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
+    for n, name in enumerate(("a/m.npz", "a/m.ckpt", "b/w.safetensors")):
+        ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", format="tf" if "ckpt" in name else None)
+    with pytest.raises(UsageError, match="--ledger"):
+        zoo.convert(["s3://zoo/in"], "s3://zoo/out")
+    ledger = str(tmp_path / "ledger.jsonl")
+    done = zoo.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
+    assert (done.done, done.failed) == (3, ())
+    assert len(ckptconv.open("s3://zoo/out/a/m.ckpt.safetensors")) == 2
+    assert zoo.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
+    assert "hush" not in Path(ledger).read_text()
+
+
+# --- destinations -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    yield "memory://bucket"
+    fs.store.clear()
+
+
+def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, sent = remote.upload, list[str]()
+
+    def failing(path: str, url: str) -> None:
+        if len(sent) == 2:
+            raise StorageError("the line is cut", url=url)
+        sent.append(url)
+        real(path, url)
+
+    monkeypatch.setattr(remote, "upload", failing)
+    with pytest.raises(StorageError, match="the line is cut"):
+        ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
+    assert len(sent) == 2
+    assert fsspec.filesystem("memory").find("/bucket") == []
+
+
+def test_the_index_is_sent_last(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, sent = remote.upload, list[str]()
+    monkeypatch.setattr(remote, "upload", lambda path, url: (sent.append(url), real(path, url)))
+    ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
+    assert sent[-1].endswith(".index.json")
+    assert len(sent) == 7
+
+
+def test_an_existing_object_is_kept_without_force(bucket: str) -> None:
+    ckptconv.save(arrays(3), f"{bucket}/m.safetensors")
+    with pytest.raises(StorageError, match="already exists"):
+        ckptconv.save(arrays(4), f"{bucket}/m.safetensors")
+    assert len(ckptconv.open(f"{bucket}/m.safetensors")) == 3
+    ckptconv.save(arrays(4), f"{bucket}/m.safetensors", force=True, max_shard_size=1000)
+    assert store.names(bucket)[0] == "m-00001-of-00004.safetensors"
+    assert "m.safetensors" not in store.names(bucket)  # the older one is gone
+
+
+def test_no_temporary_file_stays(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ckptconv.save(arrays(), f"{bucket}/m.npz")
+    with pytest.raises(StorageError):
+        ckptconv.save(arrays(), f"{bucket}/m.npz")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_remote_source_that_changes_is_noticed(bucket: str, tmp_path: Path) -> None:
+    ckptconv.save(arrays(), f"{bucket}/m.safetensors")
+
+    def replacing(do: object, jobs: object) -> object:
+        for job in jobs:
+            yield do(job)
+        ckptconv.save(arrays(), f"{bucket}/m.safetensors", force=True)
+
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed while it was read"):
+        ckptconv.convert(f"{bucket}/m.safetensors", tmp_path / "m.npz", resources=ckptconv.Resources(map=replacing))
+    assert os.listdir(tmp_path) == []
+
+
+# --- the web ----------------------------------------------------------------------------------------------------
+
+
+class Ranged(http.server.SimpleHTTPRequestHandler):
+    """Python's own handler, which knows no ranges, with ranges."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        path = Path(self.translate_path(self.path.split("?")[0]))
+        if not wanted or not path.is_file():
+            super().do_GET()
+            return
+        first, last = wanted.removeprefix("bytes=").split("-")
+        raw = path.read_bytes()[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{path.stat().st_size}")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+class Whole(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+Web = Callable[[type[http.server.BaseHTTPRequestHandler]], str]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    pytest.importorskip("aiohttp", reason="the extra http is not installed")
+    servers = []
+
+    def serve(handler: type[http.server.BaseHTTPRequestHandler]) -> str:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("handler", [Ranged, Whole])
+@pytest.mark.parametrize("name", ["safetensors", "npz", "torch", "tf", "keras", "flax"])
+def test_reading_from_the_web(web: Web, tmp_path: Path, name: str, handler: type) -> None:
+    path = tmp_path / WRITABLE[name]
+    ckptconv.save(arrays(), path, format=name)
+    found = ckptconv.open(f"{web(handler)}/{WRITABLE[name]}" + (".index" if name == "tf" else ""))
+    assert {n: t.numpy().tobytes() for n, t in found.items()} == {n: a.tobytes() for n, a in arrays().items()}
+
+
+def test_only_ranges_are_fetched_from_the_web(web: Web, tmp_path: Path) -> None:
+    ckptconv.save({"big": np.zeros((1000, 1000)), "small": np.ones(3)}, tmp_path / "m.safetensors")
+    line = Line(int(web(Ranged).rpartition(":")[2]))
+    assert ckptconv.open(f"http://127.0.0.1:{line.port}/m.safetensors")["small"].numpy().sum() == 3
+    assert line.received < 100_000
+
+
+def test_the_web_says_no(web: Web, tmp_path: Path) -> None:
+    base = web(Ranged)
+    with pytest.raises(StorageError, match="no such file"):
+        ckptconv.open(f"{base}/absent.npz")
+    with pytest.raises(StorageError, match="takes no files"):
+        ckptconv.save(arrays(), f"{base}/m.npz")
+    with pytest.raises(StorageError, match="does not list"):
+        list(store.walk(base))
+
+
+def test_secrets_in_a_url_are_not_shown(web: Web) -> None:
+    host = web(Ranged).removeprefix("http://")
+    url = f"http://me:hush@{host}/absent.npz?X-Amz-Signature=hush"
+    with pytest.raises(StorageError) as caught:
+        ckptconv.open(url)
+    assert "hush" not in str(caught.value)
+    assert host in str(caught.value)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(MissingExtra, match=r"ckptconv\[gs\]"):
+        ckptconv.open("gs://bucket/m.npz")
+
+
+def test_an_unknown_scheme() -> None:
+    with pytest.raises(StorageError, match="cannot be opened"):
+        ckptconv.open("gopher://bucket/m.npz")
+
+
+def test_ranges_close_together_are_joined() -> None:
+    gap = remote.GAP
+    assert merged([(10, 5), (0, 10), (20 + gap, 5), (30 + 3 * gap, 1)]) == [(0, 15), (20 + gap, 5), (30 + 3 * gap, 1)]
+    assert merged([(0, 10), (10 + gap, 5)]) == [(0, 15 + gap)]
+    assert merged([]) == []
+
+
+def test_casting_and_selecting_a_remote_source(bucket: str, tmp_path: Path) -> None:
+    ckptconv.save(arrays(), f"{bucket}/m.npz")
+    ckptconv.convert(
+        f"{bucket}/m.npz", f"{bucket}/out/m.safetensors", select=Select(include=["t1", "t3"]),
+        change=Change(dtype="float16"), target=Target(verify="full"),
+    )  # fmt: skip
+    got = ckptconv.open(f"{bucket}/out/m.safetensors")
+    assert same(got["t3"].numpy(), arrays()["t3"].astype("f2"))
+    assert list(got) == ["t1", "t3"]
