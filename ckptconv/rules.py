@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,7 @@ else:
     import tomli as tomllib
 
 MAX_FILE = 2**20  # bytes of a rule file
+MAX_TEMPLATE = 1000  # characters, with what `let` puts in
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -54,21 +56,27 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     return table
 
 
-def parse(text: str, name: str, *, folder: Path | None = None, depth: int = 0) -> Converter:
-    """Read a rule file; UsageError (with the file's name) for anything it may not say."""
+def parse(
+    text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
+) -> Converter:
+    """Read a rule file; UsageError (with the file's name) for anything it may not say. `let` overrides the file's own."""
     try:
-        return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth)
+        return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
     except tomllib.TOMLDecodeError as e:
         raise UsageError(f"converter {name}: no valid TOML: {e}") from e
     except RecursionError as e:
         raise UsageError(f"converter {name}: is nested beyond reason") from e
+    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of another kind than the key wants
+        raise UsageError(f"converter {name}: is no rule file: {e}") from e
     except (UsageError, LayoutError) as e:
         raise UsageError(e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}") from e
 
 
-def _converter(top: dict[str, Any], name: str, folder: Path | None, depth: int) -> Converter:
-    shared = [_included(i, folder, depth) for i in _strings(top.get("include", []))]
-    let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()}
+def _converter(
+    top: dict[str, Any], name: str, folder: Path | None, depth: int, outer: Mapping[str, Sequence[str]]
+) -> Converter:
+    let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()} | dict(outer)
+    shared = [_included(i, folder, depth, let) for i in _strings(top.get("include", []))]
     rules = [r for table in top.get("rule", []) for r in _rules(table, let)]
     detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
     spoken = {k: domain(v) for k, v in detect.get("where", {}).items()}
@@ -113,14 +121,14 @@ def _rewrite(value: Any) -> Rewrite:
     return made
 
 
-def _included(name: str, folder: Path | None, depth: int) -> Converter:
+def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequence[str]]) -> Converter:
     if depth > 4:
         raise UsageError(f"include {name!r}: files include each other")
     if "/" in name or "\\" in name or name.startswith("."):
         raise UsageError(f"include {name!r}: only a file beside this one, by its bare name")
     for home in filter(None, (folder, shipped())):
         if (path := home / f"{name}.toml").is_file():
-            return parse(_text(path), name, folder=home, depth=depth + 1)
+            return parse(_text(path), name, folder=home, depth=depth + 1, let=let)
     raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
 
 
@@ -138,7 +146,18 @@ def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
     pairs += list(table.get("names", {}).items())
     if not pairs or any(b is None for _, b in pairs):
         raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
-    return [_rule(a, b, table, let) for a, b in pairs]
+    rules = [_rule(a, b, table, let) for a, b in pairs]
+    return _narrowed(rules) if len(rules) > 1 else rules
+
+
+def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
+    """Names that share a `where` each keep what speaks of their own captures; what none binds lint will name."""
+    bound = [{c for t in (*r.sources, *r.targets) for c in t.captures} for r in rules]
+    anywhere = set().union(*bound)
+    return [
+        replace(r, where={k: v for k, v in r.where.items() if k in own or k not in anywhere})
+        for r, own in zip(rules, bound, strict=True)
+    ]
 
 
 def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
@@ -167,6 +186,11 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         if not layout and len(sources) != 1 and targets:
             raise UsageError("several sources need a layout")
         _ = rule.pattern
+        if rule.ops:
+            from .elements import check_op
+
+            for op in rule.ops:
+                check_op(op)
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule
@@ -176,6 +200,8 @@ def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:
     """Put the text of `let` for <name>: the first of its two in sources, the second in targets."""
     for name, texts in let.items():
         text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
+        if len(text) > MAX_TEMPLATE:
+            raise UsageError(f"template {text[:40]!r}...: grows beyond {MAX_TEMPLATE} characters")
     return text
 
 
