@@ -310,10 +310,14 @@ class _Raw(io.RawIOBase):
 
 
 class File(NamedTuple):
-    """One file of an output: its name relative to the destination's folder, and its final size in bytes."""
+    """One file of an output: its name relative to the destination's folder, and its final size in bytes.
+
+    `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
+    """
 
     name: str
     size: int
+    shared: bool = False
 
 
 class Output:
@@ -329,7 +333,7 @@ class Output:
     ) -> None:  # fmt: skip
         self.folder, self.force = local(folder), force
         self._final = {f.name: os.path.join(self.folder, f.name) for f in files}
-        taken = [p for p in self._final.values() if os.path.lexists(p)]
+        taken = [p for f in files if not f.shared and os.path.lexists(p := self._final[f.name])]
         if taken and not force and not whole:
             raise StorageError("already exists; --force replaces it", url=taken[0])
         self._mark, self._stays, self._kept, self._whole = mark or os.urandom(4).hex(), bool(mark), kept, whole

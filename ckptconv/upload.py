@@ -28,7 +28,7 @@ class Upload:
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
         self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
-        taken = [url for url in (join(folder, n) for n in self._names) if url in self._there]
+        taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
         if remote.is_http(folder):
             raise StorageError("a web server takes no files", url=folder)
         if taken and not force:

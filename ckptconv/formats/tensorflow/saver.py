@@ -70,7 +70,7 @@ class BundleWriter:
                 self._placed += [(checkpoint[n], slot, i) for n in group]
                 at += size
         state = _state(self.base)
-        files += [File(f"{self.base}.index", 0), File(STATE, len(state))]
+        files += [File(f"{self.base}.index", 0), File(STATE, len(state), shared=True)]
         ours = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
         ordered = {name: slots[name] for name in checkpoint}
         return Placement(files, ordered, [Patch(STATE, 0, state)], check="crc32c", stale=ours)
