@@ -255,3 +255,34 @@ def test_what_is_built_is_read_back(tmp_path, count, size):
     assert entries(tmp_path / "t") == pairs
     with Reader(str(tmp_path / "t")) as f:
         assert all(table.Table(f).get(k) == v for k, v in pairs)
+
+
+def boxes(*spans):
+    return [(slices.Box(start, shape), i) for i, (start, shape) in enumerate(spans)]
+
+
+@pytest.mark.parametrize(
+    ("tiles", "whole"),
+    [
+        (boxes(((0, 0), (4, 4))), True),
+        (boxes(((0, 0), (2, 4)), ((2, 0), (2, 3)), ((2, 3), (2, 1))), True),
+        (boxes(((0, 0), (2, 4)), ((2, 0), (2, 3))), False),
+        (boxes(), False),
+        (boxes(((0, 0), (4, 4)), ((2, 2), (0, 1))), True),  # an empty slice overlaps nothing
+    ],
+)
+def test_slices_that_cover_or_not(tiles, whole):
+    assert slices.joined(tiles, (4, 4), "url", "w") == (tiles if whole else None)
+
+
+def test_slices_that_overlap():
+    with pytest.raises(CorruptCheckpoint, match=r"\[0:3, 0:4\] and \[2:4, 0:4\] overlap"):
+        slices.joined(boxes(((0, 0), (3, 4)), ((2, 0), (2, 4))), (4, 4), "url", "w")
+
+
+def test_slices_that_take_too_long_to_compare_are_refused():
+    """Ten thousand slivers, all of them side by side on the axis that is swept."""
+    n = 10_000
+    tiles = boxes(*(((i, i), (n - i, 1)) for i in range(n)), *(((0, i), (i, 1)) for i in range(1, n)))
+    with pytest.raises(UnsafeCheckpoint):
+        slices.joined(tiles, (n, n), "url", "w")

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckptconv.errors import CorruptCheckpoint
+from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.tensor import Data
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 
+COMPARISONS = 5_000_000  # of slices with one another; a grid of 150 by 150 needs fewer
 D = TypeVar("D", bound=Data)
 
 
@@ -85,8 +86,12 @@ def overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
         return boxes[0], boxes[1]
     axis = max(range(rank), key=lambda i: len({b.start[i] for b in boxes}))
     active: list[Box] = []
+    budget = COMPARISONS
     for b in sorted(boxes, key=lambda b: b.start[axis]):
         active = [a for a in active if a.start[axis] + a.shape[axis] > b.start[axis]]
+        budget -= len(active)
+        if budget < 0:
+            raise UnsafeCheckpoint(f"{len(boxes)} slices lie so that checking them for overlaps takes too long")
         for a in active:
             if all(p < q + m and q < p + n for p, n, q, m in zip(a.start, a.shape, b.start, b.shape, strict=True)):
                 return a, b
@@ -103,7 +108,9 @@ def spell(piece: Box) -> str:
 def joined(tiles: Sequence[tuple[Box, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Box, D]] | None:
     """The tiles of a tensor, each once; None if they do not cover it; CorruptCheckpoint if two overlap."""
     unique = list(dict.fromkeys(tiles))
+    if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
+        return None
     twice = overlap([b for b, _ in unique])
     if twice:
         raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap", url=url, tensor=name)
-    return unique if sum(prod(b.shape) for b, _ in unique) == prod(shape) and unique else None
+    return unique  # as many elements as there are, none twice
