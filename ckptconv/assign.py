@@ -222,7 +222,7 @@ def _lacks(rule: Rule, group: Group) -> str:
             continue
         places = rule.where[t.stacked].table if t.stacked in rule.where else ()
         count = len(places) or max((len(m) for m in group.members if m), default=0)
-        for i in range(max(count, max(members, default=-1) + 1)):
+        for i in range(count):  # one of these is missing if a later one is there: no more than `count` are
             if i not in members:
                 spelled = rule.where[t.stacked].at(i) if t.stacked in rule.where else str(i)
                 return t.render({**group.values, t.stacked: spelled})

@@ -18,6 +18,7 @@ from .errors import LayoutError
 
 MAX_PATTERN = 1000  # characters
 MAX_DEPTH = 8  # of parentheses
+MAX_BLOCKS = 1024  # of one tensor: sums multiply
 
 
 class Prod(NamedTuple):
@@ -178,6 +179,13 @@ def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strid
         inner.append(alternatives(item, stride, sizes))
         stride *= size_of(item, sizes)
     return [(sum(s for s, _ in pick), {k: v for _, d in pick for k, v in d.items()}) for pick in product(*inner[::-1])]
+
+
+def blocks(node: Axis) -> int:
+    """How many blocks an axis has."""
+    if isinstance(node, str):
+        return 1
+    return sum(map(blocks, node.terms)) if isinstance(node, Sum) else prod(map(blocks, node.items))
 
 
 def choices(node: Axis) -> list[tuple[Axis, frozenset[str]]]:

@@ -20,6 +20,7 @@ from math import prod
 from typing import NamedTuple
 
 from .axes import (
+    MAX_BLOCKS,
     Axis,
     Prod,
     Reader,
@@ -28,6 +29,7 @@ from .axes import (
     Sum,
     alternatives,
     bases,
+    blocks,
     choices,
     leaves,
     root,
@@ -170,6 +172,8 @@ def parse(text: str) -> Layout:
     """Read a pattern; LayoutError unless both sides list the same blocks, each once."""
     reader = Reader(text)
     layout = Layout(text, *reader.sides())
+    if any(blocks(Prod(axes)) > MAX_BLOCKS for side in (layout.sources, layout.targets) for axes in side):
+        raise reader.fail(f"has more than {MAX_BLOCKS} blocks")
     keys = [[k for axes in side for _, k in choices(Prod(axes))] for side in (layout.sources, layout.targets)]
     for side in (layout.sources, layout.targets):
         for axes in side:

@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from .assign import translated
-from .errors import CkptError, LayoutError, UsageError
+from .errors import LayoutError, UsageError
 from .names import Capture, Domain, Matcher, Template
 
 if TYPE_CHECKING:
@@ -52,11 +52,6 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     for size in rule.sizes.values():
         if isinstance(size, str) and size not in converter.params:
             yield f"the size {size!r} is no parameter"
-    for op in rule.ops:
-        try:
-            _check_op(op)
-        except CkptError as e:
-            yield e.message
 
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
@@ -82,19 +77,6 @@ def _open_sizes(rule: Rule) -> Iterator[str]:
 def _counted(rule: Rule, axis: str) -> bool:
     """Whether an axis is as long as the table of the names that are stacked along it."""
     return any(t.stacked == axis and axis in rule.where for t in (*rule.sources, *rule.targets))
-
-
-def _check_op(op: str) -> None:
-    name, _, number = op.partition(":")
-    if name in ("swap", "conj", "neg", "bool", "int4", "uint4", "int2", "uint2") and not number:
-        return
-    if name in ("add", "mul"):
-        try:
-            float(number)
-        except ValueError:
-            raise UsageError(f"the operation {op!r} needs a number") from None
-        return
-    raise UsageError(f"there is no operation {op!r}")
 
 
 def _bound(templates: Sequence[Template]) -> set[str]:

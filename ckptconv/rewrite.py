@@ -51,7 +51,8 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     out.check()
     if slots:
         out.follow()
-    notes = [*dropped, *out.notes(found), *(Note("hint", text) for text in converter.notes)]
+    hints = () if converter.forward else converter.notes
+    notes = [*dropped, *out.notes(found), *(Note("hint", text) for text in hints)]
     result = whole.with_tensors(out.tensors, *notes)
     moved = {name: {"rule": m.rule, "from": list(m.names)} for name, m in out.moved.items()}
     result = replace(result, ties=out.ties(), details={**checkpoint.details, "moved": moved})

@@ -11,6 +11,7 @@ What a file may not say is refused with the reason; a key that nothing reads is 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +60,7 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
 def parse(
     text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
 ) -> Converter:
-    """Read a rule file; UsageError (with the file's name) for anything it may not say. `let` overrides the file's own."""
+    """Read a rule file; UsageError (with the file's name) for what it may not say. `let` overrides the file's own."""
     try:
         return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
     except tomllib.TOMLDecodeError as e:
@@ -172,7 +173,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         where={k: domain(v) for k, v in _known(table.get("where", {}), table.get("where", {}), "where").items()},
         sizes={k: _size(v, side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(_strings(table.get("op", []))),
-        ranks=tuple(rank if isinstance(rank, list) else [rank]),
+        ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
         having=side(table.get("if", []), 0),
         lacking=side(table.get("unless", []), 0),
         shared=bool(table.get("shared", False)),
@@ -186,14 +187,21 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         if not layout and len(sources) != 1 and targets:
             raise UsageError("several sources need a layout")
         _ = rule.pattern
-        if rule.ops:
-            from .elements import check_op
-
-            for op in rule.ops:
-                check_op(op)
+        for op in rule.ops:
+            _check_op(op)
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule
+
+
+def _check_op(op: str) -> None:
+    """Refuse what no kernel does."""
+    from .elements import ARITHMETIC, OPS  # needs numpy, which few converters do
+
+    word, _, number = op.partition(":")
+    if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
+        return
+    raise UsageError(f"there is no operation {op!r}; there are {', '.join([*OPS, *(f'{w}:X' for w in ARITHMETIC)])}")
 
 
 def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:

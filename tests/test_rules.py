@@ -263,6 +263,9 @@ def test_parameters_are_asked_for() -> None:
     assert parse(text).apply(checkpoint({"a": [6]}), {"heads": "2"})["a"].shape == (3, 2)
 
 
+LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(40)) + " }\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -285,6 +288,11 @@ def test_parameters_are_asked_for() -> None:
         ("include = ['nothing_such']", "there is no nothing_such.toml"),
         ("a = [", "no valid TOML"),
         ("separators = ['/']", "separators are two"),
+        (rule(from_="a", to="b", op="divide:2"), "no operation 'divide:2'"),
+        ("rule = 3", "is no rule file"),
+        (rule(from_="a", to="b", rank="two"), "is no rule file"),
+        (LAUGHS + rule(from_="<a0>", to="b"), "grows beyond"),
+        (rule(from_="a", to="b", layout="(a + b) " * 40 + " -> x"), "more than 1024 blocks"),
     ],
 )
 def test_what_a_file_may_not_say(text: str, says: str) -> None:
@@ -303,7 +311,6 @@ def test_what_a_file_may_not_say(text: str, says: str) -> None:
         (rule(from_="a", to="b", layout="i o -> o i", sizes={"z": 3}), "no axis of the layout"),
         (rule(from_="a", to="b", layout="(i j) -> j i", sizes={"i": "n"}), "no parameter"),
         ("[params]\nn = 3\n" + rule(from_="a", to="b"), "never used"),
-        (rule(from_="a", to="b", op="divide:2"), "no operation"),
         (rule(from_="a", to="b", layout="h w c m -> h w (c m)"), "the way back: layout"),
         (rule(from_="a", to="b", layout="(h w) -> h w"), "the way there: layout"),
         (rule(from_="a", to="c") + rule(from_="b", to="c"), "would come back as a"),
@@ -316,6 +323,29 @@ def test_what_a_file_may_not_say(text: str, says: str) -> None:
 def test_lint_finds(text: str, says: str) -> None:
     found = parse(text).lint()
     assert any(says in f for f in found), found
+
+
+VALUES = "3 -1 true 1.5 'a' '{x}' '{x...}/k' [] ['a','b'] [['a','b']] {} {a='b'} {from='^{x}/',to=''}"
+TOP = "title separators include params let rewrite rule tie detect optional one_way notes"
+INNER = "from to names layout where sizes op rank if unless shared optional"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_file_is_a_converter_or_a_usage_error(data: st.DataObject) -> None:
+    """Values of any kind under known keys, in any mixture."""
+    value = st.sampled_from(VALUES.split())
+    top = data.draw(st.lists(st.sampled_from(TOP.split()), max_size=3, unique=True))
+    text = "".join(f"{k} = {data.draw(value)}\n" for k in top)
+    if "rule" not in top:
+        keys = data.draw(st.lists(st.sampled_from(INNER.split()), max_size=5, unique=True))
+        text += "[[rule]]\n" + "".join(f"{k} = {data.draw(value)}\n" for k in keys)
+    try:
+        converter = parse(text)
+        converter.lint()
+        converter.apply(checkpoint({"a": [2, 3], "b/k": [3]}))
+    except (UsageError, LayoutError, UnmatchedTensors, NameCollision):
+        pass
 
 
 def test_lint_is_content_with_ranks_and_tables() -> None:
