@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
+from math import prod
 from typing import Any
 
 from ..errors import CorruptCheckpoint, Unrepresentable
@@ -119,13 +120,15 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
         raise CorruptCheckpoint("its header entry lacks dtype, shape or data_offsets", url=url, tensor=name) from None
     if not known:
         raise CorruptCheckpoint(f"has the unknown dtype {spelling!r}", url=url, tensor=name)
-    if not all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in numbers) or type(shape) is not list:
+    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_ELEMENTS or type(shape) is not list:
         raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
     if not name.isascii():
         _check_text(name, url)
     row = ROWS.get(spelling)
     bits = 4 if spelling == "F4" else row.itemsize * 8 if row else 6
-    size, rest = divmod(elements(shape, url=url, tensor=name) * bits, 8)
+    if not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
+        count = elements(shape, url=url, tensor=name)
+    size, rest = divmod(count * bits, 8)
     if rest or end - begin != size:
         raise CorruptCheckpoint(
             f"occupies bytes {begin} to {end}, but {spelling}{shape} needs {size}{' and a fraction' * (rest > 0)}",
