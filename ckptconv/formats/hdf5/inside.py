@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
 from ckptconv.formats.hdf5.child import COMMAND, FRAME, HEADWAY, MEMORY
-from ckptconv.formats.hdf5.scan import Refused, pieces, tree
+from ckptconv.formats.hdf5.scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
 BLOCKS = 256
@@ -121,7 +121,7 @@ def seal(size: int) -> None:
     try:
         import resource
 
-        most = min(MEMORY, LEAST + 256 * size)
+        most = min(MEMORY, LEAST + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     except (ImportError, ValueError, OSError):
