@@ -32,7 +32,7 @@ def lint(converter: Converter) -> list[str]:
 
 def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     left, right = _bound(rule.sources), _bound(rule.targets)
-    if rule.targets and left != right:
+    if rule.targets and left != right and not (rule.shared and converter.one_way):
         for name in sorted(left ^ right):
             yield f"{{{name}}} stands on one side only"
     for side in (rule.sources, rule.targets):

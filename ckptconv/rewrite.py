@@ -67,7 +67,7 @@ class _Output:
         self.names = Names(converter, checkpoint)
         self.tensors: dict[str, Tensor] = {}
         self.moved: dict[str, Moved] = {}
-        self.left: dict[str, tuple[int, str]] = {}  # source name: its rule, and its target if that is only one
+        self.left: dict[str, tuple[int, str, dict[str, str]]] = {}  # source name: rule, target if only one, captures
         self.clashes: list[str] = []
         self.broken: list[str] = []
         self.missing: dict[str, None] = {}
@@ -78,7 +78,7 @@ class _Output:
         rule = self.converter.rules[group.rule]
         names = [n for m in group.members for _, n in sorted(m.items())]
         if not rule.targets:
-            self.left.update((n, (group.rule, "")) for n in names)
+            self.left.update((n, (group.rule, "", {})) for n in names)
             return
         values = translated(rule, group.values, self.converter.separators) or {}
         try:
@@ -87,12 +87,19 @@ class _Output:
             shown = ", ".join(f"{n} {list(self.checkpoint[n].shape)}" for n in names[:4])
             self.broken.append(f"{shown} by {rule.label}: {e.message}")
             return
+        if group.spelled and len(group.spelled) != len(made):
+            self.broken.append(
+                f"{', '.join(names[:4])}: the metadata remembers {len(group.spelled)} names, not {len(made)}"
+            )
+            return
         for i, (name, shape, parts) in enumerate(made):
             first = self.checkpoint[names[0]]
             parts = tuple(p._replace(ops=(*p.ops, *rule.ops)) for p in parts) if rule.ops else parts
             for spelled in group.spelled[i] if group.spelled else [name]:
                 self.put(group.rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
-        self.left.update((n, (group.rule, made[0][0] if len(names) == len(made) == 1 else "")) for n in names)
+        only = made[0][0] if len(names) == len(made) == 1 else ""
+        spoken = values if rule.backward else group.values
+        self.left.update((n, (group.rule, only, spoken)) for n in names)
 
     def _made(self, rule: Rule, group: Group, values: dict[str, str]) -> list[tuple[str, Any, tuple[Part, ...]]]:
         sources = [self._source(rule, t, m) for t, m in zip(rule.sources, group.members, strict=True)]
@@ -184,14 +191,14 @@ class _Output:
             base = _base(name, self.left)
             if tensor.role != "slot" or not base or tensor.shape != self.checkpoint[base].shape:
                 continue
-            rule, target = self.left[base]
+            rule, target, spoken = self.left[base]
             affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
             pattern = self.converter.rules[rule].pattern
             shape, parts = tensor.shape, tensor.parts
             if pattern is not None:
-                ((shape, parts),) = pattern.apply([tensor], self._sizes(self.converter.rules[rule], {}))
+                ((shape, parts),) = pattern.apply([tensor], self._sizes(self.converter.rules[rule], spoken))
             new = Tensor(f"{target}{self.converter.separators[1]}{affix}", tensor.dtype, shape, parts, "slot")
-            self.left[name] = (rule, new.name)
+            self.left[name] = (rule, new.name, spoken)
             self.put(rule, [name], new)
 
     def notes(self, found: Assignment) -> Iterator[Note]:
@@ -227,7 +234,7 @@ def _base(name: str, known: Mapping[str, Any]) -> str:
     for length in range(len(words) - 1, 0, -1):
         for start in range(len(words) - length + 1):
             base = "".join(words[start : start + length]).rstrip("/.")
-            if known.get(base, ("", ""))[1]:
+            if base in known and known[base][1]:
                 return base
     return ""
 

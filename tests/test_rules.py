@@ -378,6 +378,74 @@ def test_renames_leave_other_names_alone() -> None:
         rules.renaming(["a"])
 
 
+def test_auto_names_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"a": rule(from_="{x}/k", to="{x}.w"), "b": rule(from_="{x...}", to="{x...}"), "c": rule(from_="q", to="r")}
+    texts["d"] = "[detect]\nall = ['{x}/seen']\n" + texts["b"]
+    for name, text in texts.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    monkeypatch.setattr(rules, "_installed", lambda: {n: tmp_path / f"{n}.toml" for n in texts})
+    with pytest.raises(UsageError, match=r"choose one with -c:\n  a: \n  b: "):
+        rules.auto(checkpoint({"x/k": [1]}))
+    assert rules.auto(checkpoint({"x/y/k": [1]})).name == "b"
+    assert rules.auto(checkpoint({"x/seen": [1]})).name == "d"
+
+
+# --- the way back by memory -------------------------------------------------------------------------------------
+
+ONE_WAY = """
+one_way = "scopes are dropped"
+rewrite = [["^{model}/", ""]]
+[[rule]]
+from = "{x...}/kernel"
+to = "{x...}.weight"
+layout = "i o -> o i"
+[[rule]]
+from = "{x}/{e*}/q"
+to = "{x}.q"
+[[rule]]
+from = "{x}/emb"
+to = "emb"
+shared = true
+where = { x = ["a", "b"] }
+"""
+
+
+def test_memory_restores_scopes_stacks_and_copies() -> None:
+    before = checkpoint({"m/l/kernel": [2, 3], "n/l2/kernel": [2, 2], "m/s/0/q": [2], "m/s/1/q": [2]})
+    twin = before["m/s/0/q"]
+    before = Checkpoint({**before.tensors, "m/a/emb": twin.renamed("m/a/emb"), "m/b/emb": twin.renamed("m/b/emb")})
+    converter = parse(ONE_WAY)
+    assert converter.lint() == []
+    after = converter.apply(before)
+    assert list(after) == ["l.weight", "l2.weight", "s.q", "emb"]
+    back = converter.inverse.apply(after)
+    assert set(back) == set(before)
+    assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
+    assert not back.metadata
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "", "{", "[]", '{"converter": "test"}', '{"converter": "other", "rules": [], "names": {}}',
+        '{"converter": "test", "rules": ["x"], "names": {"l.weight": [0, ["m/l/kernel"], []]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"l.weight": [9, ["m/l/kernel"], []]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"l.weight": [0, ["m/l/kernel", "z"], []]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"l.weight": [0, [], []]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"l.weight": [1, ["m/l/kernel"], []]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"l.weight": ["0", "m", 3]}}',
+        '{"converter": "test", "rules": [LABELS], "names": {"other": [0, ["m/l/kernel"], []]}}',
+    ],
+)  # fmt: skip
+def test_memory_from_a_stranger(said: str) -> None:
+    converter = parse(ONE_WAY)
+    labels = ", ".join(f'"{r.label}"' for r in converter.rules)
+    after = checkpoint({"l.weight": [3, 2]})
+    after.metadata["ckptconv.moved"] = said.replace("LABELS", labels)
+    with pytest.raises((UsageError, UnmatchedTensors, LayoutError)):
+        converter.inverse.apply(after)
+
+
 # --- names ------------------------------------------------------------------------------------------------------
 
 
