@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from . import formats, passes, store
+from . import engines, formats, passes, store
 from .confirm import confirm
 from .errors import UsageError
 from .formats import Format, Writer
@@ -71,6 +71,7 @@ class Resources:
     jobs: int | None = None
     map: Map | None = None
     progress: Progress | None = None
+    engine: str = "local"  # or ray, ray://HOST:PORT
 
     @property
     def workers(self) -> int:
@@ -192,6 +193,9 @@ def convert(
     """Convert one checkpoint (or several, merged) into one; the destination appears whole or not at all."""
     many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     began = time.monotonic()
+    if resources.engine != "local":
+        many = [engines.absolute(os.fspath(s)) for s in many]
+        destination = engines.absolute(os.fspath(destination))
     checkpoint = prepare(many, select, change)
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began)
 
@@ -216,7 +220,7 @@ def write(
         sync=target.sync,
         resume=target.resume,
         digest=target.verify == "full",
-        map=resources.map,
+        map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
     )
     if target.verify != "none":

@@ -393,13 +393,7 @@ class Output:
         os.ftruncate(fd, size)
 
     def write(self, name: str, start: int, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
-        at = 0
-        while at < len(view):
-            try:
-                at += os.pwrite(self._fds[name], view[at:], start + at)
-            except OSError as e:
-                raise refused(e, self._final[name]) from e
+        _write(self._fds[name], start, data, self._final[name])
 
     def hurry(self, name: str, start: int, size: int) -> None:
         """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
@@ -408,6 +402,14 @@ class Output:
         """
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fds[name], start, size, os.POSIX_FADV_DONTNEED)
+
+    def paths(self) -> dict[str, str]:
+        """Where each file is until it is published."""
+        return {name: os.path.abspath(self.temporary(name)) for name in self._final}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What arrives in another process only writes."""
+        return Paths, (self.paths(),)
 
     def settle(self) -> None:
         """Make durable what was written so far."""
@@ -469,6 +471,40 @@ class Output:
         self.discard()
 
 
+class Paths:
+    """The files of an `Output` of another process, opened by their paths."""
+
+    def __init__(self, paths: dict[str, str]) -> None:
+        self._paths, self._fds = paths, dict[str, int]()
+
+    def paths(self) -> dict[str, str]:
+        return self._paths
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        path = self._paths[name]
+        if name not in self._fds:
+            try:
+                self._fds[name] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            except OSError as e:
+                raise refused(e, path) from e
+        _write(self._fds[name], start, data, path)
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+
+def _write(fd: int, start: int, data: Buffer, path: str) -> None:
+    view = memoryview(data).cast("B")
+    at = 0
+    while at < len(view):
+        try:
+            at += os.pwrite(fd, view[at:], start + at)
+        except OSError as e:
+            raise refused(e, path) from e
+
+
 def _quietly(do: Any, path: str) -> None:
     try:
         do(path)
@@ -485,6 +521,6 @@ def _sync_folder(folder: str) -> None:
 
 
 __all__ = [
-    "File", "Output", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join",
-    "local", "names", "read_all", "refused", "sibling", "split", "stat", "walk",
+    "File", "Output", "Paths", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote",
+    "join", "local", "names", "read_all", "refused", "sibling", "split", "stat", "walk",
 ]  # fmt: skip

@@ -43,6 +43,12 @@ class Upload:
     def write(self, name: str, start: int, data: Buffer) -> None:
         self._out.write(name, start, data)
 
+    def paths(self) -> dict[str, str]:
+        return self._out.paths()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._out.__reduce__()
+
     def publish(self, *, sync: bool = True, stale: str = "") -> None:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""
         self._out.publish(sync=False)

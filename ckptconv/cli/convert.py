@@ -61,6 +61,9 @@ def convert(
     ] = None,
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Bound on buffers.")] = "512MB",
     jobs: Jobs = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="local|ray|ray://HOST:PORT", help="Where jobs run.")
+    ] = "local",
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
     ] = None,
@@ -97,7 +100,7 @@ def convert(
         _show_plan(api.dry_run(sources, output, select=select, change=change, target=target, resources=cost), as_json)
         return
     with show.progress(quiet or as_json) as progress:
-        resources = api.Resources(options.size(max_memory), jobs, progress=progress)
+        resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
         done = api.convert(sources, output, select=select, change=change, target=target, resources=resources)
     if as_json:
         show.as_json(done.to_json())

@@ -1,0 +1,178 @@
+"""The same plan on a real Ray cluster of several processes: same bytes, a lost worker costs nothing, clear refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import Change, Resources, Target, engines
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+CLUSTER = Resources(engine="ray", max_memory=32 * 2**20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(ckptconv.__file__).parents[1]))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    r = np.random.default_rng(0)
+    values = {f"w{i}": r.standard_normal((1200 + i, 1000)).astype("f4") for i in range(16)}
+    values |= {"wide": np.asfortranarray(r.standard_normal((3000, 2000))), "step": np.int64(3)}
+    ckptconv.save(values, tmp_path / "in" / "m.ckpt", format="tf")
+    return tmp_path / "in" / "m.ckpt"
+
+
+@pytest.mark.parametrize("target", ["m.safetensors", "m.npz", "m.ckpt"])
+def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, target: str) -> None:
+    change = Change(dtype="float16")
+    seen: list[tuple[int, int]] = []
+    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=lambda *p: seen.append(p))
+    there = ckptconv.convert(source, tmp_path / "ray" / target, change=change, resources=resources)
+    here = ckptconv.convert(source, tmp_path / "here" / target, change=change)
+    got, want = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("ray", "here"))
+    assert got == want
+    assert there.verified_bytes == here.verified_bytes > 0
+    assert seen[-1][0] == seen[-1][1]
+    assert len(seen) > 4
+
+
+def test_relative_paths_mean_the_callers_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckptconv.convert("in/m.ckpt", "out/m.npz", resources=CLUSTER)
+    assert len(ckptconv.open(tmp_path / "out" / "m.npz")) == 18
+
+
+def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "killed"
+
+    def deadly(do: Any, job: Any) -> Any:
+        if job.start and not mark.exists():
+            mark.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(do, job)
+
+    real = engines._job
+    monkeypatch.setattr(engines, "_job", deadly)
+    ckptconv.convert(source, tmp_path / "ray.npz", resources=CLUSTER)
+    monkeypatch.undo()
+    ckptconv.convert(source, tmp_path / "here.npz")
+    assert mark.exists()
+    assert (tmp_path / "ray.npz").read_bytes() == (tmp_path / "here.npz").read_bytes()
+
+
+def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
+    shard = source.parent / "m.ckpt.data-00000-of-00001"
+    raw = bytearray(shard.read_bytes())
+    raw[1000] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
+        ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(do: Any, job: Any) -> Any:
+        raise ckptconv.UnsafeCheckpoint("no further", tensor="w3")
+
+    monkeypatch.setattr(engines, "_job", broken)
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="w3: no further"):
+        ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_that_see_other_files_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(reads: dict[str, int], writes: list[str]) -> tuple[str, list[str]]:
+        return "0.0", [f"cannot read {url}" for url in reads]
+
+    monkeypatch.setattr(engines, "reach", blind)
+    with pytest.raises(ckptconv.UsageError) as caught:
+        ckptconv.convert(source, tmp_path / "m.npz", resources=CLUSTER)
+    assert "cannot read" in str(caught.value)
+    assert "has ckptconv 0.0" in str(caught.value)
+    assert not (tmp_path / "m.npz").exists()
+
+
+def test_what_a_worker_does_not_reach(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"123")
+    _, missing = engines.reach({str(tmp_path / "a"): 4, str(tmp_path / "b"): 1}, [str(tmp_path / "c")])
+    assert [m.split()[0] + m.split()[1] for m in missing] == ["seesanother", "cannotread", "cannotwrite"]
+
+
+def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
+    small = {"a": np.arange(10)}
+    held = ckptconv.Checkpoint({n: ckptconv.api.held(n, a) for n, a in small.items()})
+    ckptconv.api.write(held, tmp_path / "m.npz", Target(), CLUSTER)
+    assert ckptconv.open(tmp_path / "m.npz")["a"].numpy().tolist() == list(range(10))
+    large = ckptconv.Checkpoint({"a": ckptconv.api.held("a", np.zeros(10_000_000))})
+    with pytest.raises(ckptconv.UsageError, match="in memory would travel"):
+        ckptconv.api.write(large, tmp_path / "l.npz", Target(), CLUSTER)
+
+
+def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptconv.journal.COMMIT", 0.0)
+    out = tmp_path / "out" / "m.npz"
+
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        ckptconv.convert(source, out, target=Target(resume=True), resources=resources)
+    seen: list[int] = []
+    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=lambda done, _: seen.append(done))
+    report = ckptconv.convert(source, out, target=Target(resume=True), resources=resources)
+    assert seen[0] > report.bytes // 2
+    ckptconv.convert(source, tmp_path / "here.npz")
+    assert out.read_bytes() == (tmp_path / "here.npz").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["dask", "ray:/x", ""])
+def test_unknown_engines(name: str) -> None:
+    with pytest.raises(ckptconv.UsageError, match="no engine"):
+        engines.engine(name)
+
+
+def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:
+    limit, running = 2 * int(ray.cluster_resources()["CPU"]), [0, 0]
+    lock = threading.Lock()
+
+    def tasks() -> Iterator[int]:
+        for n in range(30):
+            with lock:
+                running[0] += 1
+                running[1] = max(running)
+            yield n
+
+    def sleepy(_: object, n: int) -> int:
+        time.sleep(0.01)
+        return n
+
+    got = []
+    for task, result in engines.apply(ray, sleepy, None, tasks(), 10**6):
+        assert task == result
+        got.append(task)
+        running[0] -= 1
+    assert sorted(got) == list(range(30))
+    assert running[1] <= limit + 1
