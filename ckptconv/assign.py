@@ -85,7 +85,7 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
     """The name and the shape that a tensor had, as far as its name, rank and shape tell."""
     m = inverse.matcher.first(name)
     while m is not None:
-        rule, _ = _origin(inverse, m.index)
+        rule, _ = _origin(inverse, m.number)
         values = translated(rule, m.values, inverse.separators)
         alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacked
         if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
@@ -93,7 +93,7 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
                 yield rule.targets[0].render(values), _moved(rule, shape)
             except LayoutError:  # what only other sizes would tell
                 pass
-        m = inverse.matcher.after(name, m.index)
+        m = inverse.matcher.after(name, m.number)
 
 
 def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -145,13 +145,13 @@ def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
                 out.groups.append(Group(i, values, ({0: name},), position[name]))
                 continue
             stack = rule.sources[k].stacked
-            place = (
-                rule.where[stack].index(values[stack]) if stack in rule.where else int(values[stack]) if stack else 0
-            )
+            place = _place(rule, stack, values)
             rest = {c: v for c, v in values.items() if c != stack}
             key = (i, *sorted(rest.items()))
             group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
-            group.members[k].setdefault(place, name)
+            if group.members[k].setdefault(place, name) != name:  # rewritten to one name
+                out.unmatched.append(name)
+                out.reasons[name] = f"{rule.label} has {group.members[k][place]} in its place"
         pending = _sort_out(converter, names, list(partial.values()), out)
     out.groups.sort(key=lambda g: g.at)
     out.unmatched.sort(key=position.__getitem__)
@@ -162,7 +162,7 @@ def _place(rule: Rule, stack: str, values: Mapping[str, str]) -> int:
     """Where a tensor stands on the axis along which its rule stacks."""
     if not stack:
         return 0
-    return rule.where[stack].index(values[stack]) if stack in rule.where else int(values[stack])
+    return rule.where[stack].place(values[stack]) if stack in rule.where else int(values[stack])
 
 
 def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
@@ -170,12 +170,12 @@ def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> t
     matcher = names.converter.matcher
     m = matcher.first(known) if after < 0 else matcher.after(known, after)
     while m is not None:
-        rule, k = _origin(names.converter, m.index)
+        rule, k = _origin(names.converter, m.number)
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
         if not why:
-            return m.index, m.values
+            return m.number, m.values
         out.reasons.setdefault(name, f"{rule.label} {why}")
-        m = matcher.after(known, m.index)
+        m = matcher.after(known, m.number)
     return None
 
 

@@ -118,13 +118,13 @@ def _shadowed(converter: Converter) -> Iterator[str]:
 def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
     """The label of an earlier rule that takes a name whatever its tensor is, or ''."""
     m = converter.matcher.first(name)
-    while m is not None and m.index < at:
-        earlier = converter.rules[converter.origins[m.index][0]]
+    while m is not None and m.number < at:
+        earlier = converter.rules[converter.origins[m.number][0]]
         if earlier is not rule:
             same = earlier.wanted[0] == rule.wanted[0] and not earlier.having and not earlier.lacking
             if _plain(earlier) or (same and len(earlier.sources) == 1 and any(earlier.wanted)):
                 return earlier.label
-        m = converter.matcher.after(name, m.index)
+        m = converter.matcher.after(name, m.number)
     return ""
 
 
@@ -155,7 +155,7 @@ def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
     wants = rule.inverse.wanted[0]
     m = back.matcher.first(made)
     while m is not None:
-        taker = back.rules[back.origins[m.index][0]]
+        taker = back.rules[back.origins[m.number][0]]
         values = translated(taker, m.values, back.separators)
         returned = taker.targets[0].render(values) if values is not None and len(taker.targets) == 1 else name
         if returned == name:
@@ -163,7 +163,7 @@ def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
         conditional = len(taker.sources) > 1 or taker.having or taker.lacking
         if not conditional and (not taker.wanted[0] or not wants or set(wants) & set(taker.wanted[0])):
             return returned
-        m = back.matcher.after(made, m.index)
+        m = back.matcher.after(made, m.number)
     return ""
 
 

@@ -27,7 +27,7 @@ def remember(converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, M
     """Write down where every target came from, if the names do not tell; forget it on the way back."""
     metadata = {k: v for k, v in checkpoint.metadata.items() if k != KEY}
     if converter.one_way and not converter.forward:
-        names = {name: [m.index, m.names, m.twins] for name, m in moved.items()}
+        names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
         said = {"converter": converter.name, "rules": [r.label for r in converter.rules], "names": names}
         metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
@@ -85,8 +85,8 @@ def _sound(row: Any, rules: Sequence[str]) -> bool:
 def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int) -> dict[str, str] | None:
     """The captures with which rule `index` took a name, as its targets spell them; None if it cannot have."""
     m = forward.matcher.first(names.canonical(came[0]))
-    while m is not None and forward.origins[m.index][0] != index:
-        m = forward.matcher.after(names.canonical(came[0]), m.index)
+    while m is not None and forward.origins[m.number][0] != index:
+        m = forward.matcher.after(names.canonical(came[0]), m.number)
     if m is None:
         return None
     rule = forward.rules[index]

@@ -51,7 +51,7 @@ class Domain(NamedTuple):
             return str(int(value) + self.shift) if int(value) + self.shift >= 0 else None
         return value
 
-    def index(self, value: str) -> int:
+    def place(self, value: str) -> int:
         """The place of a stacked value along its axis."""
         if self.kind == "table":
             return [a for a, _ in self.table].index(value)
@@ -120,12 +120,14 @@ class Template(NamedTuple):
         if not isinstance(tail, str):
             return ""
         cut = max(tail.rfind(s) for s in _SEPARATORS)
-        alone = len(self.parts) == 1 or getattr(self.parts[-2], "after", "")
+        before = self.parts[-2] if len(self.parts) > 1 else None
+        alone = before is None or (isinstance(before, Capture) and before.after != "")
         return tail[cut + 1 :] if cut >= 0 or alone else ""
 
     def regex(self, where: Mapping[str, Domain], first: int = 1) -> tuple[str, list[str]]:
         """The expression and the captures in the order of its groups, which are numbered from `first`."""
-        out, order = "", []
+        out = ""
+        order: list[str] = []
         for p in self.parts:
             if isinstance(p, str):
                 out += re.escape(p)
@@ -219,7 +221,7 @@ def _check(text: str, parts: Sequence[str | Capture]) -> None:
 
 
 class Match(NamedTuple):
-    index: int
+    number: int  # of the template
     values: dict[str, str]
 
 

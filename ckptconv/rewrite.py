@@ -31,7 +31,7 @@ class Moved(NamedTuple):
 
     names: tuple[str, ...]
     rule: str
-    index: int
+    number: int
     twins: list[str]
 
 

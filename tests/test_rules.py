@@ -233,6 +233,12 @@ def test_what_lacks_a_partner_is_named() -> None:
     assert list(parse(text).apply(checkpoint({"a/q": [2], "b/q": [2], "b/v": [1]}))) == ["a.q", "b.qv"]
 
 
+def test_two_names_for_one_place_are_not_lost() -> None:
+    text = 'rewrite = [["^{m}/", ""]]\n' + rule(from_="e_{e*}", to="e")
+    with pytest.raises(UnmatchedTensors, match="b/e_0.*has a/e_0 in its place"):
+        parse(text).apply(checkpoint({"a/e_0": [2], "b/e_0": [2], "a/e_1": [2]}))
+
+
 def test_collisions_name_both_sources_and_rules() -> None:
     with pytest.raises(NameCollision) as e:
         parse(rule(from_="{x...}", to="{x...}")).apply(checkpoint({"a/b": [1], "a.b": [1], "c/d": [1], "c.d": [2]}))
