@@ -40,7 +40,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], int, str]] = {
         "git-lfs",
     ),
     "empty index": (lambda d: (d / INDEX).write_bytes(b""), 4, "index"),
-    "no index": (lambda d: (d / INDEX).unlink(), 3, "checkpoint"),
+    "no index": (lambda d: (d / INDEX).unlink(), 9, "model_epoch_14_gs_27956"),
 }
 
 
