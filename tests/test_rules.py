@@ -235,7 +235,7 @@ def test_what_lacks_a_partner_is_named() -> None:
 
 def test_two_names_for_one_place_are_not_lost() -> None:
     text = 'rewrite = [["^{m}/", ""]]\n' + rule(from_="e_{e*}", to="e")
-    with pytest.raises(UnmatchedTensors, match="b/e_0.*has a/e_0 in its place"):
+    with pytest.raises(UnmatchedTensors, match=r"b/e_0.*has a/e_0 in its place"):
         parse(text).apply(checkpoint({"a/e_0": [2], "b/e_0": [2], "a/e_1": [2]}))
 
 
