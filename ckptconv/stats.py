@@ -75,7 +75,7 @@ class _Sums:
             wide = (block - block.min()).view(np.uint64).astype(np.float64)
         else:
             wide = block.astype(np.float64)
-        if peak > 1e140:  # squares would overflow
+        if peak > 1e140 or 0 < peak < 1e-140:  # squares would overflow or vanish
             scale = math.ldexp(1.0, math.frexp(peak)[1] - 1)
             wide /= scale
         mean = float(wide.mean())

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .confirm import unlike, written
+from .confirm import listed, unlike, written
 from .errors import UsageError, VerifyError, listing
 from .formats import Format
 from .job import Sources, read_strings
 from .moves import Array
+from .names import fold
 from .run import hash_tensor, windows
 from .stats import BLOCK, each, numbers
 from .tensor import Checkpoint, Tensor
@@ -296,15 +297,15 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, row: Format, *, worker
     names = written(row, expected.tensors)
     wrong = unlike(expected.tensors, got, names)
     meant = {names.get(n, n) for n in expected}
-    wrong += [f"{n}: not expected" for n in got if n not in meant]
+    wrong |= {n: "not expected" for n in got if n not in meant}
     if wrong:
-        raise VerifyError(f"{len(wrong)} tensors are not what the conversion gives:\n{listing(wrong)}", url=url)
+        raise VerifyError(f"{len(wrong)} tensors are not what the conversion gives:\n{listed(wrong)}", url=url)
     pairs = [(t, got[names.get(n, n)]) for n, t in expected.items()]
     found = zip(pairs, each(pairs, lambda pair, s: first_difference(pair[0], pair[1], s), workers), strict=True)
     bad = [(t.name, index) for (t, _), index in found if index is not None]
     if bad:
         name, index = bad[0]
-        also = f":\n{listing([n for n, _ in bad])}" if len(bad) > 1 else ""
+        also = f":\n{listing(map(str, fold(n for n, _ in bad)))}" if len(bad) > 1 else ""
         first = f"at index {list(index)}" if index else "in its value"
         raise VerifyError(
             f"differs from what the conversion gives, {first}; {len(bad)} of {len(pairs)} tensors differ{also}",

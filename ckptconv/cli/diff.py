@@ -147,8 +147,8 @@ def _say(found: Diff, a: str, b: str, converted: bool) -> None:
     for p in found.pairs:
         kinds[p.kind] = kinds.get(p.kind, 0) + 1
     counts = [f"{n} {KINDS.get(k) or k}" for k, n in kinds.items()]
-    word = "the same" if found.same else "different"
-    show.talk(f"{word}: {found.equal} tensors equal" + (f"; {', '.join(counts)}" if counts else ""))
+    word = "different" if not found.same else "the same within the tolerance" if kinds else "the same"
+    show.talk(f"{word}: {show.many(found.equal, 'tensor')} equal" + (f"; {', '.join(counts)}" if counts else ""))
     if kinds.keys() >= {"only_a", "only_b"} and not converted:
         show.talk("if B is A under other names, -c auto (or -c NAME) compares across; `ckptconv match A B` finds rules")
     elif kinds.keys() == {"renamed"}:

@@ -129,12 +129,12 @@ def _say(found: Checkpoint, total: Totals) -> None:
         show.talk(f"metadata: {key} = {value if len(value) <= 100 else value[:97] + '...'}")
     for group in found.ties:
         show.talk(f"tied: {' = '.join(group)}")
-    show.notes(found.notes)
+    show.notes([n for n in found.notes if n.kind != "dropped"])  # what was not selected is no news
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:
         kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]
         counts += f", {total.all:,} with {', '.join(kinds)}"
-    show.talk(f"{found.format}: {total.tensors:,} tensors, {show.bytes_(total.bytes)}, {counts}")
+    show.talk(f"{found.format}: {show.many(total.tensors, 'tensor')}, {show.bytes_(total.bytes)}, {counts}")
 
 
 def _graph(made: Graph | None, found: Checkpoint) -> None:
@@ -184,7 +184,7 @@ def _json(
             "tensors": rows,
             "metadata": found.metadata,
             "ties": found.ties,
-            "notes": [n._asdict() for n in found.notes],
+            "notes": [n._asdict() for n in found.notes if n.kind != "dropped"],
             **({"graph": graph._asdict() if graph else None, "details": found.details} if graph else {}),
         }
     )

@@ -29,6 +29,10 @@ def bytes_(n: int) -> str:
     return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 @lru_cache(maxsize=4096)
 def count(n: int) -> str:
     return f"{n:,}"

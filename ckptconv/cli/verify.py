@@ -76,5 +76,5 @@ def verify(
     if as_json:
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
     elif not quiet:
-        what = f"{len(held)} tensors, {show.bytes_(held.nbytes)}"
+        what = f"{show.many(len(held), 'tensor')}, {show.bytes_(held.nbytes)}"
         show.talk(f"verified: {what}, are bit for bit what the conversion gives")
