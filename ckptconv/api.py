@@ -126,6 +126,7 @@ def _open(url: str, select: Select) -> Checkpoint:
     return passes.weights_only(found) if select.weights_only else found
 
 
+@formats.uncollected()
 def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoint:
     """Open the sources and apply all passes: what the target shall hold, still without reading a tensor."""
     if not sources:
@@ -200,6 +201,7 @@ def convert(
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began)
 
 
+@formats.uncollected()
 def write(
     checkpoint: Checkpoint,
     destination: Path,

@@ -26,7 +26,7 @@ def clip(part: Part, lo: int, hi: int) -> list[Part]:
     """
     if 0 in part.shape:
         return []
-    extent = reach(part.shape, part.steps)
+    extent = prod(part.shape) if plain(part) else reach(part.shape, part.steps)
     if part.start >= lo and part.start + extent <= hi:
         return [part]
     if part.start >= hi or part.start + extent <= lo:

@@ -10,8 +10,8 @@ polynomial; that power is computed by squaring and kept for the lengths that rec
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,11 +24,16 @@ MASK_DELTA = 0xA282EAD8
 
 def crc(kind: str, data: Buffer, value: int = 0) -> int:
     """Extend the CRC `value` of what came before by `data`."""
+    return _function(kind)(data, value)
+
+
+@cache
+def _function(kind: str) -> Callable[[Buffer, int], int]:
     if kind == "crc32":
-        return zlib.crc32(data, value)
+        return zlib.crc32
     from crc32c import crc32c
 
-    return crc32c(data, value)
+    return crc32c
 
 
 def combine(kind: str, a: int, b: int, len_b: int) -> int:

