@@ -91,8 +91,8 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
         if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
             try:
                 yield rule.targets[0].render(values), _moved(rule, shape)
-            except LayoutError:  # what only other sizes would tell
-                pass
+            except LayoutError:  # what only other sizes would tell; a later rule would tell something else
+                return
         m = inverse.matcher.after(name, m.number)
 
 

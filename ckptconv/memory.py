@@ -21,16 +21,32 @@ if TYPE_CHECKING:
     from .rewrite import Moved
 
 KEY = "ckptconv.moved"
+PARAMS = "ckptconv.params"  # {"converter": NAME, "params": {name: number}}: sizes that only the source's shapes told
 
 
-def remember(converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, Moved]) -> Checkpoint:
-    """Write down where every target came from, if the names do not tell; forget it on the way back."""
-    metadata = {k: v for k, v in checkpoint.metadata.items() if k != KEY}
+def remember(
+    converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, Moved], params: Mapping[str, int]
+) -> Checkpoint:
+    """Write down sizes, and where every target came from if the names do not tell; forget it on the way back."""
+    metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS)}
+    if params and not converter.forward:
+        metadata[PARAMS] = json.dumps({"converter": converter.name, "params": dict(params)}, separators=(",", ":"))
     if converter.one_way and not converter.forward:
         names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
         said = {"converter": converter.name, "rules": [r.label for r in converter.rules], "names": names}
         metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
+
+
+def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
+    """The sizes that the way there used, as far as the metadata (which is from a file) tells."""
+    try:
+        said = json.loads(checkpoint.metadata[PARAMS])
+        if inverse.forward and said["converter"] == inverse.name:
+            return {k: v for k, v in said["params"].items() if k in inverse.params and type(v) is int and v > 0}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        pass
+    return {}
 
 
 def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:

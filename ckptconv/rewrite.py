@@ -45,7 +45,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     found = memory.recall(converter, whole) if remembered else assign(converter, whole)
     if found.unmatched:
         raise UnmatchedTensors(_unmatched(converter, whole, found), url=checkpoint.urls[0] if checkpoint.urls else None)
-    out = _Output(converter, whole, _params(converter, params))
+    out = _Output(converter, whole, memory.params(converter, whole) | _params(converter, params))
     for group in found.groups:
         out.build(group)
     out.check()
@@ -56,7 +56,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     result = whole.with_tensors(out.tensors, *notes)
     moved = {name: {"rule": m.rule, "from": list(m.names)} for name, m in out.moved.items()}
     result = replace(result, ties=out.ties(), details={**checkpoint.details, "moved": moved})
-    return _tied(converter, memory.remember(converter, result, out.moved))
+    return _tied(converter, memory.remember(converter, result, out.moved, out.params))
 
 
 class _Output:

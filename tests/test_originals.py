@@ -38,3 +38,22 @@ def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None
     want = {name for move in taken for name in move["from"]}
     assert set(got) == want
     assert [n for n in want if not same(got[n].numpy(), whole[n].numpy())] == []
+
+
+def test_a_size_that_the_way_back_cannot_know_is_asked_for(tmp_path: Path) -> None:
+    """BigBird's heads are an axis in TensorFlow and part of one in PyTorch; the output remembers how many there were."""
+    ckptconv.convert(
+        prefix("big-bird"),
+        tmp_path / "there.safetensors",
+        select=api.Select(weights_only=True),
+        change=api.Change("big-bird"),
+    )
+    there = ckptconv.open(tmp_path / "there.safetensors")
+    ckptconv.save(dict(there), tmp_path / "bare.safetensors", metadata={})
+    back = api.Change("big-bird", inverse=True)
+    with pytest.raises(ckptconv.UsageError, match="--param heads=NUMBER"):
+        ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=back)
+    told = api.Change("big-bird", inverse=True, params={"heads": 2})
+    ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=told)
+    query = "bert/encoder/layer_0/attention/self/query/kernel"
+    assert same(ckptconv.open(tmp_path / "back.ckpt")[query].numpy(), ckptconv.open(prefix("big-bird"))[query].numpy())
