@@ -1,0 +1,192 @@
+"""The kernel and the geometry: any box, any cut, any stride, any cast, against NumPy's plain ways and torch."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import same
+
+from ckptconv import ConversionError
+from ckptconv.boxes import clip, fuse, is_run, plain, slabs
+from ckptconv.elements import cast, transform
+from ckptconv.moves import copy, packed, strided
+from ckptconv.tensor import DTYPES, Held, Loss, Part, c_strides
+
+F32 = DTYPES["float32"]
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    """A part that fills a box of a larger tensor from any source strides."""
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    pads = [draw(st.integers(0, 2)) for _ in shape]
+    outer = c_strides([n + p for n, p in zip(shape, pads, strict=True)])
+    order = draw(st.permutations(range(len(shape))))  # the axes of the target in another order than the part's
+    steps = [0] * len(shape)
+    for axis, step in zip(order, c_strides([shape[i] + pads[i] for i in order]), strict=True):
+        steps[axis] = step
+    strides = draw(st.sampled_from([outer, tuple(draw(st.integers(0, 9)) for _ in shape)]))
+    start = draw(st.integers(0, 5))
+    return Part(Held(None), F32, tuple(shape), draw(st.integers(0, 3)), tuple(strides), start, tuple(steps))
+
+
+def pairs(part: Part) -> list[tuple[int, int]]:
+    """Every element of a part: where it goes and where it comes from."""
+    return [
+        (
+            part.start + sum(i * s for i, s in zip(index, part.steps, strict=True)),
+            part.offset + sum(i * s for i, s in zip(index, part.strides, strict=True)),
+        )
+        for index in np.ndindex(*part.shape)
+    ]
+
+
+@settings(deadline=None, max_examples=300)
+@given(parts(), st.integers(0, 200), st.integers(0, 200))
+def test_clip_keeps_exactly_what_lies_in_the_range(part: Part, a: int, b: int) -> None:
+    lo, hi = sorted((a, b))
+    got = sorted(pair for p in clip(part, lo, hi) for pair in pairs(p))
+    assert got == sorted(pair for pair in pairs(part) if lo <= pair[0] < hi)
+
+
+@settings(deadline=None, max_examples=200)
+@given(parts(), st.integers(4, 200))
+def test_slabs_are_small_and_lose_nothing(part: Part, limit: int) -> None:
+    cut = list(slabs(part, limit))
+    assert sorted(pair for p in cut for pair in pairs(p)) == sorted(pairs(part))
+    assert all(prod(p.shape) * 4 <= limit for p in cut)
+
+
+@settings(deadline=None, max_examples=200)
+@given(parts())
+def test_a_part_is_plain_when_source_and_target_run_along_together(part: Part) -> None:
+    moves = pairs(part)
+    together = all(
+        b[0] - a[0] == 1 and b[1] - a[1] == 1 for a, b in zip(sorted(moves), sorted(moves)[1:], strict=False)
+    )
+    if 0 not in part.shape:
+        assert plain(part) == together == is_run(fuse(part.shape, part.strides, part.steps))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_copy_equals_numpy(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["u1", "<u2", "<u4", "<u8", "<c16"]))
+    rank = data.draw(st.integers(1, 5))
+    shape = [data.draw(st.sampled_from([1, 2, 3, 5, 17, 64, 65])) for _ in range(rank)]
+    while prod(shape) > 60000:
+        shape[shape.index(max(shape))] //= 2
+    axes = data.draw(st.permutations(range(rank)))
+    steps = [data.draw(st.sampled_from([1, 1, 1, 2, 3])) for _ in range(rank)]
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, prod(n * s for n, s in zip(shape, steps, strict=True)) * np.dtype(kind).itemsize, "u1")
+    src = raw.view(kind).reshape([n * s for n, s in zip(shape, steps, strict=True)])
+    src = src[tuple(slice(None, None, s) for s in steps)].transpose(axes)
+    if np.dtype(kind).kind == "c":  # bits, not values
+        src = src.view("<u8") if src.flags.c_contiguous else src
+    target = np.zeros(src.shape, src.dtype)
+    back = data.draw(st.permutations(range(src.ndim)))
+    dst = np.zeros([src.shape[i] for i in back], src.dtype).transpose(np.argsort(back))
+    copy(target, src)
+    copy(dst, src)
+    want = src.copy(order="C")
+    assert target.tobytes() == want.tobytes() == dst.copy(order="C").tobytes() == packed(src).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "f4", "f8"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((512, 512), (1, 0)),
+        ((511, 1027), (1, 0)),
+        ((4099, 7), (1, 0)),
+        ((7, 4099), (1, 0)),
+        ((3, 3, 96, 130), (3, 2, 0, 1)),
+        ((7, 12, 10, 16, 33), (0, 4, 3, 1, 2)),
+        ((2,) * 14, tuple(range(13, -1, -1))),
+    ],
+)
+def test_large_transposes(kind: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    src = np.random.default_rng(0).integers(0, 256, prod(shape) * np.dtype(kind).itemsize, "u1").view(kind)
+    view = src.reshape(shape).transpose(axes)
+    out = np.empty(view.shape, kind)
+    copy(out, view)
+    assert same(out, np.ascontiguousarray(view))
+
+
+def test_a_view_past_its_buffer_is_refused() -> None:
+    with pytest.raises((ValueError, TypeError)):
+        strided(bytearray(16), "u4", 1, (4,), (1,))
+
+
+# --- casts ------------------------------------------------------------------------------------------------------
+
+
+def everything(kind: str) -> np.ndarray[Any, Any]:
+    """Bit patterns of all sorts: subnormals, ties, infinities, NaNs, neighbours of the 16-bit limits."""
+    rng = np.random.default_rng(3)
+    halves = np.arange(65536, dtype="u2").view("f2").astype(kind)
+    wide = rng.integers(0, 256, 2**20, "u1").view(kind)
+    with np.errstate(all="ignore"):
+        near = [halves * (1 + s * 2.0**-e) for s in (1, -1) for e in (10, 11, 12, 23)]
+        ties = (np.arange(65536, dtype="u4") << 16 | 0x8000).view("f4").astype(kind)
+    return np.concatenate([halves, wide, *near, ties]).astype(kind)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("to", ["float16", "bfloat16", "float8_e5m2", "float64"])
+def test_casts_of_float32_equal_torch(to: str) -> None:
+    torch = pytest.importorskip("torch")
+    array = everything("f4")
+    out, _ = cast(array, F32, DTYPES[to])
+    want = torch.from_numpy(array).to(getattr(torch, to))
+    bits = {1: torch.uint8, 2: torch.int16, 8: torch.int64}[DTYPES[to].itemsize]
+    number = ~np.isnan(array)
+    assert np.array_equal(out.view(f"i{out.itemsize}").astype("i8")[number],
+                          want.view(bits).numpy().view(f"i{out.itemsize}").astype("i8")[number])  # fmt: skip
+    assert np.isnan(out[~number].astype("f8")).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(("to", "bits"), [("float16", 10), ("bfloat16", 7)])
+def test_float64_is_rounded_once(to: str, bits: int) -> None:
+    """Against exact arithmetic on fractions, at the ties that rounding through float32 gets wrong."""
+    from fractions import Fraction
+
+    ones = [1 + Fraction(k, 2 ** (bits + 1)) + s * Fraction(1, 2**40) for k in range(1, 64, 2) for s in (-1, 0, 1)]
+    array = np.array([float(x) for x in ones])
+    out, loss = cast(array, DTYPES["float64"], DTYPES[to])
+    step = Fraction(1, 2**bits)
+    assert [Fraction(float(x)) for x in out] == [round(x / step) * step for x in ones]  # round() is half to even
+    assert loss == Loss(0, 0)
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16", "float8_e5m2"])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_losses_are_counted(kind: str, to: str) -> None:
+    out, loss = cast(np.array([1, 0.0, -0.0, 1e38 * 3.4, -1e38 * 3.4, 1e-45, np.inf, np.nan], DTYPES[kind].np),
+                     DTYPES[kind], DTYPES[to])  # fmt: skip
+    assert loss == Loss(2, 1)
+    assert np.signbit(out.astype("f8")[:3]).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "to"),
+    [(300, "int32", "uint8"), (-1, "int8", "uint8"), (9, "int8", "int4"), (0.5, "float32", "int8")],
+)
+def test_what_does_not_fit_an_integer_is_refused(value: float, kind: str, to: str) -> None:
+    with pytest.raises(ConversionError):
+        cast(np.array([value], DTYPES[kind].np), DTYPES[kind], DTYPES[to])
+
+
+def test_operations() -> None:
+    raw = np.array([0x01020304, 0xFF000000], "<u4")
+    assert transform(raw, DTYPES["int32"], ("swap",), DTYPES["int32"])[0].tolist() == [0x04030201, 0x000000FF]
+    nibbles = np.array([0x08, 0x17, 0xFF], "u1")
+    assert transform(nibbles, DTYPES["int4"], ("int4",), DTYPES["int8"])[0].view("i1").tolist() == [-8, 7, -1]
+    assert transform(nibbles, DTYPES["uint4"], ("uint4",), DTYPES["uint8"])[0].tolist() == [8, 7, 15]
