@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import engines, formats, passes, store
 from .confirm import confirm
-from .errors import UsageError
+from .errors import UsageError, redacted
 from .formats import Format, Writer
 from .plan import Memory, Plan, compile_plan
 from .run import Map, Progress, content_hash, execute, threads
@@ -228,8 +228,9 @@ def write(
     if target.verify != "none":
         confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
     return Report(
-        sources, os.fspath(destination), checkpoint.format, row.name, len(made.tensors), made.nbytes,
-        time.monotonic() - began, tuple(f.name for f in made.placement.files), made.notes,
+        tuple(map(redacted, sources)), redacted(os.fspath(destination)), checkpoint.format, row.name,
+        len(made.tensors), made.nbytes, time.monotonic() - began, tuple(f.name for f in made.placement.files),
+        made.notes,
         {n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()}, outcome.verified, target.verify,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .boxes import plain
-from .errors import ConversionError, UsageError, listing
+from .errors import ConversionError, UsageError, listing, redacted
 from .formats import Placement, Slot
 from .tensor import Checkpoint, Coded, DType, Note, Part, Span, Tensor, castable
 
@@ -147,9 +147,9 @@ def sources(t: Tensor) -> list[str]:
     out = []
     for p in t.parts:
         if isinstance(p.data, Span):
-            out.append(f"{p.data.url}@{p.data.start}+{p.data.size}")
+            out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")
         elif isinstance(p.data, Coded):
-            out.append(f"{p.data.url}#{p.data.key}")
+            out.append(f"{redacted(p.data.url)}#{p.data.key}")
         else:
             out.append("memory")
     return list(dict.fromkeys(out))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from . import checksum
 from .ahead import fetched
-from .errors import CorruptCheckpoint, listing, printable
+from .errors import CorruptCheckpoint, listing, printable, redacted
 from .formats import Patch, Writer
 from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
 from .journal import MARK, Journal
@@ -272,7 +272,7 @@ def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) 
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found:08x}, should be {want}"
     if bad:
         urls = {span.url for span in bad}
-        where = [what if len(urls) == 1 else f"{printable(span.url)} {what}" for span, what in bad.items()]
+        where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
         raise CorruptCheckpoint(
             f"{len(bad)} damaged tensor(s), by the file's own checksums:\n{listing(where)}", url=next(iter(urls))
         )

@@ -26,6 +26,7 @@ from .remote import Stat, filesystem, is_remote, refused
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
+OPEN = 256  # files of an output whose descriptors are kept open
 PEEK = 4096  # bytes of a file's head and tail that detection sees
 
 
@@ -338,6 +339,8 @@ class Output:
             raise StorageError("already exists; --force replaces it", url=taken[0])
         self._mark, self._stays, self._kept, self._whole = mark or os.urandom(4).hex(), bool(mark), kept, whole
         self._fds: dict[str, int] = {}
+        self._ready: list[str] = []  # files that are there to be written and renamed
+        self._few = len(files) <= OPEN
         self._made: list[str] = []
         try:
             for f in files:
@@ -366,8 +369,11 @@ class Output:
             how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
             fd = os.open(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0), 0o666)
             self._fds[f.name] = fd
+            self._ready.append(f.name)
             if f.size and not self._whole:
                 self._reserve(fd, f.size)
+            if not self._few:
+                os.close(self._fds.pop(f.name))
         except OSError as e:
             raise refused(e, path) from e
 
@@ -393,7 +399,20 @@ class Output:
         os.ftruncate(fd, size)
 
     def write(self, name: str, start: int, data: Buffer) -> None:
-        _write(self._fds[name], start, data, self._final[name])
+        with self._open(name) as fd:
+            _write(fd, start, data, self._final[name])
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[int]:
+        """The descriptor of a file; of very many files none is kept open."""
+        if name in self._fds:
+            yield self._fds[name]
+            return
+        fd = os.open(self.temporary(name), os.O_RDWR | getattr(os, "O_BINARY", 0))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def hurry(self, name: str, start: int, size: int) -> None:
         """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
@@ -414,8 +433,9 @@ class Output:
     def settle(self) -> None:
         """Make durable what was written so far."""
         try:
-            for fd in self._fds.values():
-                os.fsync(fd)
+            for name in self._ready:
+                with self._open(name) as fd:
+                    os.fsync(fd)
         except OSError as e:
             raise refused(e, self.folder) from e
 
@@ -429,12 +449,12 @@ class Output:
         if older and not self.force and not self._whole:
             where = os.path.join(self.folder, older[0])
             raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
+        if sync:
+            self.settle()
         try:
-            for fd in self._fds.values():
-                if sync:
-                    os.fsync(fd)
-                os.close(fd)
-            names, self._fds = list(self._fds), {}
+            while self._fds:
+                os.close(self._fds.popitem()[1])
+            names, self._ready = self._ready, []
             for name in names:
                 os.replace(self.temporary(name), self._final[name])
             for old in older if self.force else ():

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..errors import CkptError, printable
+from ..errors import CkptError, printable, redacted
 from . import complete, convert, converters, diff, formats, inspect, report, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -92,7 +92,8 @@ def fail(e: CkptError, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        what = {"kind": type(e).__name__, "message": e.message, "url": e.url, "tensor": e.tensor, "exit": e.exit_code}
+        url = redacted(e.url or "") or None
+        what = {"kind": type(e).__name__, "message": e.message, "url": url, "tensor": e.tensor, "exit": e.exit_code}
         print(json.dumps({"error": what}))
     first, *rest = str(e).split("\n")
     print("\n".join([f"error: {printable(first)}", *(printable(line) for line in rest)]), file=sys.stderr)
