@@ -9,6 +9,7 @@ Pure: nothing here reads a tensor.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,8 @@ def totals(checkpoint: Checkpoint) -> Totals:
         roles[t.role] = roles.get(t.role, 0) + 1
         if name in again:
             continue
-        count, size = t.count, t.nbytes
+        count = t.count
+        size = count * t.dtype.itemsize
         every, nbytes = every + count, nbytes + size
         weights += 0 if t.role else count
         dtypes[t.dtype.name] = dtypes.get(t.dtype.name, 0) + size
@@ -153,23 +155,52 @@ class Graph(NamedTuple):
 
 
 def graph(checkpoint: Checkpoint) -> Graph | None:
-    """Compare `details["collections"]` and `details["trainable"]` with the tensors; None if no graph was found."""
+    """Compare what a graph lists (`details["collections"]`, `details["trainable"]`) or a Keras configuration says with
+    the tensors; None if neither was found."""
     listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
     trained = tuple(checkpoint.details.get("trainable", ()))
     if not listed and not trained:
-        return None
+        return _configured(checkpoint)
     held = checkpoint.tensors
     said = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
     known, taught = set(said), set(trained)
-    weights = [n for n in (said if listed else held) if n not in held or not held[n].role]
     return Graph(
         said,
         tuple(n for n in said if n not in held),
         tuple(n for n in held if n not in known) if "variables" in listed else (),
         trained,
-        tuple(n for n in weights if n not in taught),
+        tuple(n for n in (said if listed else held) if n in held and not held[n].role and n not in taught),
         {name: len(names) for name, names in listed.items()},
     )
+
+
+def _configured(checkpoint: Checkpoint) -> Graph | None:
+    """What a Keras configuration says: its layers, and which of them are frozen."""
+    text = checkpoint.metadata.get("config") or checkpoint.metadata.get("model_config") or ""
+    try:
+        layers = dict(_layers(json.loads(text))) if text else {}
+    except (ValueError, RecursionError):
+        return None
+    if not layers:
+        return None
+    weights = [n for n, t in checkpoint.tensors.items() if not t.role]
+    scopes = {n: ["/".join(n.split("/")[:i]) for i in range(1, n.count("/") + 1)] for n in weights}
+    fixed = tuple(n for n in weights if any(layers.get(s) is False for s in scopes[n]))
+    unknown = tuple(n for n in weights if not any(s in layers for s in scopes[n]))
+    trained = tuple(n for n in weights if n not in set(fixed) and n not in set(unknown))
+    return Graph((), (), unknown, trained, fixed, {"layers": len(layers)})
+
+
+def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
+    """Paths of the layers of a Keras configuration, and whether each is trainable."""
+    inner = config.get("config") if isinstance(config, dict) else None
+    rows = inner.get("layers") if isinstance(inner, dict) else inner
+    for row in rows if isinstance(rows, list) else ():
+        said = row.get("config") if isinstance(row, dict) else None
+        name = said.get("name") if isinstance(said, dict) else None
+        if isinstance(said, dict) and isinstance(name, str):
+            yield path + name, said.get("trainable") is not False
+            yield from _layers(row, f"{path}{name}/")
 
 
 __all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "separator", "totals", "tree"]

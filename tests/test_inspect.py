@@ -148,6 +148,29 @@ def test_graph_against_the_tensors() -> None:
     assert outline.graph(checkpoint(arrays)) is None
 
 
+def test_graph_of_a_meta_file(cli: Run, fixtures: Path) -> None:
+    done = cli("inspect", fixtures / "tf/tf1/model-1", "--graph")
+    assert done.returncode == 0
+    assert "trainable: 2; not trainable: " in done.stderr
+    assert re.search(r"^in the graph, not in the checkpoint:$|^not trainable:$", done.stderr, re.M)
+
+
+def test_graph_of_a_keras_configuration() -> None:
+    inner = {"class_name": "Sequential", "config": {"name": "enc", "layers": [{"config": {"name": "wide"}}]}}
+    frozen = {"class_name": "Dense", "config": {"name": "first", "trainable": False}}
+    config = json.dumps({"class_name": "Functional", "config": {"name": "net", "layers": [frozen, inner]}})
+    names = ["first/kernel", "enc/wide/kernel", "lost/kernel"]
+    found = outline.graph(checkpoint({n: np.zeros(1) for n in names}, metadata={"config": config}))
+    assert found is not None
+    assert (found.trained, found.fixed, found.unknown) == (("enc/wide/kernel",), ("first/kernel",), ("lost/kernel",))
+    assert found.collections == {"layers": 3}
+
+
+@pytest.mark.parametrize("config", ["{", "[" * 100_000, "[]", '{"config": {"layers": [1, {"config": []}]}}', "NaN"])
+def test_a_configuration_that_makes_no_sense(config: str) -> None:
+    assert outline.graph(checkpoint({"w": np.zeros(1)}, metadata={"config": config})) is None
+
+
 # --- statistics -------------------------------------------------------------------------------------------------
 
 

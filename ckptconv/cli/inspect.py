@@ -92,10 +92,10 @@ def _table(tensors: list[Tensor], extra: dict[str, dict[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
     rows = [
         (
-            t.name, t.dtype.name, show.shape(t.shape), show.count(t.count), show.bytes_(t.nbytes), t.role,
+            t.name, t.dtype.name, show.shape(t.shape), show.count(n), show.bytes_(n * t.dtype.itemsize), t.role,
             *(_cells(extra[t.name]) if extra else ()),
         )
-        for t in tensors
+        for t, n in ((t, t.count) for t in tensors)
     ]  # fmt: skip
     show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))
 
@@ -145,7 +145,7 @@ def _graph(made: Graph | None, found: Checkpoint) -> None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
     for name, count in made.collections.items():
-        show.talk(f"collection {name}: {count} variables")
+        show.talk("layers: " + str(count) if name == "layers" else f"collection {name}: {show.many(count, 'variable')}")
     show.talk(f"trainable: {len(made.trained)}; not trainable: {len(made.fixed)}")
     for what, names in (
         ("in the graph, not in the checkpoint", made.missing),
