@@ -50,7 +50,7 @@ def engine(name: str) -> Map | None:
         for job in jobs:
             _check_shipped(job)
         with cluster(name) as ray:
-            _probe(ray, _sources(jobs), do.sink.paths() if hasattr(do.sink, "paths") else {})
+            probe(ray, _sources(jobs), list(do.sink.paths().values()) if hasattr(do.sink, "paths") else [])
             memory = do.memory.window + do.memory.whole + BESIDE
             for job, result in apply(ray, _job, do, jobs, memory):
                 if isinstance(result, CkptError):
@@ -162,13 +162,13 @@ def _sources(jobs: Iterable[Job]) -> dict[str, int]:
     return {url: status.size for url in urls if (status := store.stat(url))}
 
 
-def _probe(ray: Any, reads: dict[str, int], writes: dict[str, str]) -> None:
+def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
     """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not."""
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     remote = ray.remote(num_cpus=0, max_retries=1)(reach)
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     asked = {
-        remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, list(writes.values())): n
+        remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, writes): n
         for n in nodes
     }
     problems = []
@@ -202,4 +202,4 @@ def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]
     return __version__, missing
 
 
-__all__ = ["absolute", "apply", "cluster", "engine", "reach"]
+__all__ = ["absolute", "apply", "cluster", "engine", "probe", "reach"]

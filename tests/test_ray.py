@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import Change, Resources, Target, engines
+from ckptconv import Change, Resources, Target, engines, zoo
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 CLUSTER = Resources(engine="ray", max_memory=32 * 2**20)
@@ -146,6 +146,19 @@ def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch
     assert seen[0] > report.bytes // 2
     ckptconv.convert(source, tmp_path / "here.npz")
     assert out.read_bytes() == (tmp_path / "here.npz").read_bytes()
+
+
+def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(8):
+        path = tmp_path / "in" / f"m{n}.npz"
+        path.parent.mkdir(exist_ok=True)
+        ckptconv.save({"w": np.full(5, n)}, path)
+    (tmp_path / "in" / "bad.npz").write_bytes(b"PK" + bytes(100))
+    monkeypatch.chdir(tmp_path)
+    done = zoo.convert(["in"], "out", resources=CLUSTER)
+    assert (done.done, len(done.failed)) == (8, 1)
+    assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(8)] == list(range(8))
+    assert zoo.convert(["in"], "out", resume=True).skipped == 8  # by another engine
 
 
 @pytest.mark.parametrize("name", ["dask", "ray:/x", ""])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from .options import (
     Converter,
     Dtype,
     Ema,
+    Engine,
     Exclude,
     Force,
     From,
@@ -38,8 +39,12 @@ EXAMPLES = """Examples:
 """
 
 
+if TYPE_CHECKING:
+    from ..api import Select
+
+
 def convert(
-    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="File, prefix, folder or URL; many merge.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SRC", help="File, prefix, folder or URL; many merge.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DST", help="Where to write.")],
     to: Annotated[
         str | None,
@@ -61,9 +66,7 @@ def convert(
     ] = None,
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Bound on buffers.")] = "512MB",
     jobs: Jobs = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="local|ray|ray://HOST:PORT", help="Where jobs run.")
-    ] = "local",
+    engine: Engine = "local",
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
     ] = None,
@@ -106,6 +109,19 @@ def convert(
         show.as_json(done.to_json())
     elif not quiet:
         show.report(done)
+        if not (converter or rename) and show.is_watched():
+            _suggest(sources, select)
+
+
+def _suggest(sources: list[str], select: Select) -> None:
+    """Say so when a converter that was not asked for would take every tensor."""
+    from .. import api, rules
+
+    name = rules.suggestion(api.prepare(sources, select, api.Change()))
+    if name:
+        show.talk(
+            f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"
+        )
 
 
 def _show_plan(plan: object, as_json: bool) -> None:

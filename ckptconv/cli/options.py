@@ -59,6 +59,9 @@ Dtype = Annotated[
     str | None, typer.Option("--dtype", help="Cast floating-point tensors.", autocompletion=complete.dtypes)
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads (as many as processors, at most 8).")]
+Engine = Annotated[
+    str, typer.Option("--engine", metavar="local|ray|ray://HOST:PORT", help="Where jobs run: here or on a cluster.")
+]
 Opaque = Annotated[
     bool, typer.Option("--opaque", help="Read tensors out of pickles that name unknown classes; none is ever run.")
 ]

@@ -12,6 +12,7 @@ from .options import (
     Converter,
     Dtype,
     Ema,
+    Engine,
     Exclude,
     From,
     Include,
@@ -63,6 +64,7 @@ def zoo(
     dtype: Dtype = None,
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Of all workers together.")] = "512MB",
     jobs: Jobs = None,
+    engine: Engine = "local",
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
     ] = None,
@@ -97,7 +99,7 @@ def zoo(
     with show.progress(quiet or as_json) as progress:
         done = many.convert(
             sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=hashed, ledger=ledger,
-            resources=api.Resources(options.size(max_memory), jobs, progress=progress),
+            resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
         )  # fmt: skip
     if as_json:
         show.as_json(done.to_json())

@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from .. import api, formats, store
+from .. import api, engines, formats, store
 from ..api import MEMORY, Resources
 from ..errors import CkptError, UsageError, redacted
 from . import pool
@@ -31,6 +31,7 @@ from .manifest import Settings, is_manifest
 from .manifest import read as read_manifest
 
 LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
+PROBED = 1000  # sources that a cluster's workers are asked for beforehand
 COMMIT = 1.0  # seconds between two durable batches
 PART = re.compile(r"\.(?P<base>.+)\.[0-9a-f]{8}\.part")
 DEFAULT, FREE = Settings(), Resources()
@@ -221,7 +222,8 @@ def convert(
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         made_folders = _folders(folder, todo)
         failed, size = [], 0
-        for batch in _batches(_results(todo, folder, hashed, resources), COMMIT, resources, todo):
+        results = _results(todo, folder, hashed, resources, book.path)
+        for batch in _batches(results, COMMIT, resources, todo):
             made = [_outcome(item, result) for item, result in batch]
             if any(e.state == "done" for e in made) and not store.is_remote(folder):
                 _settle()
@@ -248,16 +250,47 @@ def _outcome(item: Item, result: Done | CkptError) -> Entry:
     return _entry(item, "done", ours=True, **result._asdict())
 
 
+class Way(NamedTuple):
+    """How a worker does its work, the same for all checkpoints."""
+
+    folder: str
+    memory: int
+    threads: int
+    hashed: bool
+    sync: bool
+
+
 def _results(
-    todo: Sequence[Item], folder: str, hashed: bool, resources: Resources
+    todo: Sequence[Item], folder: str, hashed: bool, resources: Resources, ledger: str
 ) -> Iterator[tuple[Item, Done | CkptError] | None]:
-    """Run the pool; the memory is shared by its workers."""
+    """Run the pool, or the tasks of a cluster; the memory is shared by the workers of a pool."""
     if not todo:
+        return
+    if resources.engine != "local":
+        yield from _on_cluster(todo, Way(folder, resources.max_memory, 1, hashed, True), resources.engine, ledger)
         return
     workers = max(1, min(resources.workers, len(todo), resources.max_memory // LEAST))
     share = max(LEAST, resources.max_memory // workers)
-    do = partial(work, folder=folder, memory=share, hashed=hashed, threads=max(1, resources.workers // workers))
-    yield from pool.run(do, todo, workers, COMMIT)
+    way = Way(folder, share, max(1, resources.workers // workers), hashed, not hasattr(os, "sync"))
+    yield from pool.run(partial(work, way), todo, workers, COMMIT)
+
+
+def _on_cluster(todo: Sequence[Item], way: Way, engine: str, ledger: str) -> Iterator[tuple[Item, Done | CkptError]]:
+    """A task for each checkpoint; that workers see the same ledger says that they see the same folder."""
+    way = way._replace(folder=engines.absolute(way.folder))
+    sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
+    known = {i.at: i for i in todo}
+    with engines.cluster(engine) as ray:
+        reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
+        beside = {} if store.is_remote(way.folder) else {engines.absolute(ledger): os.path.getsize(ledger)}
+        engines.probe(ray, dict(list(reads.items())[:PROBED]) | beside, list(beside))
+        for item, result in engines.apply(ray, work, way, sent.values(), way.memory + engines.BESIDE):
+            yield known[item.at], result
+
+
+def _absolute(found: Found) -> Found:
+    files = tuple((engines.absolute(url), status) for url, status in found.files)
+    return found._replace(source=engines.absolute(found.source), files=files)
 
 
 def _batches(
@@ -285,20 +318,20 @@ def _settle() -> None:
         os.sync()
 
 
-def work(item: Item, *, folder: str, memory: int, threads: int, hashed: bool) -> Done:
+def work(way: Way, item: Item) -> Done:
     """Convert one checkpoint, in a worker."""
-    began = time.monotonic()
+    began, folder = time.monotonic(), way.folder
     select, change, target = item.settings
-    target = replace(target, force=target.force or item.ours, sync=not hasattr(os, "sync"))
+    target = replace(target, force=target.force or item.ours, sync=way.sync)
     try:
         report = api.convert(
             item.found.source, store.join(folder, item.at),
-            select=select, change=change, target=target, resources=Resources(memory, threads),
+            select=select, change=change, target=target, resources=Resources(way.memory, way.threads),
         )  # fmt: skip
         above = store.split(store.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
         sizes = [(n, s.size) for n in names if (s := store.stat(store.join(folder, n)))]
-        digest = content(item.found) if hashed else ""
+        digest = content(item.found) if way.hashed else ""
     except CkptError:
         raise
     except Exception as e:  # a defect of ours must not stop the others
