@@ -17,7 +17,15 @@ from . import complete, convert, converters, diff, formats, inspect, report, ver
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
-Without a verb it converts:  ckptconv model.ckpt -o model.safetensors
+Without a verb it converts:
+
+\b
+  ckptconv model.ckpt -o model.safetensors            only the format changes
+  ckptconv model.ckpt -o part.npz --include 'enc/*'   a subset
+  ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
+  ckptconv inspect model.ckpt --tree                  what is inside
+  ckptconv diff model.ckpt model.safetensors          are they the same
+  ckptconv report model.ckpt -o report.html           for a browser
 """
 EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4 corrupt, 5 unsafe,
 6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system."""

@@ -85,10 +85,11 @@ def talk(text: str) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
+    rows = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     sides = [">" if right[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
-    lines = (printable(line(*row)).rstrip() for row in (head, *rows))
+    lines = (line(*row).rstrip() for row in (head, *rows))
     if colours:
         lines = (paint(text, how) for text, how in zip(lines, ("bold", *colours), strict=True))
     sys.stdout.writelines(f"{text}\n" for text in lines)
@@ -121,10 +122,15 @@ def report(done: Report) -> None:
     talk(f"{done.tensors} tensors, {bytes_(done.bytes)} in {done.seconds:.2f} s ({rate}/s) -> {done.destination}")
 
 
+def is_watched() -> bool:
+    """Whether a person reads what is said."""
+    return sys.stderr.isatty()
+
+
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress | None]:
     """A bar on a terminal, silence in a pipe."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not is_watched():
         yield None
         return
     from rich.console import Console

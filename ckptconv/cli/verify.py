@@ -35,7 +35,7 @@ EXAMPLES = """Examples:
 
 
 def verify(
-    paths: Annotated[list[str], typer.Argument(metavar="SRC... DST", help="What was converted, and the result last.")],
+    paths: Annotated[list[str], typer.Argument(metavar="SRC DST", help="What was converted, and the result last.")],
     from_: From = None,
     converter: Converter = None,
     inverse: Inverse = False,
