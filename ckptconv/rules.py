@@ -283,14 +283,25 @@ def load(name: str | Path) -> Converter:
 
 def auto(checkpoint: Checkpoint) -> Converter:
     """The one converter that takes everything; UsageError names the rivals, or says that there is none."""
-    fits = [c for c in map(load, names()) if c.takes(checkpoint)]
-    fits = [c for c in fits if c.present] or fits  # who knows the family goes before who only knows conventions
+    fits = _fitting(checkpoint)
     if len(fits) == 1:
         return fits[0]
     if fits:
         shown = [f"{c.name}: {c.title}" for c in fits]
         raise UsageError(f"several converters take every tensor; choose one with -c:\n{listing(shown)}")
     raise UsageError("no converter takes every tensor; `ckptconv converters` lists them, -c NAME says what one lacks")
+
+
+def _fitting(checkpoint: Checkpoint) -> list[Converter]:
+    """Converters that take everything; those that know the family go before those that only know conventions."""
+    fits = [c for c in map(load, names()) if c.takes(checkpoint)]
+    return [c for c in fits if c.present] or fits
+
+
+def suggestion(checkpoint: Checkpoint) -> str:
+    """The name of the one converter that knows the family and takes every tensor, or ''."""
+    fits = _fitting(checkpoint)
+    return fits[0].name if len(fits) == 1 and fits[0].present else ""
 
 
 def change(
