@@ -5,6 +5,7 @@ A rule with several sources takes them together or not at all: what lacks a part
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -172,11 +173,26 @@ def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> t
     while m is not None:
         rule, k = _origin(names.converter, m.number)
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
+        if not why and rule.kinds and (kind := layer_kind(names.checkpoint, name)) not in rule.kinds:
+            why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
         if not why:
             return m.number, m.values
         out.reasons.setdefault(name, f"{rule.label} {why}")
         m = matcher.after(known, m.number)
     return None
+
+
+_DEFAULT = re.compile(r"(?:forward_|backward_)?(.+?)(?:_cell)?(?:_[0-9]+)?")
+
+
+def layer_kind(checkpoint: Checkpoint, name: str) -> str:
+    """The class of the layer that a tensor belongs to, as the file says, or else as its default name does."""
+    kind: str = checkpoint.details.get("kinds", {}).get(name, "")
+    if not kind:
+        *_, above, owner = ["", "", *name.split("/")[:-1]]
+        m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
+        kind = m[1] if m else ""
+    return kind.removesuffix("_cell")
 
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:

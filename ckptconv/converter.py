@@ -24,6 +24,7 @@ from .names import Domain, Matcher, Template
 from .tensor import Checkpoint
 
 Pattern = tuple[Template, Mapping[str, Domain]]
+Fill = tuple[float | str, ...]  # a number for all, or one for each of equal blocks; or names of parameters
 
 
 class Of(NamedTuple):
@@ -83,6 +84,8 @@ class Rule:
     ranks: tuple[int, ...] = ()  # of the first source; none: any
     having: tuple[Template, ...] = ()  # names that must be in the source too
     lacking: tuple[Template, ...] = ()  # names that must not
+    kinds: tuple[str, ...] = ()  # classes of layers that the tensor must belong to one of
+    fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
     shared: bool = False  # several names of one variable: the first is taken
     optional: bool = False  # not worth a note when it never matches
     backward: bool = False  # an inverse: conditions and sizes speak of its targets
@@ -151,6 +154,8 @@ class Rule:
             where={k: d.inverse for k, d in self.where.items()},
             ops=tuple(inverse_op(op) for op in reversed(self.ops)),
             ranks=ranks,
+            kinds=(),
+            fills=(),
             backward=not self.backward,
         )
 
@@ -201,6 +206,8 @@ class Converter:
                 rules += [rule.inverse] if rule.targets else []
             except UsageError as e:
                 bad.append(f"{rule.label}: {e.message}")
+        made = [Rule((t,), (), optional=True) for r in self.rules for t, _ in r.fills]
+        rules += {r.label: r for r in made}.values()
         if bad:
             raise UsageError(f"the converter {self.name} cannot be run backwards:\n{listing(bad)}")
         return replace(

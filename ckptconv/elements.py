@@ -53,6 +53,7 @@ OPS: dict[str, Callable[[Array, DType], Array]] = {
 }
 ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
     "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
+    "fill": lambda a, x: np.full_like(a, x),
     "mul": lambda a, x: (a * np.asarray(x).astype(a.dtype)).astype(a.dtype),
 }
 

@@ -38,6 +38,12 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     for side in (rule.sources, rule.targets):
         if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
             yield "the names of one side bind different captures"
+    for t, _ in rule.fills:
+        if set(t.captures) - right or t.stacked or not rule.targets:
+            yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
+    for value in (v for _, blocks in rule.fills for v in blocks if isinstance(v, str)):
+        if value not in converter.params:
+            yield f"the number {value!r} of `fill` is no parameter"
     stacked = {t.stacked for t in (*rule.sources, *rule.targets)} - {""}
     if len(stacked) > 1:
         yield "stacks along more than one axis"
@@ -85,6 +91,7 @@ def _bound(templates: Sequence[Template]) -> set[str]:
 
 def _unused(converter: Converter) -> list[str]:
     used = {s for r in converter.rules for s in r.sizes.values() if isinstance(s, str)}
+    used |= {v for r in converter.rules for _, blocks in r.fills for v in blocks if isinstance(v, str)}
     return [f"the parameter {p} is never used" for p in converter.params if p not in used]
 
 
@@ -101,7 +108,8 @@ def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
 
 def _plain(rule: Rule) -> bool:
     """True if nothing but the name decides."""
-    return len(rule.sources) == 1 and not any(rule.wanted) and not rule.having and not rule.lacking
+    conditions = (rule.having, rule.lacking, rule.kinds)
+    return len(rule.sources) == 1 and not any(rule.wanted) and not any(conditions)
 
 
 def _shadowed(converter: Converter) -> Iterator[str]:
@@ -121,7 +129,7 @@ def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
     while m is not None and m.number < at:
         earlier = converter.rules[converter.origins[m.number][0]]
         if earlier is not rule:
-            same = earlier.wanted[0] == rule.wanted[0] and not earlier.having and not earlier.lacking
+            same = earlier.wanted[0] == rule.wanted[0] and not (earlier.having or earlier.lacking or earlier.kinds)
             if _plain(earlier) or (same and len(earlier.sources) == 1 and any(earlier.wanted)):
                 return earlier.label
         m = converter.matcher.after(name, m.number)

@@ -97,9 +97,29 @@ class _Output:
             parts = tuple(p._replace(ops=(*p.ops, *rule.ops)) for p in parts) if rule.ops else parts
             for spelled in group.spelled[i] if group.spelled else [name]:
                 self.put(group.rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
+            if i == 0 and rule.fills:
+                self._fill(group.rule, names, Tensor(name, first.dtype, shape, parts, first.role), values)
         only = made[0][0] if len(names) == len(made) == 1 else ""
         spoken = values if rule.backward else group.values
         self.left.update((n, (group.rule, only, spoken)) for n in names)
+
+    def _fill(self, index: int, names: list[str], like: Tensor, values: dict[str, str]) -> None:
+        """Add the constants of a rule: tensors like its first target, whose elements are read and replaced."""
+        for t, blocks in self.converter.rules[index].fills:
+            try:
+                numbers = [float(self._number(b)) for b in blocks]
+                parts = _filled(like, numbers)
+            except LayoutError as e:
+                self.broken.append(f"{t.render(values)}: {e.message}")
+                continue
+            self.put(index, names, replace(like, name=t.render(values), parts=parts))
+
+    def _number(self, value: float | str) -> float:
+        if isinstance(value, str):
+            if value not in self.params:
+                self._infer(value)
+            return self.params[value]
+        return value
 
     def _made(self, rule: Rule, group: Group, values: dict[str, str]) -> list[tuple[str, Any, tuple[Part, ...]]]:
         sources = [self._source(rule, t, m) for t, m in zip(rule.sources, group.members, strict=True)]
@@ -252,6 +272,20 @@ def _same(a: Tensor, b: Tensor) -> bool:
         if not same or p[1:] != q[1:]:
             return False
     return True
+
+
+def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
+    """The parts of a tensor with a constant in each of equal blocks along its first axis."""
+    if len(numbers) == 1:
+        return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
+    axes = [f"n.b{i}" for i in range(len(numbers))]
+    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
+    size = like.count // len(numbers)
+    return tuple(
+        p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
+        for i, (number, (_, parts)) in enumerate(zip(numbers, pattern.apply([like]), strict=True))
+        for p in parts
+    )
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

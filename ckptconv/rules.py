@@ -20,9 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .converter import Converter, Of, Param, Rewrite, Rule
+from .converter import Converter, Fill, Of, Param, Rewrite, Rule
 from .errors import LayoutError, UsageError, listing
-from .names import Fold, Template, domain, fold, template
+from .names import Domain, Fold, Template, domain, fold, template
 from .tensor import Checkpoint
 
 if sys.version_info >= (3, 11):
@@ -31,6 +31,7 @@ else:
     import tomli as tomllib
 
 MAX_FILE = 2**20  # bytes of a rule file
+MAX_FILL = 8  # blocks of a filled tensor
 MAX_TEMPLATE = 1000  # characters, with what `let` puts in
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -40,7 +41,8 @@ _TOP = {
     "optional", "one_way", "notes",
 }  # fmt: skip
 _RULE = {
-    "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "shared", "optional", "note",
+    "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
+    "shared", "optional", "note",
 }  # fmt: skip
 
 
@@ -170,12 +172,14 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
     rank = table.get("rank", [])
     rule = Rule(
         sources, targets, layout if targets else "",
-        where={k: domain(v) for k, v in _known(table.get("where", {}), table.get("where", {}), "where").items()},
+        where={k: _domain(v, let) for k, v in _known(table.get("where", {}), table.get("where", {}), "where").items()},
         sizes={k: _size(v, side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(_strings(table.get("op", []))),
         ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
         having=side(table.get("if", []), 0),
         lacking=side(table.get("unless", []), 0),
+        kinds=tuple(_strings(table.get("kind", []))),
+        fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         shared=bool(table.get("shared", False)),
         optional=bool(table.get("optional", False)),
     )  # fmt: skip
@@ -194,6 +198,13 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
     return rule
 
 
+def _fill(value: Any) -> Fill:
+    blocks = value if isinstance(value, list) else [value]
+    if not 0 < len(blocks) <= MAX_FILL or not all(isinstance(v, int | float | str) for v in blocks):
+        raise UsageError(f"fill {value!r} is neither a number (or a parameter's name) nor a list of up to {MAX_FILL}")
+    return tuple(v if isinstance(v, str) else float(v) for v in blocks)
+
+
 def _check_op(op: str) -> None:
     """Refuse what no kernel does."""
     from .elements import ARITHMETIC, OPS  # needs numpy, which few converters do
@@ -202,6 +213,10 @@ def _check_op(op: str) -> None:
     if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
         return
     raise UsageError(f"there is no operation {op!r}; there are {', '.join([*OPS, *(f'{w}:X' for w in ARITHMETIC)])}")
+
+
+def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:
+    return domain(_expand(spec, let, 0) if isinstance(spec, str) else spec)
 
 
 def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:

@@ -26,14 +26,16 @@ Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptCheckpoint, listing
 from ckptconv.formats import hdf5
 from ckptconv.formats.hdf5 import Stored, Tree
+from ckptconv.formats.keras import naming
 from ckptconv.formats.safetensors import parse_json
 from ckptconv.store import Reader, Seen, read_all, sibling
 from ckptconv.tensor import Checkpoint, Coded, Note, Span, Tensor
@@ -112,8 +114,20 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     used = {e.stored.path for e in listed} | {e.stored.path for e in slots.values()}
     notes = [*shared, *found.notes, *unread(found, used)]
     order = [*(names(found.groups[base], "layer_names") or ()), TOP]
-    details = {"layers": [[k, layers[k]] for k in dict.fromkeys(order) if k in layers]}
-    return Checkpoint(tensors, metadata(found, base), (), "keras", (url,), tuple(notes), details)
+    said = metadata(found, base)
+    details: dict[str, Any] = {"layers": [[k, layers[k]] for k in dict.fromkeys(order) if k in layers]}
+    details["kinds"] = kinds(said.get("model_config", ""), tensors)
+    return Checkpoint(tensors, said, (), "keras", (url,), tuple(notes), details)
+
+
+def kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
+    """The class of the layer that each tensor belongs to, where the model's config tells."""
+    try:
+        known = naming.kinds(json.loads(config)) if config else {}
+    except (ValueError, RecursionError):
+        known = {}
+    owners = ((n, n.rpartition("/")[0].rpartition("/")[2]) for n in (tensors if known else ()))
+    return {n: known[owner] for n, owner in owners if owner in known}
 
 
 def weights(found: Tree, base: str) -> Iterator[Listed]:

@@ -66,6 +66,38 @@ def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
         yield from configured(row, here + "/", depth + 1)
 
 
+def kinds(config: Any) -> dict[str, str]:
+    """The class of each layer by its name; of a wrapper that of the layer inside."""
+    out: dict[str, str] = {}
+    for _, wrapper, name, own in configured(config):
+        kind, called = inside(wrapper, own)
+        if called:
+            out |= {f"{way}{called}": kind for way in ("", "forward_", "backward_")}
+        out[name] = kind
+    return out
+
+
+def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    """The class and the name of the layer inside a wrapper; of any other layer its own class, and no name."""
+    row = config.get("layer")
+    if not isinstance(row, dict) or not isinstance(row.get("class_name"), str):
+        return kind, ""
+    own = row.get("config")
+    name = own.get("name") if isinstance(own, dict) else ""
+    return snake(row["class_name"]), name if isinstance(name, str) else ""
+
+
+def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
+    """The class of an object that no config lists; of a plain `cell` that of the recurrent layer around it."""
+    if path.rpartition("/")[2] != "cell" or called:
+        return kind_of(path, called)
+    words = path.split("/")
+    above = (
+        listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
+    )
+    return next((kind for kind in above if kind in RECURRENT), "")
+
+
 def kind_of(path: str, called: str) -> str:
     """The class of the object at `path`, told by the path or by a name that Keras gave it; '' if neither tells."""
     *_, parent, last = ["", "", *path.split("/")]

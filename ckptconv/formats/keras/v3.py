@@ -92,7 +92,9 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     if assumed:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
-    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(object_names(shelf))}
+    names = object_names(shelf)
+    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
+    details["kinds"] = kinds(shelf, labels, names)
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
 
 
@@ -225,6 +227,14 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         labels |= new
         guessed += new.values() if guess else ()
     return _unique(labels), guessed
+
+
+def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The class of the object that each tensor belongs to, where the file tells."""
+    listed = {path: naming.inside(kind, own)[0] for path, kind, _, own in naming.configured(shelf.config)}
+    owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
+    told = {o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())}
+    return {name: told[owners[path]] for path, name in labels.items() if told[owners[path]]}
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:
