@@ -1,0 +1,131 @@
+"""The other ways, as people write them: one conversion with the frameworks themselves.
+
+    python benchmarks/peers.py WAY SOURCE TARGET
+
+Run by run.py, each in a process of its own: its imports are a part of what it costs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def tensorflow_variables(source: str) -> Iterator[tuple[str, Any]]:
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(source)
+    for name in reader.get_variable_to_shape_map():
+        yield name, reader.get_tensor(name)
+
+
+def tf_safetensors(source: str, target: str) -> None:
+    """TensorFlow + safetensors."""
+    from safetensors.numpy import save_file
+
+    save_file(dict(tensorflow_variables(source)), target)
+
+
+def tf_torch(source: str, target: str) -> None:
+    """TensorFlow + torch, kernels transposed, as the scripts in transformers do."""
+    import torch
+
+    state = {}
+    for name, array in tensorflow_variables(source):
+        tensor = torch.from_numpy(array)
+        if name.endswith("/kernel"):
+            tensor = tensor.t().contiguous()
+        state[name.replace("/", ".").replace("kernel", "weight")] = tensor
+    torch.save(state, target)
+
+
+def torch_safetensors(source: str, target: str) -> None:
+    """torch (mapped) + safetensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    save_file(torch.load(source, map_location="cpu", mmap=True, weights_only=True), target)
+
+
+def h5_safetensors(source: str, target: str) -> None:
+    """h5py + safetensors."""
+    import h5py
+    from safetensors.numpy import save_file
+
+    arrays = {}
+    with h5py.File(source, "r") as f:
+        f.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    save_file(arrays, target)
+
+
+def safetensors_torch(source: str, target: str) -> None:
+    """safetensors + torch."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(source), target)
+
+
+def shards(source: str, target: str) -> None:
+    """safetensors: load, split by size, save each."""
+    from safetensors.torch import load_file, save_file
+
+    folder, parts, size = Path(target), list[dict[str, Any]]([{}]), 0
+    folder.mkdir()
+    for name, tensor in load_file(source).items():
+        if size + tensor.nbytes > 300e6 and parts[-1]:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    for i, part in enumerate(parts):
+        save_file(part, folder / f"model-{i + 1:05}-of-{len(parts):05}.safetensors")
+
+
+def joined(source: str, target: str) -> None:
+    """safetensors: load all shards, save one file."""
+    from safetensors.torch import load_file, save_file
+
+    state = {}
+    for path in sorted(Path(source).parent.glob("*.safetensors")):
+        state.update(load_file(path))
+    save_file(state, target)
+
+
+def bfloat16(source: str, target: str) -> None:
+    """safetensors + torch: load, cast, save."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(source).items()}, target)
+
+
+def inspect_tf(source: str, target: str) -> None:
+    """tf.train.list_variables."""
+    import tensorflow as tf
+
+    for name, shape in tf.train.list_variables(source):
+        print(name, shape)
+
+
+def inspect_safetensors(source: str, target: str) -> None:
+    """safe_open: every name and shape."""
+    from safetensors import safe_open
+
+    with safe_open(source, "np") as f:
+        for name in f.keys():  # noqa: SIM118 - it is no mapping
+            print(name, f.get_slice(name).get_shape())
+
+
+WAYS: dict[str, Callable[[str, str], None]] = {
+    f.__name__: f
+    for f in (
+        tf_safetensors, tf_torch, torch_safetensors, h5_safetensors, safetensors_torch, shards,
+        joined, bfloat16, inspect_tf, inspect_safetensors,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    WAYS[sys.argv[1]](sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else "")
