@@ -6,8 +6,8 @@
     {e*}     like {x}, and the matches are stacked along an axis e (or, in a target, an axis e is cut into them)
     {{ }}    a brace itself
 
-`where` says more of a capture: "int", "int+1" (one more in the target), ["query", "key"], {gamma = "weight"}; all are
-bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
+`where` says more of a capture: "int", "int+1" (one more in the target), "int:3" (007 is 7 in the target), "int in 4 4"
+(5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
 expression without nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
 """
 
@@ -35,20 +35,24 @@ class Domain(NamedTuple):
     kind: str  # text, int, table, any
     table: tuple[tuple[str, str], ...] = ()
     shift: int = 0
+    width: tuple[int, int] = (0, 0)  # digits to which an int is filled with zeros, in the source and in the target
 
     @property
     def pattern(self) -> str:
         if self.kind == "table":
             words = sorted((a for a, _ in self.table), key=len, reverse=True)
             return "|".join(map(re.escape, words))
+        if self.width[0]:
+            return f"[0-9]{{{self.width[0]}}}|[1-9][0-9]{{{self.width[0]},8}}"
         return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
 
     def forward(self, value: str) -> str | None:
         """The value in the target; None if there is none (a shift below zero)."""
         if self.kind == "table":
             return dict(self.table)[value]
-        if self.kind == "int" and self.shift:
-            return str(int(value) + self.shift) if int(value) + self.shift >= 0 else None
+        if self.kind == "int" and (self.shift or any(self.width)):
+            number = int(value) + self.shift
+            return f"{number:0{self.width[1]}}" if number >= 0 else None
         return value
 
     def place(self, value: str) -> int:
@@ -63,26 +67,29 @@ class Domain(NamedTuple):
 
     @property
     def inverse(self) -> Domain:
-        return Domain(self.kind, tuple((b, a) for a, b in self.table), -self.shift)
+        return Domain(self.kind, tuple((b, a) for a, b in self.table), -self.shift, self.width[::-1])
 
     def samples(self) -> list[str]:
         """A few values that show what the capture takes, for lint."""
         if self.kind == "table":
             return [a for a, _ in self.table]
-        return {"int": ["7", "12"], "text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
+        return {"int": [f"{n:0{self.width[0]}}" for n in (7, 12)], "text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
 
 
 def domain(spec: Any) -> Domain:
     """Read one `where` entry; UsageError says what it may be."""
-    if isinstance(spec, str) and (m := re.fullmatch(r"int([+-][0-9]{1,6})?", spec)):
-        return Domain("int", shift=int(m[1] or 0))
+    if isinstance(spec, str) and (m := re.fullmatch(r"int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
+        return Domain("int", shift=int(m[1] or 0), width=(int(m[2] or 0), 0))
+    if isinstance(spec, str) and (m := re.fullmatch(r"int in ((?:[0-9]{1,3} ?)+)", spec)):
+        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()[:64]) for i in range(int(size))]
+        return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
     if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
         spec = {s: s for s in spec}
     if isinstance(spec, dict) and spec and all(isinstance(s, str) for s in spec.values()):
         if len(set(spec.values())) < len(spec):
             raise UsageError(f"where {spec} is no bijection: two keys have one value")
         return Domain("table", tuple(spec.items()))
-    raise UsageError(f'where {spec!r} is none of "int", "int+1", ["a", "b"], {{ a = "b" }}')
+    raise UsageError(f'where {spec!r} is none of "int", "int+1", "int:3", "int in 4 4", ["a", "b"], {{ a = "b" }}')
 
 
 # --- templates --------------------------------------------------------------------------------------------------
