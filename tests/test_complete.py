@@ -1,4 +1,4 @@
-"""What the shell offers on TAB, with and without the verb that may be left out."""
+"""What the shell offers on TAB, with and without the verb that may be left out; and when there is colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli import VERBS, complete
+from ckptconv.cli import VERBS, complete, show
 
 
 @pytest.fixture
@@ -65,3 +65,24 @@ def test_zsh_asks_in_another_way(cli: Run, folder: Path) -> None:
 def test_the_default_verb_is_put_in_front(typed: str, changed: str | None) -> None:
     found = complete.with_verb({"_TYPER_COMPLETE_ARGS": typed}, VERBS)
     assert found == ({"_TYPER_COMPLETE_ARGS": changed} if changed else {})
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),  # https://no-color.org: present and not empty
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colour(
+    terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    assert show.paint("text", "red") == ("\x1b[31mtext\x1b[0m" if coloured else "text")
