@@ -1,0 +1,109 @@
+"""How cost grows: with tensors, with bytes, with checkpoints. Prints one JSON object a line.
+
+    python benchmarks/scale.py [tensors] [bytes] [checkpoints]
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ckptconv
+from ckptconv import Resources, zoo
+
+CHILD = """
+import re, sys, time
+began = time.perf_counter()
+import ckptconv
+from ckptconv import Resources, Target
+source, out = sys.argv[1:]
+imported = time.perf_counter()
+ckptconv.dry_run(source, out)
+planned = time.perf_counter()
+ckptconv.convert(source, out, target=Target(force=True, sync=False), resources=Resources(jobs=2))
+done = time.perf_counter()
+rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
+print(imported - began, planned - imported, done - planned, rss)
+"""
+
+
+def convert(source: Path, out: Path) -> dict[str, float]:
+    """Plan and convert in a process of its own."""
+    said = subprocess.run([sys.executable, "-c", CHILD, source, out], check=True, capture_output=True, text=True).stdout
+    start, plan, run, rss = map(float, said.split())
+    return {"import_s": round(start, 2), "plan_s": round(plan, 2), "convert_s": round(run, 2), "peak_mb": rss}
+
+
+def tensors(home: Path) -> None:
+    for count in (1_000, 10_000, 100_000):
+        source = home / "many.safetensors"
+        values = {f"block_{i // 10}/layer_{i % 10}/kernel": np.zeros(4, "f4") for i in range(count)}
+        ckptconv.save(values, source, force=True, sync=False)
+        for target in ("many.npz", "many.ckpt"):
+            print(json.dumps({"tensors": count, "to": target} | convert(source, home / "out" / target)), flush=True)
+
+
+def size(home: Path) -> None:
+    """Dense copies; and transposed, which moves every element."""
+    block = np.random.default_rng(0).standard_normal((4096, 4096), dtype="f4")
+    for count in (16, 64):
+        for how, array in (("copied", block), ("transposed", np.asfortranarray(block))):
+            source = home / how
+            source.mkdir(exist_ok=True)
+            for i in range(count):
+                np.save(source / f"w{i}.npy", array)
+            cost = convert(source, home / "out.safetensors")
+            gb = count * block.nbytes / 1e9
+            rate = round(gb / cost["convert_s"], 2)
+            print(json.dumps({"gigabytes": round(gb, 1), "how": how, "gb_per_s": rate} | cost), flush=True)
+            shutil.rmtree(source)
+
+
+def checkpoints(home: Path) -> None:
+    values = {f"dense_{i}/kernel": np.ones((64, 88), "f4") for i in range(12)}
+    for count in (100, 1_000, 5_000):
+        source, out = home / "zoo", home / "zoo-out"
+        for n in range(count):
+            path = source / f"run{n // 100}" / f"m{n}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                ckptconv.save(values, path, sync=False)
+        for jobs in (1, 2):
+            shutil.rmtree(out, ignore_errors=True)
+            began = time.perf_counter()
+            done = zoo.convert([str(source)], str(out), resources=Resources(jobs=jobs))
+            first = time.perf_counter() - began
+            began = time.perf_counter()
+            zoo.convert([str(source)], str(out), resume=True, resources=Resources(jobs=jobs))
+            again = time.perf_counter() - began
+            print(
+                json.dumps(
+                    {
+                        "checkpoints": done.done, "workers": jobs, "seconds": round(first, 2),
+                        "per_second": round(done.done / first), "resume_s": round(again, 2),
+                    }
+                ),
+                flush=True,
+            )  # fmt: skip
+
+
+def main() -> None:
+    home = Path(tempfile.mkdtemp())
+    wanted = sys.argv[1:] or ["tensors", "bytes", "checkpoints"]
+    try:
+        for name, do in (("tensors", tensors), ("bytes", size), ("checkpoints", checkpoints)):
+            if name in wanted:
+                do(home)
+    finally:
+        shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    main()
