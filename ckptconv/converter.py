@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import layout as layouts
-from .errors import UsageError, listing
+from .errors import LayoutError, UsageError, listing
 from .names import Domain, Matcher, Template
 from .tensor import Checkpoint
 
@@ -40,6 +40,13 @@ class Param(NamedTuple):
     default: int | None = None
     of: Of | None = None
     help: str = ""
+
+
+class Tie(NamedTuple):
+    """Names of one tensor in the target; `apart` if the source may have tensors of their own for them."""
+
+    names: tuple[Template, ...]
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Rule:
     ranks: tuple[int, ...] = ()  # of the first source; none: any
     having: tuple[Template, ...] = ()  # names that must be in the source too
     lacking: tuple[Template, ...] = ()  # names that must not
-    kinds: tuple[str, ...] = ()  # classes of layers that the tensor must belong to one of
+    kinds: tuple[str, ...] = ()  # classes of layers that the tensor must belong to one of, or ("!x") to none of
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
     shared: bool = False  # several names of one variable: the first is taken
     optional: bool = False  # not worth a note when it never matches
@@ -111,6 +118,20 @@ class Rule:
             tensors = side.split(",")
             sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
         return layouts.parse(" -> ".join(sides))
+
+    @cached_property
+    def forgets(self) -> bool:
+        """True if the shapes of the targets do not tell those of the sources: heads that are folded into one axis."""
+        from .lint import PRIMES
+
+        names = sorted(self.pattern.names) if self.pattern else []
+        if self.pattern is None or len(names) > len(PRIMES) or "..." in {a for t in self.pattern.sources for a in t}:
+            return False
+        try:
+            self.pattern.inverse.solve(self.pattern.shapes(dict(zip(names, PRIMES, strict=False))), {})
+        except LayoutError:
+            return True
+        return False
 
     @cached_property
     def alone(self) -> bool:
@@ -186,7 +207,7 @@ class Converter:
     separators: tuple[str, str] = ("/", ".")
     params: Mapping[str, Param] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
-    ties: tuple[tuple[Template, ...], ...] = ()
+    ties: tuple[Tie, ...] = ()
     present: tuple[Pattern, ...] = ()  # detect: each takes some name
     absent: tuple[Pattern, ...] = ()  # detect: none takes any name
     optional: bool = False  # rules that never match are no news: conventions rather than a family

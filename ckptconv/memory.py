@@ -1,6 +1,7 @@
 """The way back where names alone do not lead: a converter that is one_way remembers what it did in the metadata.
 
-    metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
+    metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]},
+                                 "shapes": {from: shape}}    where the target's shape does not tell it
 
 `recall` reads that, and finds for each target the rule that made it and the captures it had.
 """
@@ -21,19 +22,31 @@ if TYPE_CHECKING:
     from .rewrite import Moved
 
 KEY = "ckptconv.moved"
+TIED = "ckptconv.tied"  # [name, ...]: those that the converter added, where a file may also have tensors of their own
 PARAMS = "ckptconv.params"  # {"converter": NAME, "params": {name: number}}: sizes that only the source's shapes told
 
 
 def remember(
-    converter: Converter, checkpoint: Checkpoint, moved: Mapping[str, Moved], params: Mapping[str, int]
+    converter: Converter,
+    checkpoint: Checkpoint,
+    moved: Mapping[str, Moved],
+    params: Mapping[str, int],
+    before: Checkpoint,
 ) -> Checkpoint:
     """Write down sizes, and where every target came from if the names do not tell; forget it on the way back."""
-    metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS)}
+    metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS, TIED)}
     if params and not converter.forward:
         metadata[PARAMS] = json.dumps({"converter": converter.name, "params": dict(params)}, separators=(",", ":"))
     if converter.one_way and not converter.forward:
         names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
-        said = {"converter": converter.name, "rules": [r.label for r in converter.rules], "names": names}
+        said: dict[str, Any] = {
+            "converter": converter.name,
+            "rules": [r.label for r in converter.rules],
+            "names": names,
+        }
+        folded = [n for m in moved.values() if converter.rules[m.number].forgets for n in m.names]
+        if folded:
+            said["shapes"] = {n: list(before[n].shape) for n in folded}
         metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
 
@@ -49,12 +62,21 @@ def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
     return {}
 
 
+def tied(checkpoint: Checkpoint) -> set[str]:
+    """The names that were added for ties, as far as the metadata tells."""
+    try:
+        said = json.loads(checkpoint.metadata[TIED])
+        return {n for n in said if isinstance(n, str)}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return set()
+
+
 def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
     """The groups that lead back, each with the names as they were."""
     forward = inverse.forward
     if forward is None:
         raise UsageError(f"{inverse.name} is no inverse")
-    rules, known = _read(inverse, checkpoint)
+    rules, known, shapes = _read(inverse, checkpoint)
     before = [n for row in known.values() for n in (*row[1], *row[2])]
     names = Names(forward, checkpoint, before)
     out = Assignment()
@@ -74,16 +96,18 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
             out.unmatched += targets
             continue
         copies = known[targets[0]][2] if len(came) == 1 else []
-        out.groups.append(group._replace(spelled=tuple((name, *copies) for name in came)))
+        told = tuple(tuple(shapes[n]) for n in came) if all(n in shapes for n in came) else ()
+        out.groups.append(group._replace(shapes=told, spelled=tuple((name, *copies) for name in came)))
     return out
 
 
-def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any]]:
+def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     try:
         said = json.loads(checkpoint.metadata[KEY])
-        rules, known = said["rules"], said["names"]
-        if said["converter"] == inverse.name and all(_sound(row, rules) for row in known.values()):
-            return list(rules), known
+        rules, known, shapes = said["rules"], said["names"], said.get("shapes", {})
+        sized = all(type(n) is int and n >= 0 for shape in shapes.values() for n in shape)
+        if said["converter"] == inverse.name and sized and all(_sound(row, rules) for row in known.values()):
+            return list(rules), known, dict(shapes)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     raise UsageError(

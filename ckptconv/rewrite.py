@@ -7,6 +7,7 @@ All that goes wrong is collected and said at once: layouts that do not fit, name
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +57,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     result = whole.with_tensors(out.tensors, *notes)
     moved = {name: {"rule": m.rule, "from": list(m.names)} for name, m in out.moved.items()}
     result = replace(result, ties=out.ties(), details={**checkpoint.details, "moved": moved})
-    return _tied(converter, memory.remember(converter, result, out.moved, out.params))
+    return _tied(converter, memory.remember(converter, result, out.moved, out.params, whole))
 
 
 class _Output:
@@ -128,7 +129,10 @@ class _Output:
         if rule.pattern is None:
             return [(rule.targets[0].render(values), sources[0].shape, sources[0].parts)]
         spoken = values if rule.backward else group.values
-        moved = rule.pattern.apply(sources, self._sizes(rule, spoken))
+        sizes = self._sizes(rule, spoken)
+        if group.shapes:
+            sizes = rule.pattern.inverse.solve(group.shapes, sizes)
+        moved = rule.pattern.apply(sources, sizes)
         out = []
         for t, (shape, parts) in zip(rule.targets, moved, strict=True):
             if not t.stacked:
@@ -339,16 +343,21 @@ def _tied(converter: Converter, checkpoint: Checkpoint) -> Checkpoint:
     """Give a tensor that the target shares all of its names; the ones that are there come first."""
     if converter.forward:
         return checkpoint
-    tensors, ties = dict(checkpoint.tensors), list(checkpoint.ties)
-    for templates in converter.ties:
-        for group in list(_tie_names(templates, checkpoint)):
+    tensors, ties, metadata = dict(checkpoint.tensors), list(checkpoint.ties), dict(checkpoint.metadata)
+    apart: list[str] = []
+    for tie in converter.ties:
+        for group in list(_tie_names(tie.names, checkpoint)):
             there = [n for n in group if n in tensors]
-            for name in (n for n in group if n not in tensors):
+            added = [n for n in group if n not in tensors]
+            for name in added:
                 tensors[name] = tensors[there[0]].renamed(name)
                 checkpoint.details["moved"][name] = checkpoint.details["moved"][there[0]]
-            if len(there) < len(group):
-                ties.append(tuple(group))
-    return replace(checkpoint, tensors=tensors, ties=tuple(ties))
+            if added:
+                ties.append((there[0], *added))
+            apart += added if tie.apart else []
+    if apart:
+        metadata[memory.TIED] = json.dumps(apart, separators=(",", ":"))
+    return replace(checkpoint, tensors=tensors, ties=tuple(ties), metadata=metadata)
 
 
 def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
@@ -356,11 +365,14 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
     if not converter.forward:
         return checkpoint, []
     gone: list[str] = []
-    for templates in converter.ties:
-        for group in _tie_names(templates, checkpoint):
+    remembered = memory.tied(checkpoint)
+    for tie in converter.ties:
+        for group in _tie_names(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]
             known = [n for n in there if converter.matcher.first(n)] or there
-            gone += [n for n in there if n != known[0]]
+            first = checkpoint[known[0]]
+            own = {n for n in known if n not in remembered and not _same(first, checkpoint[n])} if tie.apart else set()
+            gone += [n for n in there if n != known[0] and n not in own]
     if not gone:
         return checkpoint, []
     note = Note("tied", f"{len(gone)} tensors are taken to equal their twins and were left out", tuple(gone))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .converter import Converter, Fill, Of, Param, Rewrite, Rule
+from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .errors import LayoutError, UsageError, listing
 from .names import Domain, Fold, Template, domain, fold, template
 from .tensor import Checkpoint
@@ -83,7 +83,7 @@ def _converter(
     rules = [r for table in top.get("rule", []) for r in _rules(table, let)]
     detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
     spoken = {k: domain(v) for k, v in detect.get("where", {}).items()}
-    ties = [_strings(_known(t, {"names"}, "tie").get("names", [])) for t in top.get("tie", [])]
+    ties = [_tie(t) for t in top.get("tie", [])]
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
         raise UsageError("separators are two: that of the source and that of the target")
@@ -98,13 +98,18 @@ def _converter(
         separators=(separators[0], separators[1]),
         params={**{k: v for s in shared for k, v in s.params.items()}, **params},
         rewrites=(*rewrites, *(r for s in shared for r in s.rewrites)),
-        ties=(*(tuple(map(template, t)) for t in ties), *(t for s in shared for t in s.ties)),
+        ties=(*ties, *(t for s in shared for t in s.ties)),
         present=tuple((template(t), spoken) for t in _strings(detect.get("all", []))),
         absent=tuple((template(t), spoken) for t in _strings(detect.get("none", []))),
         optional=bool(top.get("optional", False)),
         one_way=str(top.get("one_way", "")),
         notes=tuple(_strings(top.get("notes", []))),
     )
+
+
+def _tie(table: Any) -> Tie:
+    names = _strings(_known(table, {"names", "apart"}, "tie").get("names", []))
+    return Tie(tuple(map(template, names)), bool(table.get("apart", False)))
 
 
 def _rewrite(value: Any) -> Rewrite:
