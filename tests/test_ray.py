@@ -25,7 +25,9 @@ def _cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(ckptconv.__file__).parents[1]))
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 * 2**20}
+        ray.init(address="local", num_cpus=2, **settings)  # one of our own, whatever else runs on this machine
         yield
         ray.shutdown()
 
