@@ -242,7 +242,7 @@ def run_job(
             continue
         target = _buffers.of("target", last.at + last.size - first.at)
         _fill(turn, sources, target, first.at, memory, log)
-        sink.write(job.file, job.start + first.at, target)
+        _put(turn, target, job, sink, log)
     return log.end(job)
 
 
@@ -347,8 +347,22 @@ def _fill(
                     _read(pending, sources, target, base, log)
                 pending.append(run)
     _read(pending, sources, target, base, log)
-    for piece in pieces:
-        log.wrote(piece.tensor, piece.lo * piece.to.itemsize, target[piece.at - base : piece.at - base + piece.size])
+
+
+def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: _Log) -> None:
+    """Check and write what is in the target: a large piece block by block, again to stay in the cache."""
+    base = turn[0].at
+    if len(target) <= BLOCK:
+        for piece in turn:
+            view = target[piece.at - base : piece.at - base + piece.size]
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, view)
+        sink.write(job.file, job.start + base, target)
+        return
+    for piece in turn:
+        for at in range(piece.at - base, piece.at - base + piece.size, BLOCK):
+            view = target[at : min(at + BLOCK, piece.at - base + piece.size)]
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at + base - piece.at, view)
+            sink.write(job.file, job.start + base + at, view)
 
 
 def _adjoins(a: _Run, b: _Run) -> bool:
