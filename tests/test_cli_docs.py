@@ -177,6 +177,28 @@ def session(text: str, name: str, space: dict[str, object]) -> list[str]:
     return said
 
 
+def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:
+    """Installed as a package would be: a module, and metadata with an entry point."""
+    text = (ROOT / "docs/write-a-format.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        name = re.match(r'"""(\w+\.py)"""', block)
+        assert name
+        (tmp_path / name[1]).write_text(block, encoding="utf-8")
+    (point,) = re.findall(r'^mine = "(.*)"$', text, re.M)
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ckptconv.formats]\nmine = {point}\n")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    listed = subprocess.run(
+        [sys.executable, "-m", "ckptconv", "formats"], env=env, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"^mine +yes +yes +\.mine +an example$", listed.stdout, re.M)
+
+
 # --- the executor itself ----------------------------------------------------------------------------------------
 
 
