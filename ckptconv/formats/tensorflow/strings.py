@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from crc32c import crc32c
-
+from ckptconv import checksum
 from ckptconv.checksum import mask, unmask
 from ckptconv.errors import CorruptCheckpoint
 from ckptconv.store import Reader
@@ -44,7 +43,7 @@ def unpack(data: bytes, count: int, crc: int, order: str, url: str) -> list[byte
     running = _crc_of(lengths, order)
     if running != unmask(int.from_bytes(data[at : at + 4], order)):  # type: ignore[arg-type]
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
-    if crc32c(memoryview(data)[at:], running) != crc:
+    if checksum.crc("crc32c", memoryview(data)[at:], running) != crc:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
     return [data[a:b] for a, b in pairwise(ends)]
 
@@ -64,7 +63,7 @@ def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
 def _crc_of(lengths: Sequence[int], order: str) -> int:
     """CRC of the lengths as fixed-width integers, a run of equal widths at once."""
     fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)  # type: ignore[arg-type]
-    return int(crc32c(fixed))
+    return checksum.crc("crc32c", fixed)
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
@@ -72,4 +71,4 @@ def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
     lengths = [len(i) for i in items]
     running = _crc_of(lengths, "little")
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
-    return b"".join(varint(n) for n in lengths) + tail, int(crc32c(tail, running))
+    return b"".join(varint(n) for n in lengths) + tail, checksum.crc("crc32c", tail, running)

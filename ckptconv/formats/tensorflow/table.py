@@ -17,9 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from struct import pack, unpack_from
 
-from crc32c import crc32c
-
-from ckptconv.checksum import mask, unmask
+from ckptconv.checksum import crc, mask, unmask
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.store import Reader
 
@@ -115,7 +113,7 @@ class Table:
             raise self._bad(f"a block of {size} bytes passes the end of the file", start)
         data = self.reader.read(start, size + TRAILER)
         body, (kind, masked) = data[:size], unpack_from("<BI", data, size)
-        if crc32c(memoryview(data)[: size + 1]) != unmask(masked):
+        if crc("crc32c", memoryview(data)[: size + 1]) != unmask(masked):
             raise self._bad(f"the checksum of a block of {size} bytes is wrong: the file is damaged", start)
         if kind > 1:
             raise self._bad(f"a block has the unknown compression {kind}", start)
@@ -270,7 +268,7 @@ def _append(out: bytearray, block: _Block) -> bytes:
     """Append a block with its trailer; return its handle."""
     body = block.finish() + b"\0"
     handle = varint(len(out)) + varint(len(body) - 1)
-    out += body + pack("<I", mask(crc32c(body)))
+    out += body + pack("<I", mask(crc("crc32c", body)))
     return handle
 
 
