@@ -28,6 +28,7 @@ class Group(NamedTuple):
     values: dict[str, str]
     members: tuple[dict[int, str], ...]
     at: int  # position of the first name: targets keep the order of their sources
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the targets where they are remembered and nothing else tells
     spelled: tuple[tuple[str, ...], ...] = ()  # the names of the targets where they are remembered: all of each
 
 
@@ -173,7 +174,7 @@ def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> t
     while m is not None:
         rule, k = _origin(names.converter, m.number)
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
-        if not why and rule.kinds and (kind := layer_kind(names.checkpoint, name)) not in rule.kinds:
+        if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
             why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
         if not why:
             return m.number, m.values
@@ -193,6 +194,11 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
         m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
         kind = m[1] if m else ""
     return kind.removesuffix("_cell")
+
+
+def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
+    """Whether a kind is one of those asked for; after a `!` stand those not wanted."""
+    return f"!{kind}" not in kinds if kinds[0].startswith("!") else kind in kinds
 
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:

@@ -52,7 +52,7 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     if rule.pattern:
         for name in set(rule.sizes) - rule.pattern.names:
             yield f"`sizes` speaks of {name}, which is no axis of the layout"
-        yield from _open_sizes(rule)
+        yield from _open_sizes(rule, back=not converter.one_way)  # which remembers sizes as it does names
     elif rule.sizes:
         yield "`sizes` needs a layout"
     for size in rule.sizes.values():
@@ -63,12 +63,12 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 
 
-def _open_sizes(rule: Rule) -> Iterator[str]:
+def _open_sizes(rule: Rule, back: bool) -> Iterator[str]:
     """Sizes that shapes do not tell, in either direction: tried with sizes that have no common factor."""
     pattern = rule.pattern
     if pattern is None:
         return
-    for layout, way in ((pattern, "there"), (pattern.inverse, "back")):
+    for layout, way in ((pattern, "there"), (pattern.inverse, "back"))[: 1 + back]:
         names = sorted(layout.names)
         sizes = dict(zip(names, PRIMES, strict=False))
         if len(names) > len(PRIMES) or "..." in {a for t in layout.sources for a in t}:
@@ -165,7 +165,8 @@ def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
     while m is not None:
         taker = back.rules[back.origins[m.number][0]]
         values = translated(taker, m.values, back.separators)
-        returned = taker.targets[0].render(values) if values is not None and len(taker.targets) == 1 else name
+        bound = values is not None and len(taker.targets) == 1 and set(taker.targets[0].captures) <= set(values)
+        returned = taker.targets[0].render(values or {}) if bound else name
         if returned == name:
             return ""
         conditional = len(taker.sources) > 1 or taker.having or taker.lacking

@@ -54,6 +54,7 @@ def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
     if not isinstance(layers, list) or depth > 32:
         return
     met: dict[str, int] = {}
+    flat = _after_flatten(layers, config.get("class_name") == "Sequential")
     for row in layers:
         own = row.get("config") if isinstance(row, dict) else None
         if not isinstance(own, dict) or not isinstance(row.get("class_name"), str):
@@ -62,8 +63,53 @@ def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
         number = met[kind] = met.get(kind, -1) + 1
         here = f"{path}layers/{kind}" + (f"_{number}" if number else "")
         if isinstance(own.get("name"), str):
-            yield here, kind, own["name"], own
+            yield here, flat.get(own["name"], "") + kind, own["name"], own
         yield from configured(row, here + "/", depth + 1)
+
+
+PASSING = {"dropout", "activation", "re_lu", "leaky_re_lu", "gaussian_noise", "gaussian_dropout", "alpha_dropout"}
+MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "subtract"}
+
+
+def _after_flatten(rows: Sequence[Any], chain: bool) -> dict[str, str]:
+    """Dense and BatchNormalization layers fed by a Flatten: "flat_", or "mixed_" if by something else too.
+
+    `rows` are a model's layers as its config lists them; `chain`: each takes what the one before gives.
+    """
+    state: dict[str, str] = {}  # what a layer gives
+    out: dict[str, str] = {}
+    before = ""
+    for row in rows:
+        own = row.get("config") if isinstance(row, dict) else None
+        name = own.get("name") if isinstance(own, dict) else None
+        if not isinstance(name, str) or not isinstance(row.get("class_name"), str):
+            continue
+        kind = snake(row["class_name"])
+        seen = {state.get(p, "") for p in ([before] if chain else _parents(row.get("inbound_nodes")))}
+        if kind in ("dense", "batch_normalization") and max(seen, default=""):
+            out[name] = max(seen)  # mixed before flat
+        if kind == "flatten":
+            state[name] = "flat_"
+        elif kind in MERGING and seen - {""}:
+            state[name] = "mixed_"
+        elif kind in PASSING or kind == "batch_normalization":
+            state[name] = max(seen, default="")
+        before = name
+    return out
+
+
+def _parents(value: Any, depth: int = 0) -> Iterator[str]:
+    """The names of layers in an inbound_nodes list: keras_history of Keras 3, [name, node, tensor, ...] before."""
+    if isinstance(value, dict):
+        history = value.get("keras_history")
+        value = [history] if history else list(value.values())
+    if not isinstance(value, list) or depth > 16:
+        return
+    if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
+        yield value[0]
+        return
+    for v in value:
+        yield from _parents(v, depth + 1)
 
 
 def kinds(config: Any) -> dict[str, str]:
@@ -115,6 +161,7 @@ def variables(
 ) -> tuple[list[str], bool]:
     """Name the variables of one layer; also whether that was a guess from the shapes."""
     count = len(shapes)
+    kind = re.sub(r"^(flat|mixed)_", "", kind)
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
     if names and dtypes[0] == "int8" and kind in ("dense", "einsum_dense"):
         names = [*names[: count - 1], "kernel_scale"]
