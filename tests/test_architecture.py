@@ -20,7 +20,7 @@ LAYERS = [
     ["axes", "boxes", "layout", "moves", "elements", "names", "store"],
     ["upload"],
     ["assign", "converter", "memory", "rewrite", "rules", "lint"],
-    ["formats", "passes", "match", "outline"],
+    ["formats", "passes", "outline"],
     ["plan"],
     ["job"],
     ["ahead", "journal"],
@@ -28,7 +28,7 @@ LAYERS = [
     ["stats"],
     ["confirm", "verify", "engines"],
     ["api"],
-    ["zoo", "report", "torch", "testing"],
+    ["zoo", "report", "match", "torch", "testing"],
     ["cli"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,147 @@
+"""How often `match` is right: published pairs of checkpoints against what the shipped converters, which are proved, say.
+
+    python benchmarks/match.py [--oracles DIR] [--real DIR]      a table: with values, and with names and shapes only
+    python benchmarks/match.py --large 10000                     the time for so many tensors against as many
+
+A pair is right if it has the converter's source and gives the converter's bits. "unmarked" are wrong pairs that are not
+marked `assumed`; there must be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import ckptconv
+from ckptconv import layout, rules
+from ckptconv.match import Pair, Proposal, match
+from ckptconv.tensor import Checkpoint, Tensor, held
+
+ROOT = Path(__file__).parents[1]
+FILES = {"hf-tf": "tf_model.h5", "hf-flax": "flax_model.msgpack"}
+
+
+class Score(NamedTuple):
+    total: int  # targets that the converter gives
+    right: int
+    assumed: int  # of all pairs
+    wrong: int
+    unmarked: int  # wrong and not marked
+
+
+def cases(oracles: Path) -> Iterator[tuple[str, Checkpoint, Checkpoint, str, set[str]]]:
+    """Name, source, target, converter and the targets whose values the old loader lost."""
+    for kind, file in FILES.items():
+        for folder in sorted((oracles / kind).glob("*/")):
+            info = folder / "loading_info.json"
+            lost = set(json.loads(info.read_text())["missing_keys"]) if info.exists() else set()
+            a, b = ckptconv.open(folder / file), ckptconv.open(folder / "expected.safetensors")
+            yield f"{kind}/{folder.name}", a, b, kind, lost
+    known = rules.names()
+    for folder in sorted(f for f in (ROOT / "fixtures" / "originals").glob("*/") if f.name in known):
+        a = ckptconv.open(folder / "model.ckpt", weights_only=True)
+        yield f"originals/{folder.name}", a, ckptconv.open(folder / "expected.safetensors"), folder.name, set()
+
+
+def made(pair: Pair, source: Checkpoint) -> Tensor:
+    """The target of a pair of one tensor with one."""
+    t = source[pair.sources[0]]
+    if not pair.order.text:
+        return t
+    ((shape, parts),) = layout.parse(pair.order.text).apply([t], dict(pair.order.sizes))
+    return Tensor(t.name, t.dtype, shape, parts)
+
+
+def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str], values: bool) -> Score:
+    """Count against the truth; a tie counts where its first name does."""
+    moved = truth.details["moved"]
+    by_target = {t: p for p in found.pairs for t in p.targets}
+    ties = {n: g[0] for g in found.ties for n in g[1:]}
+    right = wrong = unmarked = total = 0
+    seen = set()
+    for name in truth:
+        if values and name in lost:
+            continue
+        total += 1
+        pair = by_target.get(ties.get(name, name))
+        if pair is None:
+            continue
+        seen.add(id(pair))
+        got = made(pair, source).numpy()
+        want = truth[name].numpy()
+        same = got.shape == want.shape and got.tobytes() == want.tobytes()
+        origin = values or set(pair.sources) <= set(moved[name]["from"])
+        right += same and origin
+        wrong += not (same and origin)
+        unmarked += not (same and origin) and pair.sure
+    extra = [p for p in found.pairs if id(p) not in seen and not (set(p.targets) & set(truth))]
+    wrong += len(extra) if not values else 0
+    unmarked += sum(p.sure for p in extra) if not values else 0
+    return Score(total, right, sum(not p.sure for p in found.pairs), wrong, unmarked)
+
+
+def truth_of(source: Checkpoint, converter: str) -> Checkpoint:
+    return rules.load(converter).apply(source)
+
+
+def table(oracles: Path, only: str) -> bool:
+    print(f"{'pair':44} {'targets':>7}  {'values':>6} {'wrong':>5}  {'names':>6} {'%':>5} {'assumed':>7} {'wrong':>5} unmarked")
+    good = True
+    for name, a, b, converter, lost in cases(oracles):
+        if only not in name:
+            continue
+        truth = truth_of(a, converter)
+        v = score(match(a, b), a, truth, lost, True)
+        n = score(match(a, b, values=False), a, truth, lost, False)
+        share = 100 * n.right / n.total
+        good &= v.right == v.total and not v.unmarked and share >= 95 and not n.unmarked
+        flag = "" if v.right == v.total and share >= 95 and not n.unmarked else "  <--"
+        print(
+            f"{name:44} {n.total:7}  {v.right:6} {v.total - v.right:5}  {n.right:6} {share:5.1f} {n.assumed:7} "
+            f"{n.wrong:5} {n.unmarked:8}{flag}"
+        )
+    return good
+
+
+def large(count: int) -> None:
+    """So many tensors of few shapes, half of them under names that say little."""
+    rng = np.random.default_rng(0)
+    for title, values in (("names and shapes", False), ("values", True)):
+        a, b = {}, {}
+        for i in range(count // 4):
+            x = rng.normal(size=(16, 32)).astype("f4")
+            y = rng.normal(size=(32,)).astype("f4")
+            for p, q, m in (("q", "query", x), ("k", "key", x + 1)):
+                a[f"net/block_{i}/{p}/kernel"] = m
+                b[f"model.layers.{i}.{q}_proj.weight"] = m.T.copy()
+            for p, q, m in (("ln/gamma", "norm.weight", y), ("ln/beta", "norm.bias", y + 1)):
+                a[f"net/block_{i}/{p}"] = m
+                b[f"model.layers.{i}.{q}"] = m
+        sides = [Checkpoint({n: held(n, m) for n, m in side.items()}) for side in (a, b)]
+        began = time.perf_counter()
+        found = match(*sides, values=values, workers=2)
+        text = found.toml()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"{len(a)} x {len(b)}, by {title}: {len(found.pairs)} pairs, {text.count('[[rule]]')} rules, "
+            f"{time.perf_counter() - began:.1f} s, peak {peak:.0f} MB"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--oracles", type=Path, default=ROOT.parent / "shared" / "oracles")
+    parser.add_argument("--large", type=int, default=0)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    if args.large:
+        large(args.large)
+    else:
+        raise SystemExit(not table(args.oracles, args.only))

@@ -1,0 +1,278 @@
+"""Propose a converter for a source and a target: by values, else by names, with shapes as constraints.
+
+    match(source, target)   Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
+        values.py           the same elements, in which order of axes: proved bit for bit
+        names.py            words and numbers, solved for all at once; aligned.py: which number is which
+        orders.py           how axes may move: conventions, then all that shapes allow
+    Proposal.toml(...)      propose.py: rules over indices, with evidence; `-c` takes the file as it is
+
+Nothing is guessed in silence: what was not proved by values or said by equal names and a convention is `assumed`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import passes
+from ..errors import CkptError
+from ..tensor import DTYPES, Checkpoint, Tensor
+from . import names as by_name
+from . import orders
+from .orders import Order
+from .pairs import Named, Pair, leaf, parent
+
+HOPE = 0.5  # of the smaller side must find a partner
+SHOWN = 10
+GATES = {"gru": "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"}  # Keras z, r, h; torch r, z, n
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What belongs together, what shares a tensor in the target, and what has no counterpart on either side."""
+
+    pairs: tuple[Pair, ...]
+    ties: tuple[tuple[str, ...], ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    source_only: tuple[str, ...] = ()
+    target_only: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()  # all names of the source: no rule may take others than its own
+
+    @property
+    def assumed(self) -> list[Pair]:
+        return [p for p in self.pairs if not p.sure]
+
+    def toml(self, title: str = "", **sides: str) -> str:
+        """The rules as a file."""
+        from .propose import toml
+
+        return toml(self, title, **sides)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "from": list(p.sources), "to": list(p.targets), "layout": p.order.text, "sizes": dict(p.order.sizes),
+                "evidence": p.evidence, "assumed": not p.sure, "why": list(p.why), "candidates": list(p.rivals),
+            }
+            for p in self.pairs
+        ]  # fmt: skip
+        return {
+            "pairs": rows, "ties": [list(t) for t in self.ties], "copies": dict(self.copies),
+            "source_only": list(self.source_only), "target_only": list(self.target_only), "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def match(source: Checkpoint, target: Checkpoint, *, values: bool = True, workers: int = 1) -> Proposal:
+    """Propose pairs; CkptError if the two have too little in common for any proposal to be of use."""
+    made = _Match(source, target, workers)
+    if values:
+        made.by_values()
+    made.by_names()
+    return made.done()
+
+
+class _Match:
+    """The pairs as they are found."""
+
+    def __init__(self, source: Checkpoint, target: Checkpoint, workers: int) -> None:
+        self.notes: list[str] = []
+        self.whole = source
+        source = self._of_one_dtype(source, target)
+        self.source, self.target, self.workers = source, target, workers
+        self.a = {n: t for n, t in source.items() if not t.role}
+        self.b = {n: t for n, t in target.items() if not t.role}
+        self.pairs: list[Pair] = []
+        self.ties: list[tuple[str, ...]] = []
+        self.copies: dict[str, str] = {}
+        self.prints: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+        self.trained = False
+
+    def _of_one_dtype(self, source: Checkpoint, target: Checkpoint) -> Checkpoint:
+        kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
+        if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
+            (other,) = kinds[1]
+            self.notes.append(f"the target is {other}: convert with --dtype {other}")
+            return passes.cast(source, DTYPES[other])
+        return source
+
+    # --- values ---------------------------------------------------------------------------------------------------
+
+    def by_values(self) -> None:
+        from .values import Values
+
+        if not any(t.parts for t in self.b.values()) or not any(t.parts for t in self.a.values()):
+            return
+        search = Values(self.a, self.b, self.workers)
+        found = search.run()
+        self.pairs += found.pairs
+        self.ties += found.ties
+        self.copies.update(found.copies)
+        self.notes += found.notes
+        self.trained = found.trained
+        if found.trained:
+            self.prints = search.prints
+        elif not found.pairs:
+            self.notes.append("no values agree: the target was not made from this source, or it is not trained")
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    def by_names(self) -> None:
+        """Pair what values did not, tensors of the same dimensions first, then of the same number of elements."""
+        self._named(lambda t: tuple(sorted(n for n in t.shape if n != 1)), "")
+        self._named(lambda t: t.count, "the dimensions differ")
+        self._tied()
+
+    def _open(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        done_a = {n for p in self.pairs for n in p.sources} | set(self.copies)
+        done_b = {n for p in self.pairs for n in p.targets} | {n for t in self.ties for n in t}
+        return (
+            {n: t for n, t in self.a.items() if n not in done_a},
+            {n: t for n, t in self.b.items() if n not in done_b},
+        )
+
+    def _named(self, dims: Any, told: str) -> None:
+        open_a, open_b = self._open()
+        if told and not (open_a and open_b):
+            return
+        groups = [
+            {n: self._group(n, t, side, dims) for n, t in tensors.items()}
+            for side, tensors in enumerate((open_a, open_b))
+        ]
+        if not set(groups[0].values()) & set(groups[1].values()):
+            return
+        items_a, items_b = (by_name.items(g, g) for g in groups)
+        homes = {(p.sources[0], p.targets[0]) for p in self.pairs if len(p.sources) == len(p.targets) == 1}
+        near = Counter((_home(x), _home(y)) for x, y in homes)
+        found = by_name.match(items_a, items_b, dict.fromkeys(near, 1.0))
+        at_home = {(parent(x), parent(y)) for x, y in homes if not told}
+        for named in self._sound(found):
+            self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
+
+    def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Hashable:
+        """What two tensors must share to be paired: in a trained target the content too."""
+        return (t.dtype.name, dims(t), self.prints[side].get(name) if self.trained else None)
+
+    def _sound(self, found: list[Named]) -> Iterator[Named]:
+        """Without kernels into which a batch normalisation was folded: copying does not make those."""
+        statistics = [any(by_name.words(n)[-1:] == ("running_var",) for n in side) for side in (self.a, self.b)]
+        if statistics != [True, False]:
+            yield from found
+            return
+        biased = [{parent(n) for n in side if by_name.words(n)[-1:] == ("bias",)} for side in (self.a, self.b)]
+        bad = [
+            n for n in found
+            if leaf(n.a).endswith("kernel") and parent(n.b) in biased[1] and parent(n.a) not in biased[0]
+        ]  # fmt: skip
+        homes = {parent(n.b) for n in bad}
+        if bad:
+            shown = ", ".join(n.b for n in bad[:SHOWN])
+            self.notes.append(
+                f"batch normalisation seems to be folded into {shown}: that changes values, which no rule does; "
+                "unfold it in the target, or fold the source first"
+            )
+        yield from (n for n in found if parent(n.b) not in homes)
+
+    def _pair(self, named: Named, told: str, at_home: bool) -> None:
+        a, b = self.a[named.a], self.b[named.b]
+        order, doubt = self._order(a, b)
+        if order is None:
+            return
+        why = () if at_home else named.why
+        why = tuple(dict.fromkeys(w for w in (*why, told, doubt) if w))
+        same = self.trained and named.a in self.prints[0] and named.b in self.prints[1]
+        evidence = "equal" if same else "names" if named.likeness >= 0.2 else "shape"
+        rivals = named.rivals if why else ()
+        self.pairs.append(Pair((named.a,), (named.b,), order, evidence, not why, why, rivals))
+
+    def _order(self, a: Tensor, b: Tensor) -> tuple[Order | None, str]:
+        """The order of axes that names and shapes tell, and what is doubtful about it."""
+        known = orders.simple(a.shape, b.shape)
+        leaves = leaf(a.name), leaf(b.name)
+        told = orders.convention(a.shape, b.shape, *leaves)
+        found = told or (known[0] if known else None)
+        constant = self.trained and a.name in self.prints[0] and self.prints[0][a.name].constant
+        if found is None or constant:
+            return found, ""
+        if leaves[1].startswith(("weight_ih", "weight_hh", "bias_ih", "bias_hh")):
+            gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
+            return (Order(GATES["gru"]) if gru else found), "the order of the gates is that of Keras and torch"
+        if orders.distinct(known, a.shape) > 1:
+            if told is None:
+                return found, f"shapes allow {len(known)} orders of axes and no convention is known"
+            return found, "a convention chose among the orders of axes that the shapes allow"
+        if told is None and a.shape != b.shape:
+            return found, "only the shapes tell the order of axes"
+        return found, self._flattened(a, b)
+
+    def _flattened(self, a: Tensor, b: Tensor) -> str:
+        """Doubt, if a dense layer may stand behind a flattened image."""
+        if len(a.shape) != 2 or "kernel" not in leaf(a.name):
+            return ""
+        if not hasattr(self, "_channels"):
+            self._channels = {t.shape[-1] for t in self.a.values() if len(t.shape) in (4, 5) and t.shape[-1] > 1}
+        n = a.shape[0]
+        if self._channels and n not in self._channels and any(n % c == 0 for c in self._channels):
+            return "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+        return ""
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _tied(self) -> None:
+        """Names of the target that share a tensor with one that is paired; copies in the source."""
+        done = {n for p in self.pairs for n in p.targets}
+        known = {n for t in self.ties for n in t}
+        for group in self.target.ties:
+            inside = [n for n in group if n in done]
+            rest = [n for n in group if n not in done and n not in known]
+            if inside and rest:
+                self.ties.append((inside[0], *rest))
+        used = {n for p in self.pairs for n in p.sources}
+        for group in self.source.ties:
+            inside = [n for n in group if n in used]
+            self.copies.update({n: inside[0] for n in group if inside and n not in used})
+
+    def done(self) -> Proposal:
+        open_a, open_b = self._open()
+        paired = sum(len(p.targets) for p in self.pairs)
+        telling = [p for p in self.pairs if p.evidence != "shape"]
+        hope = HOPE * max(1, min(len(self.a), len(self.b)))
+        if paired < hope or 2 * len(telling) < len(self.pairs):
+            raise CkptError(self._hopeless(paired, len(telling)))
+        if self.trained:
+            self._contradicted(open_a, open_b)
+        order = {n: k for k, n in enumerate(self.a)}
+        pairs = sorted(self.pairs, key=lambda p: order[p.sources[0]])
+        return Proposal(
+            tuple(pairs), tuple(self.ties), self.copies, tuple(open_a), tuple(open_b), tuple(self.notes),
+            tuple(n for n, t in self.whole.items() if not t.role),
+        )  # fmt: skip
+
+    def _hopeless(self, paired: int, telling: int) -> str:
+        shapes = [Counter(tuple(sorted(t.shape)) for t in side.values()) for side in (self.a, self.b)]
+        common = sum((shapes[0] & shapes[1]).values())
+        return (
+            f"these do not look like the same model: of {len(self.a)} tensors in the source and {len(self.b)} in the "
+            f"target {common} have a shape in common, {paired} could be paired, {telling} of them by names or values. "
+            "Nothing was written"
+        )
+
+    def _contradicted(self, open_a: Mapping[str, Tensor], open_b: Mapping[str, Tensor]) -> None:
+        """Say which tensors names would pair but values do not."""
+        self.prints = ({}, {})
+        groups = [{n: tuple(sorted(t.shape)) for n, t in side.items()} for side in (open_a, open_b)]
+        if not set(groups[0].values()) & set(groups[1].values()):
+            return
+        found = by_name.match(*(by_name.items(g, g) for g in groups))
+        lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
+        more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
+        self.notes += lines[:SHOWN] + more
+
+
+def _home(name: str) -> str:
+    return " ".join(by_name.words(name)[:-1])
+
+
+__all__ = ["Pair", "Proposal", "match"]

@@ -1,0 +1,126 @@
+"""Tensors of two templates: which number on the one side is which on the other, and how sure that is. Pure.
+
+    layer_{1..12} and layer.{0..11}     one number, shifted by one
+    conv3/conv3_7/kernel, conv3.weight  numbers that never vary or repeat another say nothing
+    block_{1,2,4}, stages.{0,1,2}       in order: assumed
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import permutations
+
+from .pairs import Item, Named, Sort
+
+MAX_COLUMNS = 4  # numbers of a name that are permuted
+Numbers = tuple[int, ...]
+
+
+def aligned(s: Sort, t: Sort, like: float, rivals: tuple[str, ...], unique: Unique) -> list[Named]:
+    """Pair the members of two templates, as many as their classes allow."""
+    same_words = unique(s.words, t.words)
+    found, told = _by_numbers(s, t)
+    if not found:
+        found, told = list(_in_order(s, t)), "only the order of the names pairs them"
+    why = () if same_words else ("the names are alike, not the same",)
+    why += (told,) if told else ()
+    shown = () if same_words and not told else rivals
+    return [Named(a.name, b.name, like, not why, why, shown) for a, b in found]
+
+
+def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
+    """The pairs under the best way to align the numbers, and what had to be assumed for it."""
+    if len(s.members) == len(t.members) == 1:
+        a, b = s.members[0], t.members[0]
+        return ([(a, b)], "") if a.group == b.group else ([], "")
+    rows, columns = _telling(s.members), _telling(t.members)
+    if len(rows[0]) != len(columns[0]) or len(rows[0]) > MAX_COLUMNS:
+        return [], ""
+    known = {n: i for n, i in zip(columns, t.members, strict=True)}
+    best: list[tuple[Item, Item]] = []
+    how = ""
+    for order in permutations(range(len(rows[0]))):
+        turned = [tuple(r[k] for k in order) for r in rows]
+        for change, told in _maps(turned, columns):
+            pairs = [
+                (i, j)
+                for i, n in zip(s.members, turned, strict=True)
+                if (j := known.get(change(n))) is not None and j.group == i.group
+            ]
+            if len(pairs) > len(best):
+                best, how = pairs, told or ("" if list(order) == sorted(order) else "the numbers of the names swap")
+        if len(best) == min(len(rows), len(columns)):
+            break
+    if len({j.name for _, j in best}) < len(best):
+        return [], ""
+    return best, how
+
+
+def _telling(members: Sequence[Item]) -> list[Numbers]:
+    """The numbers of the names without those that never vary or repeat another."""
+    columns = list(dict.fromkeys(zip(*(i.numbers for i in members), strict=True)))
+    columns = [c for c in columns if len(set(c)) > 1]
+    kept: list[tuple[int, ...]] = []
+    for c in columns:
+        if not any(len(set(zip(c, k, strict=True))) == len(set(c)) == len(set(k)) for k in kept):
+            kept.append(c)
+    return list(zip(*kept, strict=True)) if kept else [()] * len(members)
+
+
+def _maps(rows: Sequence[Numbers], columns: Sequence[Numbers]) -> Iterator[tuple[Callable[[Numbers], Numbers], str]]:
+    """Ways to make numbers of the one side those of the other, the plainest first, with what each assumes."""
+    yield (lambda n: n), ""
+    sets = [[sorted(set(c)) for c in zip(*side, strict=True)] for side in (rows, columns)]
+    if [len(x) for x in sets[0]] != [len(y) for y in sets[1]]:
+        return
+    tables = [dict(zip(x, y, strict=True)) for x, y in zip(*sets, strict=True)]
+    even = all(len({y - x for x, y in t.items()}) == 1 for t in tables)
+    yield (lambda n: tuple(t[k] for t, k in zip(tables, n, strict=True))), (
+        "" if even else "numbers that are not the same are paired in order"
+    )
+
+
+def _in_order(s: Sort, t: Sort) -> Iterator[tuple[Item, Item]]:
+    """The members of each class as they follow one another by their numbers."""
+    sides: list[dict[Hashable, list[Item]]] = []
+    for sort in (s, t):
+        found: dict[Hashable, list[Item]] = defaultdict(list)
+        for i in sorted(sort.members, key=lambda i: i.numbers):
+            found[i.group].append(i)
+        sides.append(found)
+    for group, many in sides[0].items():
+        yield from zip(many, sides[1].get(group, ()), strict=False)
+
+
+class Unique:
+    """Whether two names say the same, and no other name does.
+
+    Words that the other side never uses are left out, and a name that repeats itself (conv1/conv1) is read once. What
+    is left must be equal, or one the end of the other, and no third name may end so.
+    """
+
+    def __init__(self, a: Sequence[Item], b: Sequence[Item]) -> None:
+        sides = [{i.words for i in side} for side in (a, b)]
+        vocabulary = [{w for text in side for w in text} for side in sides]
+        self.common = vocabulary[0] & vocabulary[1] - {"#"}
+        self.ends = [Counter(e for text in side for e in _ends(self.read(text))) for side in sides]
+
+    def read(self, text: Sequence[str]) -> tuple[str, ...]:
+        out: list[str] = []
+        for word in text:
+            if word in self.common:
+                out.append(word)
+                for size in range(1, len(out) // 2 + 1):
+                    if out[-size:] == out[-2 * size : -size]:
+                        del out[-size:]
+                        break
+        return tuple(out)
+
+    def __call__(self, a: Sequence[str], b: Sequence[str]) -> bool:
+        x, y = sorted((self.read(a), self.read(b)), key=len)
+        return bool(x) and y[-len(x) :] == x and all(ends[x] == 1 for ends in self.ends)
+
+
+def _ends(text: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [text[k:] for k in range(len(text))]

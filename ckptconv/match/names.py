@@ -1,0 +1,263 @@
+"""Pairs by name: words, numbers, order; shapes only allow or forbid. Solved for all tensors at once, not greedily.
+
+    bert/encoder/layer_3/attention/self/query/kernel    bert encoder layer # attention self query weight    (3,)
+    encoder.layer.3.attention.self.query.weight              encoder layer # attention self query weight    (3,)
+
+Names that differ in numbers only are one template. Templates are paired by a linear assignment over the likeness of
+their words times the number of tensors they could pair, then the numbers of the two are aligned: as they are, shifted,
+or in order. What is left over is tried again. Memory is bounded by comparing only templates that share a shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtra
+from .aligned import Unique, aligned
+from .pairs import WORDS, Item, Named, Sort, folded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+# Variables by what they are called in one place and the other. The last word decides what a tensor is.
+LEAVES = {
+    "kernel": "weight", "gamma": "weight", "scale": "weight", "embeddings": "weight", "embedding": "weight",
+    "w": "weight", "weights": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
+    "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
+    "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
+    "recurrent_kernel": "weight_hh", "weight_ih": "weight_ih",
+}  # fmt: skip
+SAME = {
+    "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
+    "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
+    "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
+    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+}  # fmt: skip
+KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih"}
+ROUNDS = 8
+MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name in the order they stand, numbers as #, spellings made one."""
+    name = re.sub(r":[0-9]+$", "", name)
+    *scopes, last = re.split(r"[/.]+", name)
+    out: list[str] = []
+    for segment in scopes:
+        out += _split(segment)
+    told = LEAVES.get(last.lower())
+    return (*out, *([told] if told else _leaf(last)))
+
+
+def _leaf(last: str) -> list[str]:
+    return [last.lower()] if last.lower() in KINDS else _split(last)
+
+
+def _split(segment: str) -> list[str]:
+    segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
+    found = ("#" if w.isdigit() else w.lower() for w in WORDS.findall(segment))
+    return [x for w in found if (x := SAME.get(w, w))]
+
+
+def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
+    """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
+    every = list(names)
+    known = {folded(n)[0] for n in every}
+    out = []
+    for at, name in enumerate(every):
+        text = _numbered(name, known)
+        out.append(Item(name, words(text), folded(text)[1], groups[name], at / max(1, len(every) - 1)))
+    return out
+
+
+def _numbered(name: str, known: set[str]) -> str:
+    """`dense/kernel` as `dense_0/kernel`, if there is a `dense_1/kernel`: Keras counts so."""
+    parts = re.split(r"([/.])", name)
+    for k in range(0, len(parts), 2):
+        other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])
+        if folded(other)[0] in known and not re.search(r"[0-9]$", parts[k]):
+            return other
+    return name
+
+
+# --- likeness ---------------------------------------------------------------------------------------------------------
+
+
+def _features(text: Sequence[str]) -> Counter[str]:
+    """Words and pairs of neighbours, the last word as such too."""
+    bare = [w for w in text if w != "#"]
+    out: Counter[str] = Counter(bare)
+    out.update(f"{x} {y}" for x, y in zip(bare, bare[1:], strict=False))
+    out[f"{bare[-1] if bare else ''} $"] = 1
+    return out
+
+
+def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
+    """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more."""
+    import numpy as np
+    from scipy import sparse
+
+    rows = [[_features(t) for t in side] for side in (a, b)]
+    seen = Counter(f for side in rows for r in side for f in r)
+    total = len(a) + len(b)
+    index = {f: i for i, f in enumerate(seen)}
+    weight = np.array([math.log(1 + total / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
+    made = []
+    for side in rows:
+        lengths = [len(r) for r in side]
+        at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
+        n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
+        table = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
+        norm = np.sqrt(np.asarray((table * table).sum(axis=1)).reshape(-1))
+        made.append(sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ table)
+    return np.asarray((made[0] @ made[1].T).toarray(), "f4")
+
+
+def assigned(gain: Array) -> list[tuple[int, int]]:
+    """The pairs with the greatest sum of gains; MissingExtra without a solver."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
+    rows, columns = linear_sum_assignment(gain, maximize=True)
+    return [(int(r), int(c)) for r, c in zip(rows, columns, strict=True) if gain[r, c] > 0]
+
+
+def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair few names whose tensors cannot be told apart."""
+    if len(many_a) == 1 and len(many_b) == 1:
+        return [(many_a[0], many_b[0])]
+    a, b = items(many_a, dict.fromkeys(many_a)), items(many_b, dict.fromkeys(many_b))
+    gain = likeness([i.words for i in a], [j.words for j in b]) + 0.01
+    for r, i in enumerate(a):
+        for c, j in enumerate(b):
+            gain[r, c] += 0.5 * (i.numbers == j.numbers) + 0.1 * (1 - abs(i.at - j.at))
+    return [(many_a[r], many_b[c]) for r, c in sorted(assigned(gain))]
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def sorts(found: Iterable[Item]) -> list[Sort]:
+    out: dict[tuple[str, ...], list[Item]] = defaultdict(list)
+    for i in found:
+        out[i.words].append(i)
+    return [Sort(w, m) for w, m in out.items()]
+
+
+def match(a: Sequence[Item], b: Sequence[Item], homes: Mapping[tuple[str, str], float] | None = None) -> list[Named]:
+    """Pair the tensors of two checkpoints; `homes` says which words are known to belong together."""
+    out: list[Named] = []
+    left_a, left_b = list(a), list(b)
+    unique = Unique(a, b)
+    for _ in range(ROUNDS):
+        shared = {i.group for i in left_a} & {i.group for i in left_b}
+        sorts_a = sorts(i for i in left_a if i.group in shared)
+        sorts_b = sorts(i for i in left_b if i.group in shared)
+        if not shared:
+            break
+        made = _round(sorts_a, sorts_b, unique, homes or {})
+        if not made:
+            break
+        out += made
+        done_a, done_b = {n.a for n in made}, {n.b for n in made}
+        left_a = [i for i in left_a if i.name not in done_a]
+        left_b = [i for i in left_b if i.name not in done_b]
+    return out
+
+
+def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[str, str], float]) -> list[Named]:
+    out: list[Named] = []
+    for rows, columns in _blocks(a, b):
+        part_a, part_b = [a[r] for r in rows], [b[c] for c in columns]
+        like = likeness([s.words for s in part_a], [s.words for s in part_b])
+        _kinds(like, part_a, part_b, homes)
+        gain = _gain(like, part_a, part_b)
+        for r, c in assigned(gain):
+            best = [int(k) for k in (-gain[r]).argsort()[:4] if k != c and gain[r, k] > 0.85 * gain[r, c]]
+            rivals = tuple(part_b[k].members[0].name for k in best)
+            out += aligned(part_a[r], part_b[c], float(like[r, c]), rivals, unique)
+    return out
+
+
+def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:
+    """A bias is no weight; modules that are known to belong together lend that to their tensors."""
+    last_a, last_b = [s.words[-1] if s.words else "" for s in a], [s.words[-1] if s.words else "" for s in b]
+    for c, kind in enumerate(last_b):
+        for r, other in enumerate(last_a):
+            if kind != other and kind in KINDS and other in KINDS:
+                like[r, c] *= 0.05
+    if homes:
+        for r, s in enumerate(a):
+            for c, t in enumerate(b):
+                like[r, c] += homes.get((" ".join(s.words[:-1]), " ".join(t.words[:-1])), 0.0)
+
+
+def _gain(like: Array, a: Sequence[Sort], b: Sequence[Sort]) -> Array:
+    """Likeness times the tensors that could be paired; order in the file weighs little, it is often alphabetic."""
+    import numpy as np
+
+    classes = {g: i for i, g in enumerate({g for s in (*a, *b) for g in s.groups})}
+    places: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {i: ([], []) for i in classes.values()}
+    for side, many in enumerate((a, b)):
+        for k, s in enumerate(many):
+            for g, n in s.groups.items():
+                places[classes[g]][side].append((k, n))
+    overlap = np.zeros(like.shape, "f4")
+    for rows, columns in places.values():
+        if rows and columns:
+            r, n = (np.array(x) for x in zip(*rows, strict=True))
+            c, m = (np.array(x) for x in zip(*columns, strict=True))
+            overlap[np.ix_(r, c)] += np.minimum(n[:, None], m[None, :])
+    sizes_a, sizes_b = (np.array([len(s.members) for s in many], "f4") for many in (a, b))
+    near = 1 - np.abs(np.array([s.at for s in a], "f4")[:, None] - np.array([s.at for s in b], "f4")[None, :])
+    share = overlap / np.maximum(sizes_a[:, None], sizes_b[None, :])
+    return np.asarray(overlap * (like + 0.02 * near + 0.05 * share), "f4")
+
+
+def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[list[int], list[int]]]:
+    """Templates that share shapes, directly or by way of others; a block too large is cut along its sorted words."""
+    first: dict[Hashable, int] = {}
+    root = list(range(len(a) + len(b)))
+
+    def find(k: int) -> int:
+        while root[k] != k:
+            root[k] = k = root[root[k]]
+        return k
+
+    for k, s in enumerate((*a, *b)):
+        for g in s.groups:
+            root[find(k)] = find(first.setdefault(g, k))
+    found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for k in range(len(a)):
+        found[find(k)][0].append(k)
+    for k in range(len(b)):
+        found[find(len(a) + k)][1].append(k)
+    out = []
+    for rows, columns in found.values():
+        if rows and columns:
+            out += _cut(rows, columns, a, b)
+    return out
+
+
+def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[list[int], list[int]]]:
+    count = -(-max(len(rows), len(columns)) // MAX_BLOCK)
+    if count == 1:
+        return [(rows, columns)]
+    same = {s.words: c for c in columns for s in [b[c]]}
+    easy = [(r, same[a[r].words]) for r in rows if a[r].words in same]  # no assignment is needed for these
+    if easy:
+        return [([r], [c]) for r, c in easy]
+    rows.sort(key=lambda r: a[r].words[::-1])
+    columns.sort(key=lambda c: b[c].words[::-1])
+    return [(_slice(rows, i, count), _slice(columns, i, count)) for i in range(count)]
+
+
+def _slice(many: list[int], i: int, count: int) -> list[int]:
+    return many[len(many) * i // count : len(many) * (i + 1) // count]
