@@ -24,8 +24,8 @@ from .tensor import Checkpoint, DType, Note, Tensor
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
 SLOT = re.compile(
     r"(?P<base>.+?)(?:/(?:Lazy|N)?Adam(?:W|WeightDecay|Max|ax)?(?:Optimizer)?(?:_\d+)?"
-    r"|/(?:RMSProp|Momentum|Adagrad|AdagradDA|Adadelta|Ftrl|LARS|Lars|LAMB|Lamb|Nesterov|ProximalAdagrad|AddSign"
-    r"|PowerSign|Shampoo|YellowFin|GradientDescent)(?:Optimizer)?(?:_\d+)?"
+    r"|/(?:RMSProp|Momentum|Adafactor|Adagrad|AdagradDA|Adadelta|Ftrl|LARS|Lars|LAMB|Lamb|Nesterov|ProximalAdagrad"
+    r"|AddSign|PowerSign|Shampoo|YellowFin|GradientDescent)(?:Optimizer)?(?:_\d+)?"
     r"|/(?:adam|lamb|adamw|adafactor|lars|rmsprop|adagrad|momentum)_(?:m|v|vr|vc|u|ms|mom|acc)"
     r"|_slot_[a-z]{1,2})"
 )
