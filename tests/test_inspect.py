@@ -18,8 +18,9 @@ from hypothesis.extra import numpy as hnp
 from kit import Run
 
 import ckptconv
-from ckptconv import outline, stats
+from ckptconv import outline, stats, verify
 from ckptconv.job import Sources
+from ckptconv.report import survey
 from ckptconv.run import hash_tensor
 from ckptconv.tensor import Checkpoint, Tensor, held
 
@@ -131,6 +132,30 @@ def test_two_hundred_thousand_tensors(cli: Run, tmp_path: Path) -> None:
     done = cli("inspect", path, timeout=30)
     assert len(done.stdout.splitlines()) == count + 1
     assert "x200000" in cli("inspect", path, "--tree", timeout=30).stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tf/dtypes", "tf/strings", "tf/sliced", "tf/v1", "tf/frozen.pb", "tf/keras3", "keras/net.keras",
+        "keras/legacy3.h5", "flax/dtypes.msgpack", "torch/stream.pt", "torch/script.pt", "tf/dtypes.npz",
+    ],
+)  # fmt: skip
+def test_every_format_is_described_compared_and_reported(name: str, fixtures: Path) -> None:
+    """Files of the real frameworks: all dtypes, strings, decoded and joined data."""
+    if not list(fixtures.glob(f"{name}*")):
+        pytest.skip(f"{name} is not among the fixtures")
+    found = ckptconv.open(fixtures / name, opaque=True)
+    assert len(found)
+    lines = [line for node in outline.tree(list(found.values())).inner.values() for line in node.lines()]
+    assert sum(len(line.tensors) for line in lines) == len(found)
+    assert len(survey.survey(found, values=True, workers=2)["names"]) == len(found)
+    for t, said in zip(found.values(), stats.each(found.values(), stats.stats), strict=True):
+        if t.dtype.kind in "iub" and t.count:
+            numbers = [int(x) for x in t.numpy().reshape(-1)]
+            assert (said.min, said.max, said.zeros) == (min(numbers), max(numbers), numbers.count(0))
+    same = verify.diff(found, ckptconv.open(fixtures / name, opaque=True), workers=2)
+    assert (same.same, same.pairs, same.equal) == (True, (), len(found))
 
 
 # --- the graph --------------------------------------------------------------------------------------------------
