@@ -38,7 +38,9 @@ def _function(kind: str) -> Callable[[Buffer, int], int]:
 
 def combine(kind: str, a: int, b: int, len_b: int) -> int:
     """CRC of A+B given the CRCs of A and of B and the length of B in bytes."""
-    return _multiply(kind, _zeros(kind, len_b), a) ^ b if len_b else a
+    if not a or not len_b:  # nothing came before (a CRC of 0 stays 0 under zeros), or nothing follows
+        return a ^ b
+    return _multiply(kind, _zeros(kind, len_b), a) ^ b
 
 
 def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
