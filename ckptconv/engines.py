@@ -50,7 +50,7 @@ def engine(name: str) -> Map | None:
         for job in jobs:
             _check_shipped(job)
         with cluster(name) as ray:
-            probe(ray, _sources(jobs), list(do.sink.paths().values()) if hasattr(do.sink, "paths") else [])
+            probe(ray, _sources(jobs), list(do.sink.paths().values()))
             memory = do.memory.window + do.memory.whole + BESIDE
             for job, result in apply(ray, _job, do, jobs, memory):
                 if isinstance(result, CkptError):
@@ -61,13 +61,8 @@ def engine(name: str) -> Map | None:
 
 
 def _job(do: Work, job: Job) -> Receipt:
-    """What a worker does with one job."""
-    try:
-        return do(job)._replace(job=job._replace(pieces=()))
-    finally:
-        do.sources.close()
-        if hasattr(do.sink, "close"):
-            do.sink.close()
+    """What a worker does with one job; the caller has the job, only what became of it travels back."""
+    return do(job)._replace(job=job._replace(pieces=()))
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------

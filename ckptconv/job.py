@@ -67,6 +67,10 @@ class Sink(Protocol):
 
     def write(self, name: str, start: int, data: Any) -> None: ...
 
+    def paths(self) -> dict[str, str]: ...
+
+    def close(self) -> None: ...
+
 
 class Sources:
     """Open files by url; shared by the threads of one process. `spool`: bytes to decode into memory at most."""

@@ -45,24 +45,33 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """`run_job` with all but the job: what a `map` is given. Pickled, it opens its files anew where it arrives."""
+    """`run_job` with all but the job: what a `map` is given.
+
+    Pickled, it arrives `alone`: it opens its files by their paths for each job and closes them after it.
+    """
 
     sources: Sources
     sink: Sink
     memory: Memory
     check: str
     digest: bool
+    alone: bool = False
 
     def __call__(self, job: Job) -> Receipt:
-        with fetched(job.pieces, self.sources):
-            return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+        try:
+            with fetched(job.pieces, self.sources):
+                return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+        finally:
+            if self.alone:
+                self.sources.close()
+                self.sink.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _arrived, (self.sink, self.memory, self.check, self.digest)
 
 
 def _arrived(sink: Sink, memory: Memory, check: str, digest: bool) -> Work:
-    return Work(Sources(spool=memory.whole), sink, memory, check, digest)
+    return Work(Sources(spool=memory.whole), sink, memory, check, digest, alone=True)
 
 
 def threads(workers: int) -> Map:

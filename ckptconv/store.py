@@ -452,8 +452,7 @@ class Output:
         if sync:
             self.settle()
         try:
-            while self._fds:
-                os.close(self._fds.popitem()[1])
+            self.close()
             names, self._ready = self._ready, []
             for name in names:
                 os.replace(self.temporary(name), self._final[name])
@@ -472,11 +471,14 @@ class Output:
         here = [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
         return [old for old in here if re.fullmatch(stale, old) and old not in self._final]
 
+    def close(self) -> None:
+        """Close what is open."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        self.close()
         if self._stays:
             return
         for name in self._final:

@@ -46,6 +46,9 @@ class Upload:
     def paths(self) -> dict[str, str]:
         return self._out.paths()
 
+    def close(self) -> None:
+        self._out.close()
+
     def __reduce__(self) -> tuple[object, ...]:
         return self._out.__reduce__()
 
