@@ -442,7 +442,13 @@ def _gather_runs(part: Part, order: Sequence[int], data: Span, reader: Reader, r
         reader.into(data.start + part.offset * part.dtype.itemsize, raw)
         return
     axis, inner = order[0], order[1:]
-    size = len(raw) // part.shape[axis]
+    size, item = len(raw) // part.shape[axis], part.dtype.itemsize
+    if _dense(part, inner):  # the usual case, and often a million times: rows of a matrix
+        start, step = data.start + part.offset * item, part.strides[axis] * item
+        for at in range(0, len(raw), size):
+            reader.into(start, raw[at : at + size])
+            start += step
+        return
     for i in range(part.shape[axis]):
         row = part._replace(offset=part.offset + i * part.strides[axis])
         _gather_runs(row, inner, data, reader, raw[i * size : (i + 1) * size])
