@@ -6,7 +6,7 @@
     {e*}     like {x}, and the matches are stacked along an axis e (or, in a target, an axis e is cut into them)
     {{ }}    a brace itself
 
-`where` says more of a capture: "int", "int+1" (one more in the target), "int:3" (007 is 7 in the target), "int in 4 4"
+`where` says more of a capture: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in the target), "int in 4 4"
 (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
 expression without nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
 """
@@ -35,6 +35,7 @@ class Domain(NamedTuple):
     kind: str  # text, int, table, any
     table: tuple[tuple[str, str], ...] = ()
     shift: int = 0
+    times: tuple[int, int] = (1, 1)  # an int is (value * times[0] + shift) / times[1], or nothing
     width: tuple[int, int] = (0, 0)  # digits to which an int is filled with zeros, in the source and in the target
 
     @property
@@ -47,12 +48,12 @@ class Domain(NamedTuple):
         return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
 
     def forward(self, value: str) -> str | None:
-        """The value in the target; None if there is none (a shift below zero)."""
+        """The value in the target; None if there is none (it would be below zero, or between two)."""
         if self.kind == "table":
             return dict(self.table)[value]
-        if self.kind == "int" and (self.shift or any(self.width)):
-            number = int(value) + self.shift
-            return f"{number:0{self.width[1]}}" if number >= 0 else None
+        if self.kind == "int":
+            number, rest = divmod(int(value) * self.times[0] + self.shift, self.times[1])
+            return f"{number:0{self.width[1]}}" if number >= 0 and not rest else None
         return value
 
     def place(self, value: str) -> int:
@@ -67,19 +68,22 @@ class Domain(NamedTuple):
 
     @property
     def inverse(self) -> Domain:
-        return Domain(self.kind, tuple((b, a) for a, b in self.table), -self.shift, self.width[::-1])
+        table = tuple((b, a) for a, b in self.table)
+        return Domain(self.kind, table, -self.shift, (self.times[1], self.times[0]), (self.width[1], self.width[0]))
 
     def samples(self) -> list[str]:
         """A few values that show what the capture takes, for lint."""
         if self.kind == "table":
             return [a for a, _ in self.table]
-        return {"int": [f"{n:0{self.width[0]}}" for n in (7, 12)], "text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
+        if self.kind == "int":
+            return [f"{n:0{self.width[0]}}" for n in (7, 12)]
+        return {"text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
 
 
 def domain(spec: Any) -> Domain:
     """Read one `where` entry; UsageError says what it may be."""
-    if isinstance(spec, str) and (m := re.fullmatch(r"int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
-        return Domain("int", shift=int(m[1] or 0), width=(int(m[2] or 0), 0))
+    if isinstance(spec, str) and (m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
+        return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
     if isinstance(spec, str) and (m := re.fullmatch(r"int in ((?:[0-9]{1,3} ?)+)", spec)):
         blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()[:64]) for i in range(int(size))]
         return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
@@ -89,7 +93,7 @@ def domain(spec: Any) -> Domain:
         if len(set(spec.values())) < len(spec):
             raise UsageError(f"where {spec} is no bijection: two keys have one value")
         return Domain("table", tuple(spec.items()))
-    raise UsageError(f'where {spec!r} is none of "int", "int+1", "int:3", "int in 4 4", ["a", "b"], {{ a = "b" }}')
+    raise UsageError(f'where {spec!r} is none of "int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], {{ a = "b" }}')
 
 
 # --- templates --------------------------------------------------------------------------------------------------
