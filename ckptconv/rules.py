@@ -11,6 +11,7 @@ What a file may not say is refused with the reason; a key that nothing reads is 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ MAX_TEMPLATE = 1000  # characters, with what `let` puts in
 # --- reading ----------------------------------------------------------------------------------------------------
 
 _TOP = {
-    "title", "source", "target", "separators", "include", "params", "let", "rewrite", "rule", "tie", "detect",
+    "title", "source", "target", "separators", "include", "params", "let", "where", "rewrite", "rule", "tie", "detect",
     "optional", "one_way", "notes",
 }  # fmt: skip
 _RULE = {
@@ -80,9 +81,10 @@ def _converter(
 ) -> Converter:
     let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()} | dict(outer)
     shared = [_included(i, folder, depth, let) for i in _strings(top.get("include", []))]
-    rules = [r for table in top.get("rule", []) for r in _rules(table, let)]
+    common = {k: _domain(v, let) for k, v in _known(top.get("where", {}), top.get("where", {}), "where").items()}
+    rules = [_meant(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
     detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
-    spoken = {k: domain(v) for k, v in detect.get("where", {}).items()}
+    spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
     ties = [_tie(t) for t in top.get("tie", [])]
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
@@ -135,7 +137,7 @@ def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequ
     if "/" in name or "\\" in name or name.startswith("."):
         raise UsageError(f"include {name!r}: only a file beside this one, by its bare name")
     for home in filter(None, (folder, shipped())):
-        if (path := home / f"{name}.toml").is_file():
+        if os.path.isfile(path := home / f"{name}.toml"):  # False, too, for a name that no file can have
             return parse(_text(path), name, folder=home, depth=depth + 1, let=let)
     raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
 
@@ -166,6 +168,12 @@ def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
         replace(r, where={k: v for k, v in r.where.items() if k in own or k not in anywhere})
         for r, own in zip(rules, bound, strict=True)
     ]
+
+
+def _meant(rule: Rule, common: Mapping[str, Domain]) -> Rule:
+    """The rule with what the whole file says of its captures, where it says nothing itself."""
+    own = {c for t in (*rule.sources, *rule.targets) for c in t.captures}
+    return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule
 
 
 def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
