@@ -25,7 +25,8 @@ from .errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
 
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
-BATCH = 16  # ranges asked for at once
+BATCH = 8  # ranges asked for at once
+PIECE = 2**23  # bytes of one request
 
 
 class Stat(NamedTuple):
@@ -201,6 +202,15 @@ class File:
             if first <= start and start + size <= first + length:
                 return spool.read(start - first, size)
         return self._fetch(start, size) if size >= LAST else self._near(start, size)
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill `view`; what is large comes in several requests at once."""
+        if len(view) <= PIECE or self._copy is not None or self._spooled(start, len(view)):
+            view[:] = self.view(start, len(view))
+            return
+        pieces = [(start + at, min(PIECE, len(view) - at)) for at in range(0, len(view), PIECE)]
+        for (at, size), data in zip(pieces, self.ranges(pieces), strict=True):
+            view[at - start : at - start + size] = data
 
     def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges and serve this thread's reads from them until `release`."""

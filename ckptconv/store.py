@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from . import remote
+from . import publish, remote
 from .errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint, printable
 from .remote import Stat, filesystem, is_remote, refused
 
@@ -209,7 +209,7 @@ class Reader:
         """Fill `view` with the bytes at `start`."""
         self._check(start, len(view))
         if self.far is not None:
-            view[:] = self.far.view(start, len(view))
+            self.far.into(start, view)
             return
         at = 0
         while at < len(view):
@@ -322,7 +322,10 @@ class File(NamedTuple):
 
 
 class Output:
-    """Temporary files beside the destination, filled by positioned writes, published together, the last one last.
+    """Temporary files beside the destination, filled by positioned writes, published together (publish.py says how).
+
+    A destination that is a folder of its own is built whole under a temporary name if it is not there yet, or if it
+    has no index (`unit`). `stale`: a pattern of names that belong to an older checkpoint of this name.
 
     With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
     an earlier run filled them, in part; `whole`: it filled them all and began to rename them.
@@ -330,18 +333,21 @@ class Output:
 
     def __init__(
         self, folder: str, files: Sequence[File], *, force: bool = False, mark: str = "", kept: bool = False,
-        whole: bool = False,
+        whole: bool = False, stale: str = "", unit: bool = False,
     ) -> None:  # fmt: skip
         self.folder, self.force = local(folder), force
         self._final = {f.name: os.path.join(self.folder, f.name) for f in files}
-        taken = [p for f in files if not f.shared and os.path.lexists(p := self._final[f.name])]
-        if taken and not force and not whole:
-            raise StorageError("already exists; --force replaces it", url=taken[0])
+        self._own = [f.name for f in files if not f.shared]
+        self._stale = re.compile(stale) if stale else None
         self._mark, self._stays, self._kept, self._whole = mark or os.urandom(4).hex(), bool(mark), kept, whole
         self._fds: dict[str, int] = {}
         self._ready: list[str] = []  # files that are there to be written and renamed
         self._few = len(files) <= OPEN
         self._made: list[str] = []
+        self._lock = -1
+        self.cleared = self._clear()
+        self._free()
+        self._stage = self._staged(unit)
         try:
             for f in files:
                 self.create(f)
@@ -349,8 +355,61 @@ class Output:
             self.discard()
             raise
 
+    def _clear(self) -> list[str]:
+        """Finish or remove what killed runs left at this destination; returns names of what it was."""
+        if not self._own:
+            return []
+        try:
+            left = publish.finish(self.folder, os.path.basename(self._own[-1]), self._ours)
+            for at, names in self._by_folder().items():
+                left += publish.clear(at, names, self.part)
+        except OSError as e:
+            raise refused(e, self.folder) from e
+        return left
+
+    def _by_folder(self) -> dict[str, list[str]]:
+        """The base names in each folder of the output, and the folder's own in the one around it."""
+        out: dict[str, list[str]] = {}
+        for path in self._final.values():
+            at, base = os.path.split(path)
+            out.setdefault(at, []).append(base)
+        for at in [a for a in out if a != self.folder]:
+            above, base = os.path.split(at)
+            out.setdefault(above, []).append(base)
+        return out
+
+    def _ours(self, name: str) -> bool:
+        """Whether a name, relative to the folder, belongs to this destination: to the new checkpoint or an older one."""
+        top = {n.split("/")[0] for n in self._own if "/" in n}
+        return name in self._final or name in top or bool(self._stale and self._stale.fullmatch(name))
+
+    def _free(self) -> None:
+        """Refuse, before any work, a destination that is taken."""
+        if self.force or self._whole:
+            return
+        taken = [p for n in self._own if os.path.lexists(p := self._final[n])]
+        if taken:
+            raise StorageError("already exists; --force replaces it", url=taken[0])
+        if older := self._older():
+            where = os.path.join(self.folder, older[0])
+            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
+
+    def _staged(self, unit: bool) -> str:
+        """The folder that is built under a temporary name, or ''."""
+        tops = {n.split("/")[0] if n.count("/") == 1 else "" for n in self._final}
+        top = tops.pop() if len(tops) == 1 else ""
+        path = os.path.join(self.folder, top)
+        if not top or self._mark == "" or self._stays:
+            return ""
+        there = os.path.lexists(path)
+        if there and (not unit or os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path)):
+            return ""
+        return top
+
     def temporary(self, name: str) -> str:
         """The path that file `name` has until it is published."""
+        if self._stage:
+            return os.path.join(self.folder, self.part(self._stage, self._mark), os.path.basename(name))
         folder, base = os.path.split(self._final[name])
         return os.path.join(folder, self.part(base, self._mark))
 
@@ -367,15 +426,27 @@ class Output:
         try:
             self._folders(os.path.dirname(path))
             how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0), 0o666)
+            fd = self._opened(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0))
             self._fds[f.name] = fd
             self._ready.append(f.name)
             if f.size and not self._whole:
                 self._reserve(fd, f.size)
             if not self._few:
+                if self._lock < 0:
+                    self._lock = os.dup(fd)
                 os.close(self._fds.pop(f.name))
         except OSError as e:
             raise refused(e, path) from e
+
+    def _opened(self, path: str, how: int) -> int:
+        """Open and lock; once more if a run that clears litter came between the two."""
+        fd = os.open(path, how, 0o666)
+        if not self._stays and not (publish.lock(fd) and os.fstat(fd).st_nlink):
+            os.close(fd)
+            _quietly(os.unlink, path)
+            fd = os.open(path, how, 0o666)
+            publish.lock(fd)
+        return fd
 
     def _folders(self, folder: str) -> None:
         missing = []
@@ -439,51 +510,71 @@ class Output:
         except OSError as e:
             raise refused(e, self.folder) from e
 
-    def publish(self, *, sync: bool = True, stale: str = "") -> None:
-        """Make all files durable, then rename them in order; the last is the commit point.
-
-        Files of an older checkpoint of the same name (the pattern `stale`) that are not replaced go last; without
-        `force` nothing is published where there are such.
-        """
-        older = self._older(stale)
-        if older and not self.force and not self._whole:
-            where = os.path.join(self.folder, older[0])
-            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
+    def publish(self, *, sync: bool = True) -> None:
+        """Make all files durable, then bring them under their names: all, or after a kill all by the next run."""
         if sync:
             self.settle()
         try:
-            self.close()
-            names, self._ready = self._ready, []
-            for name in names:
-                os.replace(self.temporary(name), self._final[name])
-            for old in older if self.force else ():
-                os.unlink(os.path.join(self.folder, old))
-            if sync:
-                for folder in {os.path.dirname(self._final[n]) for n in names}:
-                    _sync_folder(folder)
+            with publish.alone(self.folder):
+                self._free()
+                self._rename(sync)
         except OSError as e:
             raise refused(e, self.folder) from e
+        self._close()
         self._made = []
 
-    def _older(self, stale: str) -> list[str]:
-        """Names, relative to the destination's folder, that match the pattern and are not written now."""
-        folders = {os.path.dirname(name) for name in self._final} if stale else set()
-        here = [os.path.join(f, old) for f in sorted(folders) for old in os.listdir(os.path.join(self.folder, f))]
-        return [old for old in here if re.fullmatch(stale, old) and old not in self._final]
+    def _rename(self, sync: bool) -> None:
+        if os.name == "nt":
+            self._close()  # it renames no open files
+        todo = self._todo()
+        steps = len(todo.first) + len(todo.moves) + len(todo.last)
+        if steps > 1 and (todo.first or todo.last or self._stage) and not self._stays:
+            with publish.noted(self.folder, os.path.basename(self._own[-1]), self._mark, todo):
+                publish.perform(self.folder, todo, self._ours)
+                self._sync(sync)
+        else:
+            publish.perform(self.folder, todo, self._ours)
+            self._sync(sync)
+        self._ready = []
 
-    def close(self) -> None:
-        """Close what is open."""
+    def _todo(self) -> publish.Publication:
+        """Where files are replaced under their own names, the old index goes first; older files go last."""
+        older = tuple(self._older()) if self.force else ()
+        if self._stage:
+            return publish.Publication((), ((self.part(self._stage, self._mark), self._stage),), ())
+        moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in self._ready)
+        index = self._own[-1] if self._own else ""
+        replaced = any(n != index and os.path.lexists(self._final[n]) for n in self._ready if n in self._own)
+        first = (index,) if replaced and index in self._ready and os.path.lexists(self._final[index]) else ()
+        return publish.Publication(first, moves, older)
+
+    def _sync(self, sync: bool) -> None:
+        if sync:
+            for folder in {os.path.dirname(p) for p in self._final.values()} | {self.folder}:
+                publish.sync(folder)
+
+    def _older(self) -> list[str]:
+        """Names, relative to the destination's folder, that match the pattern and are not written now."""
+        if not self._stale:
+            return []
+        folders = sorted({os.path.dirname(name) for name in self._final})
+        here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
+        return [old for old in here if self._stale.fullmatch(old) and old not in self._final]
+
+    def _close(self) -> None:
         while self._fds:
             os.close(self._fds.popitem()[1])
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""
-        self.close()
-        if self._stays:
-            return
-        for name in self._final:
-            _quietly(os.unlink, self.temporary(name))
-        for path in reversed(self._made):
+        if not self._stays:
+            for name in self._final:
+                _quietly(os.unlink, self.temporary(name))
+        self._close()
+        for path in reversed(self._made) if not self._stays else ():
             _quietly(os.rmdir, path)
 
     def __enter__(self) -> Output:
@@ -532,14 +623,6 @@ def _quietly(do: Any, path: str) -> None:
         do(path)
     except OSError:
         pass
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder or ".", os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 __all__ = [

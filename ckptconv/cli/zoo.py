@@ -96,11 +96,19 @@ def zoo(
         items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=hashed)
         _show_items(items, as_json)
         return
-    with show.progress(quiet or as_json) as progress:
-        done = many.convert(
-            sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=hashed, ledger=ledger,
-            resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
-        )  # fmt: skip
+    try:
+        with show.progress(quiet or as_json) as progress:
+            done = many.convert(
+                sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=hashed, ledger=ledger,
+                resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
+        raise typer.Exit(130) from None
+    _report(done, as_json, quiet)
+
+
+def _report(done: Summary, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
     else:
