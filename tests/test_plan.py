@@ -1,0 +1,109 @@
+"""A plan's jobs tile its tensors: nothing twice, nothing left out, in bounded memory, whatever the sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckptconv
+from ckptconv import UsageError
+from ckptconv.formats import safetensors
+from ckptconv.plan import CHUNK, CONSTANT, Memory, compile_plan
+from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, c_strides, plain, view
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn) -> Checkpoint:
+    """Tensors of zero to ten million elements, some of them transposed views."""
+    tensors: dict[str, Tensor] = {}
+    for i in range(draw(st.integers(1, 12))):
+        kind = DTYPES[draw(st.sampled_from(["float32", "int8", "float64"]))]
+        shape = (draw(st.integers(0, 3000)), draw(st.sampled_from([1, 7, 3000])))
+        span = Span("x", 0, shape[0] * shape[1] * kind.itemsize)
+        if draw(st.booleans()):
+            strides = tuple(reversed(c_strides(tuple(reversed(shape)))))
+            tensors[f"t{i}"] = view(f"t{i}", kind, shape, span, offset=0, strides=strides)
+        else:
+            tensors[f"t{i}"] = plain(f"t{i}", kind, shape, span)
+    return Checkpoint(tensors)
+
+
+@settings(deadline=None, max_examples=100)
+@given(checkpoints(), st.integers(16, 600), st.integers(1, 16))
+def test_jobs_tile_the_tensors(checkpoint: Checkpoint, megabytes: int, workers: int) -> None:
+    memory = Memory.of(megabytes * 2**20, workers)
+    placement = safetensors.writer("o.safetensors").place(checkpoint)
+    plan = compile_plan(checkpoint, placement, ".", memory)
+    assert memory.workers * (memory.window + memory.whole) <= memory.limit
+    end = 0
+    got: dict[str, list[tuple[int, int]]] = {}
+    for job in sorted(plan.jobs, key=lambda j: j.start):
+        assert job.start >= end
+        end = job.start + job.size
+        at = 0
+        for piece in job.pieces:
+            slot = placement.slots[piece.tensor]
+            assert at <= piece.at
+            assert job.start + piece.at == slot.start + piece.lo * piece.to.itemsize
+            assert piece.lo * piece.to.itemsize % CHUNK == 0  # digests are of whole chunks
+            at = piece.at + piece.size
+            got.setdefault(piece.tensor, []).append((piece.lo, piece.hi))
+        assert at == job.size <= max(memory.window, memory.whole)
+    for name, t in checkpoint.items():
+        cuts = sorted(got.get(name, []))
+        assert [a for a, _ in cuts] == [0, *(b for _, b in cuts[:-1])] if cuts else t.count == 0
+        assert not cuts or cuts[-1][1] == t.count
+    assert json.loads(json.dumps(plan.to_json()))["tensors"] == len(checkpoint)
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="16MB"):
+        Memory.of(8 * 2**20, 2)
+
+
+PEAK = """
+import sys, ckptconv
+from ckptconv import api
+ckptconv.convert(sys.argv[1], sys.argv[2], change=api.Change(renames=["w=v"]) if len(sys.argv) < 4 else
+    api.Change(converter=sys.argv[3]), resources=api.Resources(max_memory=16 * 2**20))
+print("numpy" in sys.modules)
+if sys.platform == "linux":  # ru_maxrss would be that of the process that started this one
+    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+TRANSPOSE = 'title = "t"\nsource = "s"\ntarget = "t"\n[[rule]]\nfrom = "w"\nto = "w"\nlayout = "a b -> b a"\n'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_a_large_transpose_stays_within_the_limit_and_the_constant(tmp_path: Path) -> None:
+    array = np.arange(6000 * 6000, dtype="<f4").reshape(6000, 6000)  # 144 MB
+    ckptconv.save({"w": array}, tmp_path / "a.safetensors", sync=False)
+    (tmp_path / "t.toml").write_text(TRANSPOSE)
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]
+    done = subprocess.run([*command, str(tmp_path / "t.toml")], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[1]) * 1024 <= 16 * 2**20 + CONSTANT
+    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["w"].numpy(), array.T)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "pt", "ckpt"])
+def test_a_copy_imports_no_numpy(tmp_path: Path, suffix: str) -> None:
+    source = tmp_path / ("a.safetensors" if suffix != "safetensors" else "a.ckpt")
+    ckptconv.save({"w": np.arange(6, dtype="f4"), "n": np.arange(3)}, source)
+    command = [sys.executable, "-c", PEAK, str(source), str(tmp_path / f"b.{suffix}")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False"
+    assert np.array_equal(ckptconv.open(tmp_path / f"b.{suffix}")["n"].numpy(), np.arange(3))
+
+
+def test_the_command_line_starts_without_numpy() -> None:
+    for words in (["--version"], ["--help"], ["convert", "--help"]):
+        code = f"import sys; from ckptconv.cli import main\ntry: main({words!r})\nexcept SystemExit: pass\n" \
+               "print('numpy' in sys.modules, 'ckptconv.api' in sys.modules)"  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split()[-2:] == ["False", "False"]
