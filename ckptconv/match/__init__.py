@@ -153,7 +153,7 @@ class _Match:
 
     def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Hashable:
         """What two tensors must share to be paired: in a trained target the content too."""
-        return (t.dtype.name, dims(t), self.prints[side].get(name) if self.trained else None)
+        return (t.dtype.kind, dims(t), self.prints[side].get(name) if self.trained else None)
 
     def _sound(self, found: list[Named]) -> Iterator[Named]:
         """Without kernels into which a batch normalisation was folded: copying does not make those."""
@@ -181,7 +181,8 @@ class _Match:
         if order is None:
             return
         why = () if at_home else named.why
-        why = tuple(dict.fromkeys(w for w in (*why, told, doubt) if w))
+        kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
+        why = tuple(dict.fromkeys(w for w in (*why, told, doubt, kinds) if w))
         same = self.trained and named.a in self.prints[0] and named.b in self.prints[1]
         evidence = "equal" if same else "names" if named.likeness >= 0.2 else "shape"
         rivals = named.rivals if why else ()

@@ -37,7 +37,7 @@ SAME = {
     "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
     "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
     "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
-    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+    "convolution": "conv", "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
 }  # fmt: skip
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih"}
 ROUNDS = 8
@@ -52,6 +52,7 @@ def words(name: str) -> tuple[str, ...]:
     for segment in scopes:
         out += _split(segment)
     told = LEAVES.get(last.lower())
+    out += ["norm"] if last.lower() in ("gamma", "beta") and "norm" not in out[-2:] else []
     return (*out, *([told] if told else _leaf(last)))
 
 
@@ -61,8 +62,9 @@ def _leaf(last: str) -> list[str]:
 
 def _split(segment: str) -> list[str]:
     segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
-    found = ("#" if w.isdigit() else w.lower() for w in WORDS.findall(segment))
-    return [x for w in found if (x := SAME.get(w, w))]
+    found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
+    out = [x for w in found if (x := SAME.get(w, w))]
+    return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]
 
 
 def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:

@@ -33,6 +33,7 @@ class Order(NamedTuple):
 
 # What a Keras, TensorFlow or Flax `kernel` becomes as PyTorch's `weight`, by its number of axes.
 KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d h w i o -> o i d h w"}
+HEADS = ("a b c -> (b c) a", "a b c -> c (a b)")  # one matrix for all heads: into them, and (the second) out of them
 DEPTHWISE = {3: "k c 1 -> c 1 k", 4: "h w c 1 -> c 1 h w"}
 
 
@@ -48,6 +49,8 @@ def fits(text: str, a: Shape, b: Shape) -> bool:
 def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
     """What the names of two variables say about their axes; None if they say nothing or the shapes contradict."""
     if "kernel" in leaf_a and "kernel" not in leaf_b:
+        if (len(a), len(b)) == (3, 2):
+            return next((o for text in HEADS for o in _merged(a, b) if o.text == text), None)
         tables = [DEPTHWISE, KERNELS] if "depthwise" in leaf_a else [KERNELS, DEPTHWISE]
         told = [t[len(a)] for t in tables if len(a) in t]
         return next((Order(t) for t in told if fits(t, a, b)), None)
