@@ -69,6 +69,22 @@ def test_content_finds_what_no_suffix_tells(tmp_path: Path) -> None:
     assert names(tmp_path) == ["weights"]
 
 
+def test_what_tensorflow_saves_beside_is_no_checkpoint(tmp_path: Path, fixtures: Path) -> None:
+    for name in ("v1", *(f"v1s-{i:05d}-of-00003" for i in range(3))):
+        shutil.copy(fixtures / "tf" / name, tmp_path / name)
+    for name in ("v1.meta", "v1s.meta", "graph.pbtxt"):
+        shutil.copy(fixtures / "tf" / "frozen.pb", tmp_path / name)
+    assert names(tmp_path) == ["v1", "v1s-00000-of-00003"]
+    (found,) = discover([str(tmp_path / "v1s-00001-of-00003")])
+    assert (found.name, len(found.files)) == ("v1s", 4)
+
+
+def test_a_folder_that_is_a_checkpoint_is_one_even_if_named(tmp_path: Path, fixtures: Path) -> None:
+    assert [f.name for f in discover([str(fixtures / "torch" / "dcp")])] == ["dcp"]
+    save(tmp_path / "arrays", format="npy")
+    assert planned(tmp_path / "arrays") == ["arrays.safetensors"]
+
+
 def test_steps_of_a_series(tmp_path: Path) -> None:
     for step in (9, 10, 200):
         save(tmp_path / f"run{step}" / f"model.ckpt-{step}", format="tf")

@@ -1,6 +1,7 @@
 """Find checkpoints below folders: each once, whatever number of files it has.
 
     model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
+    model.ckpt-00000-of-00003 ... (version 1)               one: its first file
     x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its pieces
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -24,7 +26,7 @@ from ..errors import AmbiguousFormat, CkptError, StorageError, UsageError, listi
 from ..formats.tensorflow.locate import is_state
 from ..store import Stat
 
-SHARD = re.compile(r"(?P<prefix>.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
+SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
 WHOLE = {"saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding"}
@@ -90,7 +92,7 @@ def _file(source: str) -> Found:
     status = store.stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
         return Found(source, *_stem(base), ((source, status),))
-    stem = re.split(r"\.data-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
+    stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
     near = {n: s for n in store.names(folder) if n.startswith(stem) and (s := store.stat(store.join(folder, n)))}
     for found in _sets(folder, near, ""):
         if store.split(found.source)[1] == base or source in {url for url, _ in found.files}:
@@ -136,10 +138,11 @@ def _below(root: str, under: str, skip: str) -> Iterator[Found]:
             continue
         inside = folder[len(root.rstrip("/")) :].strip("/")
         at = f"{under}{inside}/" if inside else under
-        if inside and _is_whole(folder, files):
+        if _is_whole(folder, files):
             whole.append(folder)
             folders.clear()
-            yield Found(folder, at.rstrip("/"), "", tuple(_all_files(folder)))
+            name = at.rstrip("/") or store.split(os.path.abspath(root))[1]
+            yield Found(folder, name, "", tuple(_all_files(folder)))
             continue
         leave = {n for n in folders if n.startswith(".") or store.join(folder, n) == skip}
         leave |= {"blobs"} if "snapshots" in folders else set()
@@ -187,16 +190,24 @@ def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[Found]:
             store.join(folder, base), under + stem, suffix, tuple((store.join(folder, n), left.pop(n)) for n in mine)
         )
 
-    bundles: dict[str, list[str]] = {}
-    for n in left:
+    bundles: dict[tuple[str, str], list[str]] = {}
+    for n in sorted(left):
         if m := SHARD.fullmatch(n):
-            bundles.setdefault(m["prefix"], []).append(n)
-    for prefix, shards in bundles.items():
-        yield take(prefix, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
+            bundles.setdefault((m["prefix"], m[2] or ""), []).append(n)
+    for (prefix, data), shards in bundles.items():
+        first = prefix if data else shards[0]
+        yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
+    for n in [n for n in left if _is_graph(n, left, bool(bundles))]:
+        del left[n]
     for n in [n for n in left if n.endswith(INDEXES)]:
         pieces = _pieces(store.join(folder, n), left[n]) if n in left else None
         if pieces is not None:
             yield take(n, *_stem(n), [n, *pieces])
+
+
+def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
+    """Whether a file is the graph that TensorFlow saves beside a checkpoint."""
+    return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
 
 
 def _pieces(url: str, status: Stat) -> list[str] | None:
