@@ -47,6 +47,7 @@ class Tie(NamedTuple):
 
     names: tuple[Template, ...]
     apart: bool = False
+    having: tuple[str, ...] = ()  # names that must be in the source
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     result = whole.with_tensors(out.tensors, *notes)
     moved = {name: {"rule": m.rule, "from": list(m.names)} for name, m in out.moved.items()}
     result = replace(result, ties=out.ties(), details={**checkpoint.details, "moved": moved})
-    return _tied(converter, memory.remember(converter, result, out.moved, out.params, whole))
+    return _tied(converter, memory.remember(converter, result, out.moved, out.params, whole), out.names)
 
 
 class _Output:
@@ -339,13 +339,13 @@ def _tie_names(templates: Sequence[Template], names: Checkpoint) -> Iterator[lis
                     yield list(group)
 
 
-def _tied(converter: Converter, checkpoint: Checkpoint) -> Checkpoint:
+def _tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> Checkpoint:
     """Give a tensor that the target shares all of its names; the ones that are there come first."""
     if converter.forward:
         return checkpoint
     tensors, ties, metadata = dict(checkpoint.tensors), list(checkpoint.ties), dict(checkpoint.metadata)
     apart: list[str] = []
-    for tie in converter.ties:
+    for tie in (t for t in converter.ties if all(n in names.shapes for n in t.having)):
         for group in list(_tie_names(tie.names, checkpoint)):
             there = [n for n in group if n in tensors]
             added = [n for n in group if n not in tensors]

@@ -110,8 +110,8 @@ def _converter(
 
 
 def _tie(table: Any) -> Tie:
-    names = _strings(_known(table, {"names", "apart"}, "tie").get("names", []))
-    return Tie(tuple(map(template, names)), bool(table.get("apart", False)))
+    names = _strings(_known(table, {"names", "apart", "if"}, "tie").get("names", []))
+    return Tie(tuple(map(template, names)), bool(table.get("apart", False)), tuple(_strings(table.get("if", []))))
 
 
 def _rewrite(value: Any) -> Rewrite:
