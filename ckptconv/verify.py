@@ -28,6 +28,7 @@ from .stats import BLOCK, each, numbers
 from .tensor import Checkpoint, Tensor
 
 ELEMENTS = 2**20  # of a window; two tensors are read side by side
+NO_SIGN = ("float8_e8m0fnu", "float4_e2m1fn")  # floats whose top bit is no sign: their steps are not counted
 
 
 # --- one pair of tensors ----------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class _Meter:
         for lo in range(0, len(fa), BLOCK):
             block = slice(lo, lo + BLOCK)
             self._block(fa[block], fb[block], None if bits is None else bits[block], at * self.each + lo)
-        if self.a.dtype == self.b.dtype and self.a.dtype.kind in "fc":
+        if self.a.dtype == self.b.dtype and self.a.dtype.kind in "fc" and self.a.dtype.name not in NO_SIGN:
             self._ulps(self._words(x), self._words(y), np.isfinite(fa) & np.isfinite(fb))
 
     def _words(self, raw: Array) -> Array:

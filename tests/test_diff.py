@@ -82,6 +82,13 @@ def test_ulp_counts_the_floats_between(kind: type) -> None:
         assert found.max_ulp == steps
 
 
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn])
+def test_floats_without_a_sign_bit_on_top_have_no_ulp(kind: type) -> None:
+    found = values(np.array([1, 2], kind), np.array([1, 4], kind))
+    assert found is not None
+    assert (found.max_ulp, found.max_abs) == (None, 2.0)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "apart"),
     [

@@ -63,6 +63,8 @@ def inspect(
         else:
             _table(tensors, extra)
     _say(found, total)
+    if show.is_watched() and total.tensors < 20_000:
+        _suggest(source, found)
     if graph:
         _graph(drawn, found)
 
@@ -135,6 +137,14 @@ def _say(found: Checkpoint, total: Totals) -> None:
         kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]
         counts += f", {total.all:,} with {', '.join(kinds)}"
     show.talk(f"{found.format}: {show.many(total.tensors, 'tensor')}, {show.bytes_(total.bytes)}, {counts}")
+
+
+def _suggest(source: str, found: Checkpoint) -> None:
+    """Say which converter knows these names."""
+    from .. import rules
+
+    if name := rules.suggestion(found):
+        show.talk(f"hint: these are {name}'s names; `ckptconv {source} -o DST -c {name}` converts them")
 
 
 def _graph(made: Graph | None, found: Checkpoint) -> None:
