@@ -124,8 +124,8 @@ def kinds(config: Any) -> dict[str, str]:
 
 
 def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class and the name of the layer inside a wrapper; of any other layer its own class, and no name."""
-    row = config.get("layer")
+    """The class and the name of the layer or cell inside a wrapper; of any other layer its own class, and no name."""
+    row = config.get("layer") or config.get("cell")
     if not isinstance(row, dict) or not isinstance(row.get("class_name"), str):
         return kind, ""
     own = row.get("config")
@@ -141,7 +141,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     above = (
         listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
     )
-    return next((kind for kind in above if kind in RECURRENT), "")
+    return next((kind for kind in above if kind.removesuffix("_cell") in RECURRENT), "")
 
 
 def kind_of(path: str, called: str) -> str:
