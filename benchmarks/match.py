@@ -1,4 +1,4 @@
-"""How often `match` is right: published pairs of checkpoints against what the shipped converters, which are proved, say.
+"""How often `match` is right: published pairs of checkpoints, against what the shipped converters make of them.
 
     python benchmarks/match.py [--oracles DIR] [--real DIR]      a table: with values, and with names and shapes only
     python benchmarks/match.py --large 10000                     the time for so many tensors against as many
@@ -96,7 +96,7 @@ def truth_of(source: Checkpoint, converter: str) -> Checkpoint:
 
 
 def table(oracles: Path, only: str) -> bool:
-    print(f"{'pair':44} {'targets':>7}  {'values':>6} {'wrong':>5}  {'names':>6} {'%':>5} {'assumed':>7} {'wrong':>5} unmarked")
+    print(f"{'pair':44} targets  values wrong   names     % assumed wrong unmarked")
     good = True
     for name, a, b, converter, lost in cases(oracles):
         if only not in name:

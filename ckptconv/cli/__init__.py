@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable, redacted
-from . import complete, convert, converters, diff, formats, inspect, report, verify, zoo
+from . import complete, convert, converters, diff, formats, inspect, match, report, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -62,6 +62,7 @@ for verb, examples in (
     (inspect.inspect, inspect.EXAMPLES),
     (diff.diff, diff.EXAMPLES),
     (verify.verify, verify.EXAMPLES),
+    (match.match, match.EXAMPLES),
     (report.report, report.EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, ""),

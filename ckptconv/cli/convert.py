@@ -34,13 +34,15 @@ EXAMPLES = """Examples:
   ckptconv model.ckpt -o out.npz --weights-only --dtype float16
   ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
   ckptconv model.ckpt -o out.safetensors -c auto names of the other framework
+  ckptconv model.ckpt -o model.pt -c rules.toml --into mypackage.model:build
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       say what would be done
 """
 
 
 if TYPE_CHECKING:
-    from ..api import Select
+    from ..api import Report, Select
+    from ..tensor import Checkpoint
 
 
 def convert(
@@ -52,6 +54,10 @@ def convert(
     ] = None,
     from_: From = None,
     converter: Converter = None,
+    into: Annotated[
+        str,
+        typer.Option("--into", metavar="MODULE:CALLABLE", help="Load into the torch module this builds."),
+    ] = "",
     inverse: Inverse = False,
     param: Param = None,
     rename: Rename = None,
@@ -98,6 +104,13 @@ def convert(
         {None: "receipts", True: "full", False: "none"}[verify],
         resume=resume,
     )
+    if into:
+        made = _loaded(into, api.prepare(sources, select, change), quiet)
+        with show.progress(quiet or as_json) as progress:
+            resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
+            done = api.write(made, output, target, resources, tuple(sources))
+        _show_done(done, as_json, quiet)
+        return
     if dry_run:
         cost = api.Resources(options.size(max_memory), jobs)
         _show_plan(api.dry_run(sources, output, select=select, change=change, target=target, resources=cost), as_json)
@@ -105,12 +118,30 @@ def convert(
     with show.progress(quiet or as_json) as progress:
         resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
         done = api.convert(sources, output, select=select, change=change, target=target, resources=resources)
+    _show_done(done, as_json, quiet)
+    if not (converter or rename or quiet or as_json) and show.is_watched():
+        _suggest(sources, select)
+
+
+def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
     elif not quiet:
         show.report(done)
-        if not (converter or rename) and show.is_watched():
-            _suggest(sources, select)
+
+
+def _loaded(into: str, found: Checkpoint, quiet: bool) -> Checkpoint:
+    """The state of a module after the checkpoint was loaded into it; names and shapes are checked first."""
+    from ..errors import UsageError
+    from ..torch import build, load_into, snapshot
+
+    if not options.callable_name(into):
+        raise UsageError(f"--into takes package.module:callable, not {into!r}")
+    module = build(into)
+    report = load_into(module, found)
+    if not quiet:
+        show.talk(f"{into}: {report}")
+    return snapshot(module)
 
 
 def _suggest(sources: list[str], select: Select) -> None:

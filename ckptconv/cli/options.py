@@ -119,3 +119,8 @@ def params(pairs: list[str] | None) -> dict[str, Any]:
             raise UsageError(f"--param takes NAME=VALUE, not {pair!r}")
         out[key] = int(value) if re.fullmatch(r"-?\d+", value) else value
     return out
+
+
+def callable_name(text: str) -> bool:
+    """Whether a text is package.module:callable, which names Python code, and not a path or a URL."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None

@@ -266,7 +266,7 @@ class _Match:
         groups = [{n: tuple(sorted(t.shape)) for n, t in side.items()} for side in (open_a, open_b)]
         if not set(groups[0].values()) & set(groups[1].values()):
             return
-        found = by_name.match(*(by_name.items(g, g) for g in groups))
+        found = by_name.match(by_name.items(groups[0], groups[0]), by_name.items(groups[1], groups[1]))
         lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
         more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
         self.notes += lines[:SHOWN] + more

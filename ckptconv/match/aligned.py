@@ -1,8 +1,8 @@
 """Tensors of two templates: which number on the one side is which on the other, and how sure that is. Pure.
 
-    layer_{1..12} and layer.{0..11}     one number, shifted by one
-    conv3/conv3_7/kernel, conv3.weight  numbers that never vary or repeat another say nothing
-    block_{1,2,4}, stages.{0,1,2}       in order: assumed
+layer_{1..12} and layer.{0..11}     one number, shifted by one
+conv3/conv3_7/kernel, conv3.weight  numbers that never vary or repeat another say nothing
+block_{1,2,4}, stages.{0,1,2}       in order: assumed
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def aligned(s: Sort, t: Sort, like: float, rivals: tuple[str, ...], unique: Uniq
     found, told = _by_numbers(s, t)
     if not found:
         found, told = list(_in_order(s, t)), "only the order of the names pairs them"
-    why = () if same_words else ("the names are alike, not the same",)
+    why: tuple[str, ...] = () if same_words else ("the names are alike, not the same",)
     why += (told,) if told else ()
     shown = () if same_words and not told else rivals
     return [Named(a.name, b.name, like, not why, why, shown) for a, b in found]
@@ -37,7 +37,7 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
     rows, columns = _telling(s.members), _telling(t.members)
     if len(rows[0]) != len(columns[0]) or len(rows[0]) > MAX_COLUMNS:
         return [], ""
-    known = {n: i for n, i in zip(columns, t.members, strict=True)}
+    known = dict(zip(columns, t.members, strict=True))
     best: list[tuple[Item, Item]] = []
     how = ""
     for order in permutations(range(len(rows[0]))):
@@ -76,8 +76,9 @@ def _maps(rows: Sequence[Numbers], columns: Sequence[Numbers]) -> Iterator[tuple
         return
     tables = [dict(zip(x, y, strict=True)) for x, y in zip(*sets, strict=True)]
     even = all(len({y - x for x, y in t.items()}) == 1 for t in tables)
-    yield (lambda n: tuple(t[k] for t, k in zip(tables, n, strict=True))), (
-        "" if even else "numbers that are not the same are paired in order"
+    yield (
+        (lambda n: tuple(t[k] for t, k in zip(tables, n, strict=True))),
+        ("" if even else "numbers that are not the same are paired in order"),
     )
 
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
@@ -37,9 +38,11 @@ SAME = {
     "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
     "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
     "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
-    "convolution": "conv", "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+    "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
 }  # fmt: skip
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih"}
+Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 8
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
 
@@ -95,7 +98,7 @@ def _features(text: Sequence[str]) -> Counter[str]:
     """Words and pairs of neighbours, the last word as such too."""
     bare = [w for w in text if w != "#"]
     out: Counter[str] = Counter(bare)
-    out.update(f"{x} {y}" for x, y in zip(bare, bare[1:], strict=False))
+    out.update(f"{x} {y}" for x, y in pairwise(bare))
     out[f"{bare[-1] if bare else ''} $"] = 1
     return out
 
@@ -214,16 +217,15 @@ def _gain(like: Array, a: Sequence[Sort], b: Sequence[Sort]) -> Array:
     overlap = np.zeros(like.shape, "f4")
     for rows, columns in places.values():
         if rows and columns:
-            r, n = (np.array(x) for x in zip(*rows, strict=True))
-            c, m = (np.array(x) for x in zip(*columns, strict=True))
-            overlap[np.ix_(r, c)] += np.minimum(n[:, None], m[None, :])
+            left, right = np.array(rows), np.array(columns)
+            overlap[np.ix_(left[:, 0], right[:, 0])] += np.minimum(left[:, 1, None], right[None, :, 1])
     sizes_a, sizes_b = (np.array([len(s.members) for s in many], "f4") for many in (a, b))
     near = 1 - np.abs(np.array([s.at for s in a], "f4")[:, None] - np.array([s.at for s in b], "f4")[None, :])
     share = overlap / np.maximum(sizes_a[:, None], sizes_b[None, :])
     return np.asarray(overlap * (like + 0.02 * near + 0.05 * share), "f4")
 
 
-def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[list[int], list[int]]]:
+def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
     """Templates that share shapes, directly or by way of others; a block too large is cut along its sorted words."""
     first: dict[Hashable, int] = {}
     root = list(range(len(a) + len(b)))
@@ -248,7 +250,7 @@ def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[list[int], list[
     return out
 
 
-def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[list[int], list[int]]]:
+def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
     count = -(-max(len(rows), len(columns)) // MAX_BLOCK)
     if count == 1:
         return [(rows, columns)]

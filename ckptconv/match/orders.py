@@ -1,9 +1,9 @@
 """How the axes of one tensor may become those of another: what conventions say first, then all that shapes allow.
 
-    kernel [3, 3, 8, 16] -> weight [16, 8, 3, 3]      h w i o -> o i h w        a convention
-    w [5, 5] -> w [5, 5]                              nothing, or a b -> b a    only values or conventions tell
-    kernel [48, 7] -> weight [7, 48]                  (a b) o -> o (b a)        flattened the other way round; values tell
-    kernel [4, 12] -> weight_ih [12, 4]               gates in another order;                                  values tell
+kernel [3, 3, 8, 16] -> weight [16, 8, 3, 3]      h w i o -> o i h w        a convention
+w [5, 5] -> w [5, 5]                              nothing, or a b -> b a    only values or conventions tell
+kernel [48, 7] -> weight [7, 48]                  (a b) o -> o (b a)        flattened the other way; values tell
+kernel [4, 12] -> weight_ih [12, 4]               gates in another order; values tell
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ def _with_gates(names: str, whole: Shape, axis: int) -> Iterator[dict[int, tuple
                 yield {k: pair}
 
 
-def _cut(
-    names: str, turn: Sequence[int], axis: int, sizes: Sequence[int], gates: dict[int, tuple[str, str]]
-) -> Order:
+def _cut(names: str, turn: Sequence[int], axis: int, sizes: Sequence[int], gates: dict[int, tuple[str, str]]) -> Order:
     same = len(set(sizes)) == 1
     terms = [f"n.{i}" if same else f"n{i}" for i in range(len(sizes))]
     left = [f"({' + '.join(terms)})" if k == axis else gates.get(k, (x, x))[0] for k, x in enumerate(names)]

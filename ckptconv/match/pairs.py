@@ -14,7 +14,7 @@ LISTED = 5  # candidates named for an ambiguous tensor
 
 
 class Pair(NamedTuple):
-    """Tensors that become others. `sure` unless something was assumed; `why` says what, `rivals` what else was possible.
+    """Tensors that become others; `sure` unless something was assumed: `why` says what, `rivals` what else could be.
 
     `evidence` is values (bit for bit), equal (values that others have too, so names decide), names, or shape.
     `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MARK = "\1"  # where the index of a stack stands
 CAPTURES = "ijklmnopq"
 Numbers = tuple[int, ...]
+Texts = tuple[tuple[str, ...], tuple[str, ...]]  # names of both sides without their numbers
+Kind = tuple[Texts, str, Order, str, bool, tuple[str, ...]]  # what pairs must share to be one rule
 Spec = str | list[str] | dict[str, str]
 
 
@@ -56,19 +58,19 @@ def rows(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
         text, numbers = folded(name)
         known[text].add(numbers)
     made: dict[str, set[Numbers]] = defaultdict(set)
-    groups: dict[tuple[object, ...], list[Member]] = defaultdict(list)
+    groups: dict[Kind, list[Member]] = defaultdict(list)
     for pair in pairs:
         sources, targets, axis = _marked(pair)
         left, right = [folded(n) for n in sources], [folded(n) for n in targets]
         texts = tuple(t for t, _ in left), tuple(t for t, _ in right)
         for text, numbers in right:
             made[text].add(numbers)
-        key = (texts, axis, pair.order, pair.evidence, pair.sure, pair.why)
-        groups[key].append(Member(pair, _joined(left), _joined(right)))
+        groups[(texts, axis, pair.order, pair.evidence, pair.sure, pair.why)].append(
+            Member(pair, _joined(left), _joined(right))
+        )
     out: list[Row] = []
-    for key, members in groups.items():
-        (sources, targets), axis = key[0], key[1]  # type: ignore[misc]
-        out += _Rows(sources, targets, str(axis), known, made).of(members)
+    for (texts, axis, *_), members in groups.items():
+        out += _Rows(*texts, axis, known, made).of(members)
     return out
 
 
@@ -157,9 +159,9 @@ class _Rows:
     def _capture(self, c: Numbers, free: Mapping[Numbers, str], shifts: dict[str, Spec], narrow: bool) -> str | None:
         """The capture that gives a column of the target, as {i}; None if none does."""
         for source, name in free.items():
-            if spec := _bijection(source, c, narrow):
-                if shifts.setdefault(name, spec) == spec:
-                    return f"{{{name}}}"
+            spec = _bijection(source, c, narrow)
+            if spec and shifts.setdefault(name, spec) == spec:
+                return f"{{{name}}}"
         return None
 
     def _rendered(self, texts: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
@@ -240,7 +242,7 @@ def toml(found: Proposal, title: str, source: str = "", target: str = "") -> str
 def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str]:
     total = sum(len(p.targets) for p in found.pairs)
     doubtful = sum(len(p.targets) for p in found.assumed)
-    yield f"# Proposed by `ckptconv match`: {total} tensors of the target found, {doubtful} of them assumed: review those."
+    yield f"# Proposed by `ckptconv match`: {total} tensors of the target found, {doubtful} of them assumed."
     if found.target_only:
         yield f"# Without counterpart in the source ({len(found.target_only)} tensors of the target):"
         yield from (f"#   {printable(str(f))}" for f in fold(found.target_only))
@@ -323,8 +325,5 @@ def _toml(value: Spec) -> str:
 
 def _quoted(text: str) -> str:
     """A TOML basic string."""
-    out = "".join(
-        f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}"
-        for c in text
-    )
-    return f'"{out}"'
+    out = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+    return f'"{"".join(out)}"'

@@ -39,7 +39,7 @@ class Print(NamedTuple):
     """Content up to the order of elements."""
 
     kind: str
-    count: int
+    elements: int
     total: int
     constant: bool
 
@@ -48,7 +48,7 @@ def _mixed(x: Array) -> Array:
     """A bijection of 64-bit words that leaves no structure for sums to cancel (Steele et al., SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 def fingerprint(t: Tensor, sources: Sources) -> Print | None:
@@ -194,7 +194,7 @@ class Values:
             if used & set(names) or len({parts[n].kind for n in names}) > 1:
                 continue
             total = sum(parts[n].total for n in names) % WORD
-            key = (parts[names[0]].kind, sum(parts[n].count for n in names), total)
+            key = (parts[names[0]].kind, sum(parts[n].elements for n in names), total)
             for whole in want.get(key, ()):
                 if whole not in used and (pair := self._cut(side, whole, names, axis)):
                     self.found.pairs.append(pair)
@@ -207,7 +207,7 @@ class Values:
         for name in parts:
             text, numbers = folded(name)
             for k, n in enumerate(numbers):
-                groups[(text, k, numbers[:k], numbers[k + 1 :], parts[name].count)][n] = name
+                groups[(text, k, numbers[:k], numbers[k + 1 :], parts[name].elements)][n] = name
         for found in groups.values():
             if len(found) > 1 and set(found) == set(range(len(found))):
                 yield "e", tuple(found[i] for i in range(len(found)))

@@ -1,0 +1,337 @@
+"""Into a torch module: check first, load in place, prove by running. The only module that imports torch.
+
+    loaded = ckptconv.torch.load_into(module, "model.ckpt", converter="rules.toml")
+    found = ckptconv.torch.compare(module, {"encoder.0": array, "": logits}, inputs)
+
+Names, shapes and coverage are checked against the module before one element is read. Tensors are then read one after
+another, into the memory of the parameters where that is possible, so the cost is one tensor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+try:
+    import torch
+except ImportError as e:
+    from .errors import MissingExtra
+
+    raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
+
+from .api import Change, Select, prepare
+from .errors import ConversionError, UsageError, listing
+from .job import Sources
+from .names import fold
+from .run import read_array
+from .tensor import DTYPES, Checkpoint, Held, Tensor, plain
+
+Path = str | os.PathLike[str]
+WEIGHTS = Select(weights_only=True)
+NARROW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded, what the module lacked or had otherwise, and what stayed at its initial value."""
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()  # parameters and persistent buffers that no tensor of the source is for
+    unexpected: tuple[str, ...] = ()  # tensors that the module has no place for
+    mismatched: tuple[str, ...] = ()  # with both shapes
+    cast: tuple[str, ...] = ()  # loaded with another dtype than the source's
+
+    @property
+    def complete(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.loaded)} tensors loaded"]
+        for title, names in (
+            ("missing in the source, at their initial values", self.missing),
+            ("without a place in the module", self.unexpected),
+            ("of another shape", self.mismatched),
+            ("cast to the module's dtype", self.cast),
+        ):
+            if names:
+                lines += [f"{len(names)} {title}:", listing(map(str, fold(names)))]
+        return "\n".join(lines)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def build(name: str, *, meta: bool = False) -> torch.nn.Module:
+    """Call package.module:callable, which gives a module; on the meta device nothing is allocated, if it allows that.
+
+    The code that is named is imported and run. The working directory is searched first, as with `python -m`.
+    """
+    where, _, attribute = name.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        made: Any = importlib.import_module(where)
+        for word in attribute.split("."):
+            made = getattr(made, word)
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"{name}: {e}") from e
+    module = _called(made, meta)
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{name} gives {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _called(made: Any, meta: bool) -> Any:
+    if isinstance(made, torch.nn.Module):
+        return made
+    if not meta:
+        return made()
+    try:
+        with torch.device("meta"):
+            return made()
+    except (RuntimeError, NotImplementedError):  # it computes with values when it is built
+        return made()
+
+
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and persistent buffers by name; names that share a tensor give the same object."""
+    extra = {n for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, torch.Tensor)}
+    return {n: t for n, t in module.state_dict(keep_vars=True).items() if n not in extra}
+
+
+def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Names that share one tensor."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in state(module).items():
+        groups.setdefault(id(tensor), []).append(name)
+    return tuple(tuple(g) for g in groups.values() if len(g) > 1)
+
+
+def outline(module: torch.nn.Module) -> Checkpoint:
+    """Names, dtypes and shapes of a module, without values."""
+    made = {n: Tensor(n, _kind(t), tuple(t.shape), ()) for n, t in state(module).items()}
+    return Checkpoint(made, ties=ties(module), format="torch module")
+
+
+def snapshot(module: torch.nn.Module) -> Checkpoint:
+    """The module's state as a checkpoint that shares its memory."""
+    made, seen = {}, {}
+    for name, t in state(module).items():
+        if id(t) not in seen:
+            seen[id(t)] = Held(_array(t.detach().cpu().contiguous()))
+        made[name] = plain(name, _kind(t), tuple(t.shape), seen[id(t)])
+    return Checkpoint(made, ties=ties(module), format="torch module")
+
+
+def _kind(t: torch.Tensor) -> Any:
+    name = str(t.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UsageError(f"torch's dtype {name} has no place in a checkpoint")
+    return DTYPES[name]
+
+
+def _array(t: torch.Tensor) -> Any:
+    """A tensor's memory as an array of its dtype; bfloat16 and the like by way of integers."""
+    return t.view(NARROW[t.element_size()]).numpy().view(_kind(t).np) if t.dim() else _array(t.reshape(1)).reshape(())
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_into(
+    module: torch.nn.Module,
+    source: Path | Sequence[Path] | Checkpoint,
+    converter: str | None = None,
+    *,
+    inverse: bool = False,
+    params: Mapping[str, Any] | None = None,
+    renames: Sequence[str] = (),
+    select: Select = WEIGHTS,
+    strict: bool = True,
+) -> Loaded:
+    """Load a checkpoint of any format into a module, in place.
+
+    With `strict` what is unexpected, mismatched or a parameter that the source lacks is a ConversionError, before
+    anything is changed; buffers it lacks (counters, tables that the module computes) only reported.
+    """
+    if isinstance(source, Checkpoint):
+        from . import rules
+
+        change = converter or renames
+        found = rules.change(source, converter, renames, inverse=inverse, params=params) if change else source
+    else:
+        many = [source] if isinstance(source, str | os.PathLike) else list(source)
+        found = prepare(many, select, Change(converter, inverse, params or {}, renames))
+    report = check(module, found)
+    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
+    if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
+        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{report}")
+    _copy(state(module), found, report.loaded)
+    return report
+
+
+def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
+    """What would be loaded, and what is wrong, from names and shapes alone."""
+    own = state(module)
+    shared = {n: g for g in ties(module) for n in g}
+    given = {n for n, t in found.items() if not t.role}
+    mismatched = {n for n in own if n in given and found[n].shape != tuple(own[n].shape)}
+    filled = {m for n in given & set(own) for m in shared.get(n, (n,))}
+    return Loaded(
+        tuple(n for n in own if n in given and n not in mismatched),
+        tuple(n for n in own if n not in filled),
+        tuple(n for n in found if n in given and n not in own),
+        tuple(f"{n}: {list(found[n].shape)} here, {list(own[n].shape)} in the module" for n in own if n in mismatched),
+        tuple(n for n in own if n in given - mismatched and found[n].dtype != _kind(own[n])),
+    )
+
+
+def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[str]) -> None:
+    done: dict[int, str] = {}
+    with Sources() as sources, torch.no_grad():
+        for name in names:
+            target = own[name]
+            if target.is_meta:
+                raise UsageError(f"{name} has no memory (device meta); call module.to_empty(device=...) first")
+            array = read_array(found[name], sources)
+            value = _tensor(array, found[name])
+            if id(target) in done and not torch.equal(value.to(target.dtype).to(target.device), target):
+                raise ConversionError(f"the module ties {name} to {done[id(target)]}, but the source has two values")
+            done[id(target)] = name
+            target.copy_(value)
+
+
+def _tensor(array: Any, t: Tensor) -> torch.Tensor:
+    kind = getattr(torch, t.dtype.name, None)
+    if kind is None:
+        raise ConversionError(f"torch has no dtype {t.dtype}", tensor=t.name)
+    flat = torch.from_numpy(array.reshape(-1).view("u1" if t.dtype.kind != "b" else "?"))
+    return (flat if t.dtype.kind == "b" else flat.view(kind)).reshape(t.shape)
+
+
+# --- proof ------------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One output: the submodule ('' is the whole), the largest difference, and whether it is within tolerance."""
+
+    name: str
+    difference: float
+    same: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outputs that were compared, in the order in which they were computed."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def same(self) -> bool:
+        return all(s.same for s in self.steps)
+
+    @property
+    def first(self) -> Step | None:
+        """The first submodule whose output departs."""
+        return next((s for s in self.steps if not s.same), None)
+
+    def __str__(self) -> str:
+        worst = max((s.difference for s in self.steps), default=0.0)
+        if self.first is None:
+            return f"the same: {len(self.steps)} outputs, the largest difference is {worst:.3g}"
+        name = self.first.name or "(the whole module)"
+        before = [s for s in self.steps if s.same][-1:]
+        after = f"; {before[0].name} before it is the same" if before and before[0].name else ""
+        return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
+
+
+def compare(
+    module: torch.nn.Module,
+    reference: torch.nn.Module | Mapping[str, Any] | Callable[..., Any],
+    inputs: Any,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> Comparison:
+    """Run a module and compare its outputs with a reference; `first` names the submodule where they depart.
+
+    The reference is another module (submodules of one name are compared), a mapping from names of submodules to what
+    they should give ('' for the module itself; arrays of any framework), or a function of the inputs that gives either
+    the output or such a mapping.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    want = _wanted(reference, arguments)
+    steps = []
+    for name, got in _outputs(module, arguments):
+        if name in want:
+            steps.append(_step(name, got, _flat(want[name]), rtol, atol))
+    if odd := set(want) - {n for n, _ in module.named_modules()}:
+        raise UsageError(f"the module has no submodules of these names:\n{listing(sorted(odd))}")
+    return Comparison(tuple(steps))
+
+
+def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    if isinstance(reference, torch.nn.Module):
+        return dict(_outputs(reference, arguments))
+    found = reference if isinstance(reference, Mapping) else reference(*arguments)
+    return dict(found) if isinstance(found, Mapping) else {"": found}
+
+
+def _outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """The outputs of all submodules that ran, as they finished; of one that ran twice the first."""
+    found: dict[str, list[torch.Tensor]] = {}
+    hooks = [
+        m.register_forward_hook(lambda _m, _i, out, name=name: found.setdefault(name, _flat(out, copy=True)) and None)
+        for name, m in module.named_modules()
+    ]
+    was = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(*(_input(a) for a in arguments))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        module.train(was)
+    yield from found.items()
+
+
+def _input(value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if type(value).__module__ == "numpy" else value
+
+
+def _flat(value: Any, *, copy: bool = False) -> list[torch.Tensor]:
+    """All tensors in an output, however they are nested."""
+    if isinstance(value, torch.Tensor):
+        return [value.detach().cpu().clone() if copy else value.detach().cpu()]
+    if isinstance(value, Mapping):
+        return [t for v in value.values() for t in _flat(v, copy=copy)]
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in _flat(v, copy=copy)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return []
+    import numpy as np
+
+    return [torch.from_numpy(np.array(value))]
+
+
+def _step(name: str, got: list[torch.Tensor], want: list[torch.Tensor], rtol: float, atol: float) -> Step:
+    shapes = [[list(t.shape) for t in side] for side in (got, want)]
+    if shapes[0] != shapes[1]:
+        return Step(name, float("inf"), False, f"its output has the shape {shapes[0]}, not {shapes[1]}")
+    worst, same = 0.0, True
+    for x, y in zip(got, want, strict=True):
+        a, b = x.to(torch.float64), y.to(torch.float64)
+        same &= torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        worst = max(worst, float((a - b).abs().nan_to_num(0).max()) if a.numel() else 0.0)
+    return Step(name, worst, same)
+
+
+__all__ = [
+    "Comparison", "Loaded", "Step", "build", "check", "compare", "load_into", "outline", "snapshot", "state", "ties",
+]  # fmt: skip
