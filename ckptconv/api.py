@@ -16,7 +16,7 @@ from .confirm import confirm
 from .errors import UsageError, redacted
 from .formats import Format, Writer
 from .plan import Memory, Plan, compile_plan
-from .run import Map, Progress, content_hash, execute, threads
+from .run import Map, Outcome, Progress, content_hash, execute, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
 
 if TYPE_CHECKING:
@@ -230,9 +230,13 @@ def write(
     return Report(
         tuple(map(redacted, sources)), redacted(os.fspath(destination)), checkpoint.format, row.name,
         len(made.tensors), made.nbytes, time.monotonic() - began, tuple(f.name for f in made.placement.files),
-        made.notes,
+        (*made.notes, *_cleared(outcome)),
         {n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()}, outcome.verified, target.verify,
     )  # fmt: skip
+
+
+def _cleared(outcome: Outcome) -> list[Note]:
+    return [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
 
 
 def save(

@@ -103,7 +103,7 @@ def _converter(
         ties=(*ties, *(t for s in shared for t in s.ties)),
         present=tuple((template(t), spoken) for t in _strings(detect.get("all", []))),
         absent=tuple((template(t), spoken) for t in _strings(detect.get("none", []))),
-        optional=bool(top.get("optional", False)),
+        optional=bool(top.get("optional", any(s.optional for s in shared))),
         one_way=str(top.get("one_way", "")),
         notes=tuple(_strings(top.get("notes", []))),
     )

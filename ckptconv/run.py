@@ -41,6 +41,7 @@ class Outcome:
     digests: Mapping[str, str]
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
+    cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
 
 
 @dataclass(frozen=True)
@@ -139,19 +140,20 @@ def execute(
                 out.write(patch.file, patch.start, patch.data)
         if journal and isinstance(out, Output):
             journal.publish(out)
-        out.publish(sync=sync, stale=plan.placement.stale)
+        out.publish(sync=sync)
         if journal:
             journal.remove()
-    return outcome
+    return replace(outcome, cleared=tuple(out.cleared) if isinstance(out, Output) else ())
 
 
 def _output(plan: Plan, force: bool, journal: Journal | None) -> Output | Upload:
+    files, stale = plan.placement.files, plan.placement.stale
     if is_remote(plan.folder):
-        return Upload(plan.folder, plan.placement.files, force=force)
+        return Upload(plan.folder, files, force=force, stale=stale)
     if journal is None:
-        return Output(plan.folder, plan.placement.files, force=force)
-    kept = bool(journal.receipts) or journal.publishing
-    return Output(plan.folder, plan.placement.files, force=force, mark=MARK, kept=kept, whole=journal.publishing)
+        return Output(plan.folder, files, force=force, stale=stale, unit=plan.placement.unit)
+    kept, whole = bool(journal.receipts) or journal.publishing, journal.publishing
+    return Output(plan.folder, files, force=force, mark=MARK, kept=kept, whole=whole, stale=stale)
 
 
 def _light(receipt: Receipt) -> Receipt:

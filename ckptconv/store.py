@@ -357,15 +357,20 @@ class Output:
 
     def _clear(self) -> list[str]:
         """Finish or remove what killed runs left at this destination; returns names of what it was."""
-        if not self._own:
+        if not self._own or not os.path.isdir(self.folder or "."):
             return []
         try:
-            left = publish.finish(self.folder, os.path.basename(self._own[-1]), self._ours)
+            with publish.alone(self.folder):
+                left = publish.finish(self.folder, self._title(), self._ours)
             for at, names in self._by_folder().items():
                 left += publish.clear(at, names, self.part)
         except OSError as e:
             raise refused(e, self.folder) from e
         return left
+
+    def _title(self) -> str:
+        """What a note of this output is called by: its index, or its folder."""
+        return self._own[-1].split("/")[0]
 
     def _by_folder(self) -> dict[str, list[str]]:
         """The base names in each folder of the output, and the folder's own in the one around it."""
@@ -379,7 +384,7 @@ class Output:
         return out
 
     def _ours(self, name: str) -> bool:
-        """Whether a name, relative to the folder, belongs to this destination: to the new checkpoint or an older one."""
+        """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
         top = {n.split("/")[0] for n in self._own if "/" in n}
         return name in self._final or name in top or bool(self._stale and self._stale.fullmatch(name))
 
@@ -490,7 +495,7 @@ class Output:
 
         The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
         """
-        if hasattr(os, "posix_fadvise"):
+        if name in self._fds and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fds[name], start, size, os.POSIX_FADV_DONTNEED)
 
     def paths(self) -> dict[str, str]:
@@ -527,9 +532,9 @@ class Output:
         if os.name == "nt":
             self._close()  # it renames no open files
         todo = self._todo()
-        steps = len(todo.first) + len(todo.moves) + len(todo.last)
-        if steps > 1 and (todo.first or todo.last or self._stage) and not self._stays:
-            with publish.noted(self.folder, os.path.basename(self._own[-1]), self._mark, todo):
+        several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
+        if (several or self._stage) and not self._stays:
+            with publish.noted(self.folder, self._title(), self._mark, todo):
                 publish.perform(self.folder, todo, self._ours)
                 self._sync(sync)
         else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Upload:
     """As store.Output, for a remote folder."""
 
-    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False) -> None:
+    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False, stale: str = "") -> None:
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
         self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
@@ -33,6 +33,9 @@ class Upload:
             raise StorageError("a web server takes no files", url=folder)
         if taken and not force:
             raise StorageError("already exists; --force replaces it", url=taken[0])
+        self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
+        if self._older and not force:
+            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
         self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
             self._out = Output(self._stage, files)
@@ -52,7 +55,7 @@ class Upload:
     def __reduce__(self) -> tuple[object, ...]:
         return self._out.__reduce__()
 
-    def publish(self, *, sync: bool = True, stale: str = "") -> None:
+    def publish(self, *, sync: bool = True) -> None:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""
         self._out.publish(sync=False)
         sent: list[str] = []
@@ -67,10 +70,12 @@ class Upload:
                 if url not in self._there:
                     _quietly(url)
             raise
-        for url in sorted(self._there) if stale and self.force else ():
-            name = url[len(self.folder.rstrip("/")) + 1 :]
-            if re.fullmatch(stale, name) and name not in self._names:
-                remote.remove(url)
+        for url in self._older:
+            remote.remove(url)
+
+    def _stale(self, url: str, pattern: str) -> bool:
+        name = url[len(self.folder.rstrip("/")) + 1 :]
+        return name not in self._names and bool(re.fullmatch(pattern, name))
 
     def discard(self) -> None:
         shutil.rmtree(self._stage, ignore_errors=True)

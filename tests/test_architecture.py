@@ -15,7 +15,7 @@ PACKAGE = Path(ckptconv.__file__).parent
 # Lower layers first; a module may import from its own layer's left and from any layer above it in this list.
 LAYERS = [
     ["errors", "checksum"],
-    ["remote"],
+    ["remote", "publish"],
     ["tensor"],
     ["axes", "boxes", "layout", "moves", "elements", "names", "store"],
     ["upload"],

@@ -67,6 +67,7 @@ class Placement(NamedTuple):
     slots: one per tensor name; tied names may share one slot. Everything outside slots and patches is zero.
     check: 'crc32', 'crc32c' or '': the checksum of each slot that `seal` wants.
     stale: names in the destination's folder (a regular expression) that belong to an older checkpoint of this name.
+    unit: the output is a folder without an index: it is replaced as a whole.
     """
 
     files: Sequence[File]
@@ -74,6 +75,7 @@ class Placement(NamedTuple):
     patches: Sequence[Patch] = ()
     check: str = ""
     stale: str = ""
+    unit: bool = False
 
 
 class Writer(Protocol):

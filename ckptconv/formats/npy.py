@@ -269,7 +269,8 @@ class NpyWriter:
             files.append(File(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        return Placement(files, slots, patches, stale="" if single else rf"{re.escape(base)}/[^/]*\.npy")
+        stale = "" if single else rf"{re.escape(base)}/[^/]*\.npy"
+        return Placement(files, slots, patches, stale=stale, unit=not single)
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         return ()

@@ -67,9 +67,12 @@ class Table:
         if len(tail) < FOOTER or tail[-8:] != MAGIC:
             raise CorruptCheckpoint(f"is no table: {self._instead()}", url=self.url)
         numbers, at = [], 0
-        for _ in range(4):
-            number, at = read_varint(tail, at)
-            numbers.append(number)
+        try:
+            for _ in range(4):
+                number, at = read_varint(tail, at)
+                numbers.append(number)
+        except IndexError:
+            at = FOOTER
         if at > FOOTER - 8:
             raise self._bad("the footer's handles are too long", reader.size - FOOTER)
         self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum tells of damage

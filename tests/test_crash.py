@@ -1,0 +1,401 @@
+"""Kills and faults: at the destination is the old checkpoint or the complete new one, and nothing else stays."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import api, publish, store
+from ckptconv.errors import CkptError, StorageError
+
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "15"))
+Names = dict[str, str]
+# Destination, target options. The directory outputs and shards hold several files.
+TARGETS: dict[str, tuple[str, dict[str, object]]] = {
+    "single": ("out.safetensors", {}),
+    "shards": ("out.safetensors", {"max_shard_size": 3_000_000}),
+    "bundle": ("out.ckpt", {"format": "tf", "max_shard_size": 3_000_000}),
+    "folder of npy": ("out", {"format": "npy"}),
+    "folder of shards": ("out", {"format": "hf", "max_shard_size": 3_000_000}),
+    "torch shards": ("pytorch_model.bin", {"format": "torch", "max_shard_size": 3_000_000}),
+}
+
+
+def values(seed: int) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(seed)
+    return {f"w{i}": r.standard_normal((400 + i, 500)).astype("f4") for i in range(10)}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = tmp_path_factory.mktemp("in")
+    for seed in (0, 1):
+        ckptconv.save(values(seed), home / f"{seed}.npz")
+    return [home / "0.npz", home / "1.npz"]
+
+
+def write(source: Path, folder: Path, kind: str, force: bool = False, **more: object) -> api.Report:
+    name, options = TARGETS[kind]
+    return api.convert(source, folder / name, target=api.Target(force=force, verify="none", **options, **more))
+
+
+def snapshot(folder: Path) -> Names:
+    return {str(p.relative_to(folder)): hashlib.md5(p.read_bytes()).hexdigest()
+            for p in sorted(folder.rglob("*")) if p.is_file()}  # fmt: skip
+
+
+def published(files: Names) -> Names:
+    return {n: d for n, d in files.items() if ".part" not in n and not n.endswith(".publish")}
+
+
+RUN = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1].split(":")
+import test_crash
+print("go", flush=True)
+test_crash.write(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
+"""
+
+
+def start(source: Path, folder: Path, kind: str, force: bool) -> subprocess.Popen[bytes]:
+    path = ":".join([str(Path(__file__).parent), str(Path(ckptconv.__file__).parents[1])])
+    command = [sys.executable, "-c", RUN, path, str(source), str(folder), kind, "1" if force else "0"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def wanted(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Names, Names]]:
+    out = {}
+    for kind in TARGETS:
+        both = [tmp_path_factory.mktemp("want"), tmp_path_factory.mktemp("want")]
+        for folder, source in zip(both, sources, strict=True):
+            write(source, folder, kind)
+        out[kind] = (snapshot(both[0]), snapshot(both[1]))
+    return out
+
+
+def readable(folder: Path, kind: str) -> str:
+    """What a reader finds: 'old', 'new' or 'none'; anything else fails."""
+    name, options = TARGETS[kind]
+    try:
+        found = ckptconv.open(folder / name, format=str(options["format"]) if "format" in options else None)
+        got = {n: t.numpy() for n, t in found.items()}
+    except CkptError:
+        return "none"
+    for what, seed in (("old", 0), ("new", 1)):
+        want = values(seed)
+        if got.keys() == want.keys() and all(np.array_equal(got[n], want[n]) for n in want):
+            return what
+    raise AssertionError(f"a third thing: {sorted(got)}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9 is not Windows'")
+def test_killed_at_any_moment(sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path) -> None:
+    """Each kind of output in turn, with and without a checkpoint to replace."""
+    choose, seen = random.Random(8), {"old": 0, "new": 0, "none": 0}
+    for n in range(KILLS):
+        kind, force = list(TARGETS)[n % len(TARGETS)], n // len(TARGETS) % 2 == 0
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        if force:
+            write(sources[0], folder, kind)
+        child = start(sources[1], folder, kind, force)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(choose.uniform(0, 0.12))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        old, new = wanted[kind]
+        left = snapshot(folder)
+        state = readable(folder, kind)
+        seen[state] += 1
+        noted = any(name.endswith(".publish") for name in left)
+        if state == "none" and force:
+            assert noted, f"neither the old nor the new, and nobody knows: {sorted(left)}"
+        if not noted:
+            assert published(left) in (old if force else {}, new), (kind, force, sorted(left))
+        write(sources[1], folder, kind, force=True)
+        assert snapshot(folder) == new, "the next run leaves litter or something else"
+        shutil.rmtree(folder)
+    print(f"{KILLS} kills: {seen}")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("force", [False, True])
+def test_killed_between_any_two_renames(
+    kind: str, force: bool, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Exhaustive where random kills seldom hit: after each step of the publication."""
+    old, new = wanted[kind]
+    for steps in range(200):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        if force:
+            write(sources[0], folder, kind)
+        if not interrupted(lambda folder=folder: write(sources[1], folder, kind, force), steps, monkeypatch):
+            assert snapshot(folder) == new
+            break
+        left = snapshot(folder)
+        state, noted = readable(folder, kind), any(n.endswith(".publish") for n in left)
+        assert state != "none" or noted or not force, sorted(left)
+        before = published(left)
+        try:  # the next run: what was begun is finished, or the way is free
+            write(sources[0], folder, kind)
+            allowed = [old]
+        except StorageError:
+            allowed = [old, new]
+        after = snapshot(folder)
+        assert after in allowed, (steps, sorted(before), sorted(after))
+    else:
+        raise AssertionError("it never ended")
+
+
+def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Stop dead before the given step of the file system; no handler tidies up. False if it was done before."""
+    left = [steps]
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object, **kw: object) -> object:
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **kw)
+
+        return step
+
+    with monkeypatch.context() as m:
+        for name in ("rename", "replace", "unlink"):
+            m.setattr(os, name, counted(getattr(os, name)))
+        m.setattr(store.Output, "discard", store.Output._close)
+        try:
+            do()
+        except Killed:
+            return True
+    return False
+
+
+# --- litter -----------------------------------------------------------------------------------------------------
+
+
+def test_litter_of_a_dead_run_is_cleared_and_named(sources: list[Path], tmp_path: Path) -> None:
+    (tmp_path / ".out.safetensors.0123abcd.part").write_bytes(b"x")
+    (tmp_path / ".other.safetensors.0123abcd.part").write_bytes(b"x")
+    report = write(sources[0], tmp_path, "single")
+    assert [n.names for n in report.notes if "killed" in n.text] == [(".out.safetensors.0123abcd.part",)]
+    assert sorted(os.listdir(tmp_path)) == [".other.safetensors.0123abcd.part", "out.safetensors"]
+
+
+def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
+    with store.Output(str(tmp_path), [store.File("out.safetensors", 10)]):
+        there = set(os.listdir(tmp_path))
+        write(sources[0], tmp_path, "single")
+        assert set(os.listdir(tmp_path)) == there | {"out.safetensors"}
+    assert os.listdir(tmp_path) == ["out.safetensors"]
+
+
+def test_a_note_from_a_stranger_touches_only_the_destination(sources: list[Path], tmp_path: Path) -> None:
+    """A folder from the Hub may hold a forged note of a publication."""
+    victim = tmp_path / "precious.txt"
+    victim.write_bytes(b"precious")
+    (tmp_path / ".x.0123abcd.part").write_bytes(b"evil")
+    for i, todo in enumerate([
+        publish.Publication(("precious.txt",), (), ()),
+        publish.Publication((), (), ("../" + tmp_path.name + "/precious.txt",)),
+        publish.Publication((), ((".x.0123abcd.part", "precious.txt"),), ()),
+        publish.Publication((), (("precious.txt", "out.safetensors"),), ()),
+    ]):  # fmt: skip
+        note = tmp_path / f".out.safetensors.{i:08x}.publish"
+        note.write_text(__import__("json").dumps(todo._asdict()))
+    write(sources[0], tmp_path, "single")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> None:
+    write(sources[0], tmp_path, "folder of npy")
+    (tmp_path / "out" / "README").write_bytes(b"mine")
+    (tmp_path / "out" / "more").mkdir()
+    (tmp_path / "out" / "w_old.npy").write_bytes(b"stale")
+    write(sources[1], tmp_path, "folder of npy", force=True)
+    assert (tmp_path / "out" / "README").read_bytes() == b"mine"
+    assert (tmp_path / "out" / "more").is_dir()
+    assert not (tmp_path / "out" / "w_old.npy").exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+# --- faults -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fills(
+    kind: str, force: bool, number: int, sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if force:
+        write(sources[0], tmp_path, kind)
+    before = snapshot(tmp_path)
+    real, left = os.pwrite, [5]
+
+    def some(*args: object) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(number, os.strerror(number))
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "pwrite", some)
+    with pytest.raises(StorageError, match=r"full|quota|error"):
+        write(sources[1], tmp_path, kind, force)
+    assert snapshot(tmp_path) == before
+    assert len(list(tmp_path.iterdir())) == len({n.split("/")[0] for n in before})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such limit")
+@pytest.mark.parametrize("kind", ["single", "folder of npy"])
+def test_a_limit_on_file_size(kind: str, sources: list[Path], tmp_path: Path) -> None:
+    """A real refusal by the system, in a child: what a quota does."""
+    write(sources[0], tmp_path, kind)
+    before = snapshot(tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+            write(sources[1], tmp_path, kind, True)
+        except StorageError as e:
+            code = 0 if "large" in str(e) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "setresuid"), reason="needs users")
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_a_folder_that_may_not_be_written(mode: int, sources: list[Path], tmp_path: Path) -> None:
+    """Root may write anywhere, so the child gives that up."""
+    home = tmp_path / "locked"
+    home.mkdir()
+    write(sources[0], home, "single")
+    before = snapshot(home)
+    home.chmod(mode)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.getuid() == 0:
+                for parent in [sources[1].parent, *sources[1].parents]:
+                    if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o005:
+                        parent.chmod(parent.stat().st_mode | 0o055)
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            write(sources[1], home, "single", True)
+        except StorageError as e:
+            code = 0 if "permission" in str(e) else 2
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    home.chmod(0o755)
+    assert status == 0
+    assert snapshot(home) == before
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100_000)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as f:
+        f.write(b"\0" * 100)
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    os.replace(other, path)
+
+
+def rewrite(path: Path) -> None:
+    with path.open("r+b") as f:
+        f.seek(3000)
+        f.write(b"changed")
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("change", [shrink, grow, replace, rewrite, Path.unlink])
+@pytest.mark.parametrize("kind", ["single", "bundle", "folder of npy"])
+def test_a_source_that_changes_meanwhile(
+    change: Callable[[Path], None], kind: str, sources: list[Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "in.safetensors"  # no checksums: only its size, time and number tell
+    ckptconv.save(values(1), source)
+    home = tmp_path / "out"
+    home.mkdir()
+    write(sources[0], home, kind)
+    before = snapshot(home)
+
+    def disturbed(do: Callable[[object], object], jobs: list[object]) -> object:
+        for n, job in enumerate(jobs):
+            if n == 1:
+                change(source)
+            yield do(job)
+
+    name, options = TARGETS[kind]
+    small = api.Resources(max_memory=16 << 20, jobs=1, map=disturbed)  # type: ignore[arg-type]
+    with pytest.raises(CkptError, match=r"changed|shrank|no such file|truncated"):
+        api.convert(source, home / name, target=api.Target(force=True, **options), resources=small)
+    assert snapshot(home) == before
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_refused_before_anything_is_written(
+    kind: str, sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(sources[0], tmp_path, kind)
+    before = snapshot(tmp_path)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a byte was written")
+
+    monkeypatch.setattr(store.Output, "create", never)
+    with pytest.raises(StorageError, match="--force"):
+        write(sources[1], tmp_path, kind)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_older_set_of_other_shards_is_refused_at_once(sources: list[Path], tmp_path: Path) -> None:
+    write(sources[0], tmp_path, "shards")
+    before = snapshot(tmp_path)
+    with pytest.raises(StorageError, match="--force"):
+        write(sources[1], tmp_path, "single")
+    assert snapshot(tmp_path) == before
+    write(sources[1], tmp_path, "single", force=True)
+    assert os.listdir(tmp_path) == ["out.safetensors"]
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_same_input_same_bytes(
+    kind: str, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path
+) -> None:
+    write(sources[1], tmp_path, kind)
+    assert snapshot(tmp_path) == wanted[kind][1]
