@@ -431,6 +431,7 @@ class Output:
         try:
             self._folders(os.path.dirname(path))
             how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
+            how |= getattr(os, "O_NOFOLLOW", 0)  # a name that can be foretold may be a link somebody laid out
             fd = self._opened(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0))
             self._fds[f.name] = fd
             self._ready.append(f.name)

@@ -160,6 +160,17 @@ def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, 
     assert os.listdir(out.parent) == ["m.npz"]
 
 
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="the system cannot refuse links")
+def test_a_link_in_the_place_of_a_part_is_not_followed(source: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".m.npz.resume.part").symlink_to(precious)
+    with pytest.raises(StorageError):
+        convert(source, tmp_path / "out" / "m.npz", resume=True)
+    assert precious.read_text() == "mine"
+
+
 def test_without_it_nothing_is_left(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "m.npz"
     with pytest.raises(Stop):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -367,7 +368,11 @@ def _sweep(folder: str, entries: Sequence[Entry]) -> None:
         for name in store.names(home):
             m = PART.fullmatch(name)
             if m and any(store.join(home, m["base"]).startswith(store.join(folder, at)) for at in planned):
-                os.unlink(store.join(home, name))
+                path = store.join(home, name)
+                if os.path.isdir(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    os.unlink(path)
 
 
 __all__ = ["MEMORY", "NAME", "Entry", "Item", "Settings", "Summary", "convert", "plan", "remembered"]
