@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kit import same
 
 import ckptconv
-from ckptconv import api
+from ckptconv import api, passes, rules
+from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
 
 ORIGINALS = Path(__file__).parents[1] / "fixtures" / "originals"
 NAMES = Path(__file__).parents[1] / "fixtures" / "names"
@@ -51,7 +54,7 @@ def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None
 
 
 def test_a_size_that_the_way_back_cannot_know_is_asked_for(tmp_path: Path) -> None:
-    """BigBird's heads are an axis in TensorFlow and part of one in PyTorch; the output remembers how many there were."""
+    """BigBird's heads are an axis in TensorFlow and part of one in PyTorch; the output remembers their number."""
     ckptconv.convert(
         prefix("big-bird"),
         tmp_path / "there.safetensors",
@@ -67,3 +70,55 @@ def test_a_size_that_the_way_back_cannot_know_is_asked_for(tmp_path: Path) -> No
     ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=told)
     query = "bert/encoder/layer_0/attention/self/query/kernel"
     assert same(ckptconv.open(tmp_path / "back.ckpt")[query].numpy(), ckptconv.open(prefix("big-bird"))[query].numpy())
+
+
+# --- published names: nothing but names and shapes, as long as the real thing ----------------------------------------
+
+AUTO = {
+    "funnel-medium": "funnel",
+    "electra-generator": "electra",
+}  # what nobody can tell from names, or is in there too
+
+
+def published(family: str) -> Checkpoint:
+    """The tensors of the published checkpoint, without data."""
+    nothing, out = np.zeros((), np.float32), {}
+    for line in (NAMES / f"{family}.txt").read_text().splitlines():
+        name, _, shape = line.partition(" ")
+        size = tuple(json.loads(shape))
+        out[name] = plain(name, DTYPES["float32"], size, Held(np.broadcast_to(nothing, size)))
+    bare = {n.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): t for n, t in out.items()}  # as the object graph calls them
+    return passes.roles(Checkpoint({n: t.renamed(n) for n, t in bare.items()}))
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_takes_all_of_the_published_checkpoint(family: str) -> None:
+    converter, whole = rules.load(family.split("--")[0]), published(family)
+    there = converter.apply(whole)
+    weights = {n: t.shape for n, t in whole.tensors.items() if not t.role}
+    came = {n for move in there.details["moved"].values() for n in move["from"]}
+    left = [n for note in there.notes if note.kind == "skipped" and "no place" in note.text for n in note.names]
+    assert came | {*left} == {*weights}
+    back = converter.inverse.apply(there)
+    assert {n: t.shape for n, t in back.tensors.items()} == {n: s for n, s in weights.items() if n in came}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_is_recognised_by_its_names(family: str) -> None:
+    name = family.split("--")[0]
+    assert rules.auto(published(family)).name == AUTO.get(name, name)
+
+
+# --- TensorFlow ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["t5--gated", "imagegpt", "canine", "bert"])
+def test_tensorflow_loads_what_the_way_back_restores(family: str, tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    ckptconv.convert(prefix(family), tmp_path / "there.safetensors", select=selected(family), change=change(family))
+    ckptconv.convert(tmp_path / "there.safetensors", tmp_path / "back.ckpt", change=change(family, inverse=True))
+    reader = tf.train.load_checkpoint(str(tmp_path / "back.ckpt"))
+    before = tf.train.load_checkpoint(str(prefix(family)))
+    names = list(reader.get_variable_to_shape_map())
+    assert len(names) > 10
+    assert [n for n in names if not same(reader.get_tensor(n), before.get_tensor(n))] == []
