@@ -23,6 +23,7 @@ from .. import Writer
 from .directory import Member, members
 from .flatten import checkpoint
 from .pickle import load
+from .plain import shown
 from .rebuild import TORCH, Storage, StorageType
 
 MAX_PICKLE = 2**31 - 1
@@ -94,16 +95,16 @@ class Archive:
 
         def find(pid: Any) -> Storage:
             if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
-                raise CorruptCheckpoint(f"a persistent id is {pid!r:.100}, no storage", url=self.url)
+                raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, no storage", url=self.url)
             _, kind, key, _, count = pid
             key = str(key) if type(key) is int else key
             if type(kind) is not StorageType or type(key) is not str or type(count) is not int or count < 0:
-                raise CorruptCheckpoint(f"a storage is described by {pid!r:.200}", url=self.url)
+                raise CorruptCheckpoint(f"a storage is described by {shown(pid)}", url=self.url)
             found = self.known.get((f"{folder}/{key}", kind.name))
             if found is None:
                 found = self.known[f"{folder}/{key}", kind.name] = self._storage(f"{folder}/{key}", kind, count)
             elif found.size != -(-count * kind.bits // 8):
-                raise CorruptCheckpoint(f"the storage {key!r} is given two sizes", url=self.url)
+                raise CorruptCheckpoint(f"the storage {shown(key)} is given two sizes", url=self.url)
             return found
 
         return find
@@ -140,10 +141,10 @@ def enter(f: Reader, base: int = 0) -> Archive:
     inner = {name[len(root) + 1 :]: m for name, m in found.items()}
     order = _read(f, inner["byteorder"], 16) if "byteorder" in inner else b"little"
     if order not in (b"little", b"big"):
-        raise CorruptCheckpoint(f"its byte order is {order!r}", url=f.url)
+        raise CorruptCheckpoint(f"its byte order is {shown(order)}", url=f.url)
     version = _read(f, inner["version"], 16).strip() if "version" in inner else b"3"
     if not version.isdigit() or int(version) not in VERSIONS:
-        raise CorruptCheckpoint(f"its version is {version!r}; 1 to 10 can be read", url=f.url)
+        raise CorruptCheckpoint(f"its version is {shown(version)}; 1 to 10 can be read", url=f.url)
     return Archive(f.url, base, inner, order == b"big")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import CorruptCheckpoint
 from ...tensor import elements
-from .plain import Known
+from .plain import Known, shown
 
 _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")
 
@@ -32,7 +32,7 @@ class ArrayType:
         elif type(spelling) is bytes:
             spelling = spelling.decode("latin1")
         elif type(spelling) is not str or not _SPELLING.match(spelling):
-            raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {spelling!r}")
+            raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {shown(spelling)}")
         self.spelling = str(spelling)
         self.order = "|"
 
@@ -102,7 +102,7 @@ class PickledArray:
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
     if type(kind) is not Known or kind.path != "ndarray":
-        raise CorruptCheckpoint(f"numpy is asked to reconstruct a {kind!r}")
+        raise CorruptCheckpoint(f"numpy is asked to reconstruct a {shown(kind)}")
     return PickledArray()
 
 
@@ -116,11 +116,11 @@ def _scalar(kind: Any, raw: Any = None) -> Any:
 
 def _frombuffer(raw: Any, kind: Any, shape: Any, order: Any = "C", axes: Any = None) -> PickledArray:
     if order not in ("C", "F", "K") or (order == "K") != (type(axes) is tuple):
-        raise CorruptCheckpoint(f"a pickled numpy array in the order {order!r}")
+        raise CorruptCheckpoint(f"a pickled numpy array in the order {shown(order)}")
     array = PickledArray()
     array.fill(shape, kind, order == "F", raw)
     if axes is not None and sorted(axes) != list(range(len(shape))):
-        raise CorruptCheckpoint(f"a pickled numpy array whose axes are {axes!r}")
+        raise CorruptCheckpoint(f"a pickled numpy array whose axes are {shown(axes)}")
     array.axes = axes
     return array
 

@@ -21,7 +21,7 @@ from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
 from .archive import enter
 from .containers import Leaf, segment, unwrap
 from .pickle import load
-from .plain import Inert, Known
+from .plain import Inert, Known, shown
 from .rebuild import TORCH, View
 
 METADATA = ".metadata"
@@ -89,7 +89,7 @@ def _get(thing: Any, name: str, kind: type, url: str) -> Any:
     state = thing.state if type(thing) is Inert else None
     value = state.get(name) if type(state) is dict else None
     if type(value) is not kind:
-        raise CorruptCheckpoint(f"{thing!r:.80} has no proper {name}", url=url)
+        raise CorruptCheckpoint(f"{shown(thing)} has no proper {name}", url=url)
     return value
 
 

@@ -21,6 +21,7 @@ from ...store import Reader, Seen
 from ...tensor import Checkpoint, Span
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
+from .plain import shown
 from .rebuild import TORCH, Storage, StorageType
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
@@ -43,7 +44,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         stream = _Stream(f, opaque)
         _, protocol, system = stream.pickle(), stream.pickle(), stream.pickle()
         if protocol != PROTOCOL or type(system) is not dict or type(system.get("little_endian")) is not bool:
-            raise CorruptCheckpoint(f"its protocol is {protocol!r}, its system {system!r:.100}", url=url)
+            raise CorruptCheckpoint(f"its protocol is {shown(protocol)}, its system {shown(system)}", url=url)
         start, storages = stream.at, Storages(url)
         stream.pickle(storages)  # which storages there are; where they lie comes after
         size, keys = stream.at - start, stream.pickle()
@@ -97,11 +98,11 @@ class Storages:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
-            raise CorruptCheckpoint(f"a persistent id is {pid!r:.100}, no storage", url=self.url)
+            raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, no storage", url=self.url)
         _, kind, key, _, count = pid[:5]
         key = str(key) if type(key) is int else key
         if type(kind) is not StorageType or type(key) is not str or type(count) is not int or count < 0:
-            raise CorruptCheckpoint(f"a storage is described by {pid!r:.200}", url=self.url)
+            raise CorruptCheckpoint(f"a storage is described by {shown(pid)}", url=self.url)
         if self.types.setdefault(key, (kind, count)) != (kind, count):
             raise CorruptCheckpoint(f"the storage {printable(key)} is described in two ways", url=self.url)
         whole = self.placed.get(key) or Storage(kind, key, None, -(-count * kind.bits // 8))
@@ -111,7 +112,7 @@ class Storages:
     def _part(self, whole: Storage, count: int, view: Any) -> Storage:
         """A view of a storage: elements offset to offset + size of it."""
         if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
-            raise CorruptCheckpoint(f"a part of a storage is described by {view!r:.100}", url=self.url)
+            raise CorruptCheckpoint(f"a part of a storage is described by {shown(view)}", url=self.url)
         _, offset, size = view
         if offset < 0 or size < 0 or offset + size > count:
             raise CorruptCheckpoint(

@@ -21,6 +21,7 @@ from ...store import Reader
 from ...tensor import Checkpoint, Span
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
+from .plain import shown
 from .rebuild import TORCH, Storage, StorageType, rebuild
 
 BLOCK = 512
@@ -47,7 +48,7 @@ def open_tar(f: Reader, opaque: bool) -> Checkpoint:
         if type(pid) is tuple:
             return pid[1] if len(pid) == 4 and pid[0] == "module" else pid[0] if pid else None
         if str(pid) not in known:
-            raise CorruptCheckpoint(f"the object refers to {pid!r:.100}, which is not there", url=f.url)
+            raise CorruptCheckpoint(f"the object refers to {shown(pid)}, which is not there", url=f.url)
         return known[str(pid)]
 
     start, size = found["pickle"]
@@ -74,13 +75,13 @@ def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
         size = int(digits, 8)
         if head[156:157] in (b"0", b"\0"):
             if name in seen:
-                raise UnsafeCheckpoint(f"the tar holds {name!r} twice", url=f.url)
+                raise UnsafeCheckpoint(f"the tar holds {shown(name)} twice", url=f.url)
             if at + BLOCK + size > f.size:
-                raise CorruptCheckpoint(f"the tar's member {name!r} is cut off", url=f.url)
+                raise CorruptCheckpoint(f"the tar's member {shown(name)} is cut off", url=f.url)
             seen.add(name)
             yield name, (at + BLOCK, size)
         elif head[156:157] != b"5":
-            raise UnsafeCheckpoint(f"the tar holds a link or device {name!r}", url=f.url)
+            raise UnsafeCheckpoint(f"the tar holds a link or device {shown(name)}", url=f.url)
         at += BLOCK + -(-size // BLOCK) * BLOCK
 
 
@@ -122,7 +123,7 @@ class _Cursor:
     def count(self) -> int:
         n = self.pickle()
         if type(n) is not int or not 0 <= n <= MAX_COUNT:
-            raise CorruptCheckpoint(f"the tar holds {n!r} entries", url=self.f.url)
+            raise CorruptCheckpoint(f"the tar holds {shown(n)} entries", url=self.f.url)
         return n
 
 
@@ -131,7 +132,7 @@ def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
     for _ in range(c.count()):
         key, _, kind = _triple(c)
         if type(kind) is not StorageType:
-            raise CorruptCheckpoint(f"a storage of the class {kind!r:.80}", url=c.f.url)
+            raise CorruptCheckpoint(f"a storage of the class {shown(kind)}", url=c.f.url)
         (count,) = c.numbers("q")
         if count < 0:
             raise CorruptCheckpoint(f"a storage of {count} elements", url=c.f.url)
@@ -144,11 +145,11 @@ def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
         raise CorruptCheckpoint("the list of storage views is damaged", url=c.f.url)
     for view in views:
         if type(view) is not tuple or len(view) != 4 or not all(type(n) is int and n >= 0 for n in view[2:]):
-            raise CorruptCheckpoint(f"a storage view is {view!r:.100}", url=c.f.url)
+            raise CorruptCheckpoint(f"a storage view is {shown(view)}", url=c.f.url)
         key, root, offset, count = view
         whole = out.get(str(root))
         if whole is None or (offset + count) * whole.type.bits // 8 > whole.size:
-            raise CorruptCheckpoint(f"a storage view reaches out of its storage: {view!r:.100}", url=c.f.url)
+            raise CorruptCheckpoint(f"a storage view reaches out of its storage: {shown(view)}", url=c.f.url)
         out[str(key)] = whole._replace(size=count * whole.type.bits // 8, start=offset)
     return out
 
@@ -163,7 +164,7 @@ def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
         shape, strides = c.numbers(f"{ndim}q"), c.numbers(f"{ndim}q")
         (offset,) = c.numbers("q")
         if str(storage) not in storages:
-            raise CorruptCheckpoint(f"a tensor of the storage {storage!r:.80}, which is not there", url=c.f.url)
+            raise CorruptCheckpoint(f"a tensor of the storage {shown(storage)}, which is not there", url=c.f.url)
         try:
             out[str(key)] = rebuild(storages[str(storage)], offset, shape, strides)
         except CkptError as e:
@@ -175,5 +176,5 @@ def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
 def _triple(c: _Cursor) -> tuple[Any, Any, Any]:
     found = c.pickle()
     if type(found) is not tuple or len(found) != 3:
-        raise CorruptCheckpoint(f"an entry of the tar is {found!r:.100}", url=c.f.url)
+        raise CorruptCheckpoint(f"an entry of the tar is {shown(found)}", url=c.f.url)
     return found

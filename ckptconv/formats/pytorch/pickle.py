@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint, listing
 from .opcodes import MAX_STACK, OPS, REFUSED, Truncated
-from .plain import PLAIN, SCALARS, Inert, Known, Ordered
+from .plain import PLAIN, SCALARS, Inert, Known, Ordered, shown
 
 MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
 MAX_LISTED = 500  # unknown globals that an error names
@@ -78,7 +78,8 @@ def load_some(
         if partial and machine.at >= len(data):
             raise Truncated("the pickle goes on", url=url) from e
         machine.complain()
-        raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {e}", url=url) from e
+        why = shown(e.args[0]) if isinstance(e, KeyError) and e.args else e
+        raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {why}", url=url) from e
     machine.complain()
     return value, machine.at
 

@@ -36,6 +36,22 @@ class Inert:
         return f"<{self.path}>"
 
 
+def shown(value: Any, depth: int = 3) -> str:
+    """A short spelling for messages. `repr` of lists that hold each other many times would never end."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:100])
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (tuple, list)):
+        if not depth:
+            return "..."
+        inside = ", ".join([shown(v, depth - 1) for v in value[:4]] + (["..."] if len(value) > 4 else []))
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    if value is None or isinstance(value, (bool, int, float, Inert)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
 class Ordered(dict[Any, Any]):
     """A collections.OrderedDict; `state` holds its attributes, such as the `_metadata` of a state dict."""
 
@@ -78,7 +94,7 @@ def _members(*args: Any) -> list[Any]:
 def _encode(text: str = "", encoding: str = "latin1") -> bytes:
     """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
-        raise UnsafeCheckpoint(f"_codecs.encode to {encoding!r}; only latin1 is how bytes are pickled")
+        raise UnsafeCheckpoint(f"_codecs.encode to {shown(encoding)}; only latin1 is how bytes are pickled")
     return text.encode("latin1")
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...tensor import DTYPES, Data, DType, elements
 from .arrays import NUMPY, PickledArray
-from .plain import PLAIN, Inert, Known
+from .plain import PLAIN, Inert, Known, shown
 
 MAX_EXPANSION = 2**32  # bytes that a view with zero strides may claim beyond its storage's
 
@@ -83,14 +83,14 @@ UNTYPED = StorageType("UntypedStorage", None, 8)
 
 def _ints(value: Any, what: str) -> tuple[int, ...]:
     if type(value) not in (tuple, list) or any(type(n) is not int for n in value):
-        raise CorruptCheckpoint(f"the {what} of a tensor is {value!r}, not whole numbers")
+        raise CorruptCheckpoint(f"the {what} of a tensor is {shown(value)}, not whole numbers")
     return tuple(value)
 
 
 def _view(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -> View:
     """Check that the view lies within its storage."""
     if type(storage) is not Storage or type(offset) is not int or offset < 0:
-        raise CorruptCheckpoint(f"a tensor has the storage {storage!r:.80} and the offset {offset!r:.80}")
+        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)} and the offset {shown(offset)}")
     shape, strides = _ints(shape, "shape"), _ints(strides, "strides")
     if len(shape) != len(strides):
         raise CorruptCheckpoint(f"a tensor has the shape {list(shape)} but the strides {list(strides)}")
@@ -118,7 +118,7 @@ def _view(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) 
 def _typed(storage: Any) -> TorchType:
     """The dtype of a tensor that does not say it: its storage's."""
     if type(storage) is not Storage:
-        raise CorruptCheckpoint(f"a tensor has the storage {storage!r:.80}")
+        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
     kind = storage.type
     return TorchType(kind.row.torch if kind.row else kind.name, kind.row)
 
@@ -142,7 +142,7 @@ def _rebuild_v3(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, kind: Any, metadata: Any = None
 ) -> View:
     if type(kind) is not TorchType:
-        raise CorruptCheckpoint(f"a tensor has the dtype {kind!r:.80}")
+        raise CorruptCheckpoint(f"a tensor has the dtype {shown(kind)}")
     return _bits(_view(storage, kind, offset, shape, strides), metadata)
 
 
@@ -158,7 +158,7 @@ def _from_type(make: Any, kind: Any, args: Any, state: Any = None) -> Any:
         return make.call(*args)
     if type(make) is Inert:
         return Inert(make.path, args)
-    raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {make!r:.80}")
+    raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
 
 
 def _sparse(layout: Any, data: Any) -> Pieces:
@@ -166,7 +166,7 @@ def _sparse(layout: Any, data: Any) -> Pieces:
     layout = str(layout).removeprefix("torch.")
     names = _LAYOUTS.get(layout)
     if names is None or type(data) is not tuple or len(data) <= len(names):
-        raise CorruptCheckpoint(f"a sparse tensor of the layout {layout!r:.80} is not understood")
+        raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(layout)} is not understood")
     parts = dict(zip(names, data, strict=False))
     if any(type(p) is not View for p in parts.values()):
         raise CorruptCheckpoint("a sparse tensor whose pieces are no tensors")

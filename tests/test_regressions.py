@@ -1,0 +1,64 @@
+"""What fuzzing found (fixtures/hostile/regressions, the fuzzer's bytes): each gives a checkpoint or its error."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ckptconv
+from ckptconv.errors import CkptError
+from ckptconv.lint import lint
+from ckptconv.rules import parse
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "fixtures" / "hostile" / "regressions").iterdir())
+
+
+@pytest.fixture(scope="module")
+def families() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("families", ROOT / "fuzz" / "families.py")
+    assert spec
+    assert spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_found_by_fuzzing(path: Path, families: ModuleType, tmp_path: Path) -> None:
+    data, family, began = path.read_bytes(), path.name.partition("-")[0], time.process_time()
+    try:
+        if family == "rules":
+            lint(parse(data.decode("utf-8", "replace"), "found"))
+        else:
+            ways = families.FAMILIES[family]
+            file, format = ways[data[0] % len(ways)].lay(data[1:], tmp_path)
+            for tensor in ckptconv.open(file, format=format).values():
+                tensor.numpy()
+    except CkptError as e:
+        last_net = e.__cause__ is not None and e.message.startswith("cannot be read as")
+        if last_net:
+            raise
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("family", ["tf", "pytorch", "hdf5", "json", "numpy", "flax"])
+def test_seeds_are_read(family: str, families: ModuleType, tmp_path: Path) -> None:
+    """A fuzzer that cannot lay out sound files would find nothing, in silence."""
+    sound = 0
+    for n, seed in enumerate(families.seeds(family)):
+        home = tmp_path / str(n)
+        home.mkdir()
+        way = families.FAMILIES[family][seed[0]]
+        try:
+            file, format = way.lay(seed[1:], home)
+            sound += len(ckptconv.open(file, format=format)) > 0
+        except CkptError:
+            pass
+        if sound >= 4:
+            return
+    raise AssertionError(f"only {sound} seeds of {family} are sound")
