@@ -68,6 +68,7 @@ def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str]
         names = [n for n in names if once[tuple(moved[n]["from"])] == n or len(truth[n].parts) > 1]
     by_target = {t: p for p in found.pairs for t in p.targets}
     ties = {n: g[0] for g in found.ties for n in g[1:]}
+    names = [n for n in names if not any(op == "mul:0" for p in truth[n].parts for op in p.ops)]  # computed, not moved
     got = applied(found, source)
     right = wrong = unmarked = total = 0
     seen = set()

@@ -8,6 +8,7 @@ kernel [4, 12] -> weight_ih [12, 4]               gates in another order; values
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, permutations
 from math import prod
@@ -172,19 +173,46 @@ def divisors(n: int) -> list[int]:
 def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[tuple[Order, tuple[int, ...]]]:
     """Layouts that cut one tensor into several, with the order of the pieces; gates inside may be reordered."""
     rank = len(whole)
-    if any(len(p) != rank for p in parts) or rank > 3 or not rank:
+    if rank > 3 or not rank:
         return
-    names = LETTERS[:rank]
-    for turn in permutations(range(rank)):
-        for axis in range(rank):
-            at = turn.index(axis)
-            sizes = [p[at] for p in parts]
-            rest = [tuple(n for k, n in enumerate(p) if k != at) for p in parts]
-            if sum(sizes) != whole[axis] or set(rest) != {tuple(whole[k] for k in turn if k != axis)}:
-                continue
-            for pieces in permutations(range(len(parts))):
-                for gates in _with_gates(names, whole, axis):
-                    yield _cut(names, turn, axis, [sizes[p] for p in pieces], gates), pieces
+    names, lone = LETTERS[:rank], [len(p) == rank - 1 for p in parts]
+    if sum(lone) < 2 and all(len(p) == rank or alone for p, alone in zip(parts, lone, strict=True)):
+        for turn in permutations(range(rank)):
+            for axis in range(rank):
+                at = turn.index(axis)
+                full = [(*p[:at], 1, *p[at:]) if alone else p for p, alone in zip(parts, lone, strict=True)]
+                sizes = [p[at] for p in full]
+                rest = {(*p[:at], *p[at + 1 :]) for p in full}
+                if sum(sizes) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
+                    continue
+                for pieces in permutations(range(len(parts))):
+                    row = [0 if lone[p] else sizes[p] for p in pieces]
+                    for gates in _with_gates(names, whole, axis):
+                        yield _cut(names, turn, axis, row, gates), pieces
+    yield from _split_merged(whole, parts)
+
+
+def _split_merged(whole: Shape, parts: Sequence[Shape]) -> Iterator[tuple[Order, tuple[int, ...]]]:
+    """Equal pieces whose axes are merged in the whole: h d i, h d i, h d i <- i (h d + h d + h d)."""
+    count = len(parts)
+    if len(set(parts)) > 1 or len(parts[0]) == len(whole):
+        return
+    for axis, n in enumerate(whole):
+        if n % count:
+            continue
+        for order in simple((*whole[:axis], n // count, *whole[axis + 1 :]), parts[0]):
+            left, _, right = order.text.partition("->")
+            words = _words(left)
+            inside = re.findall("[a-z]", words[axis])
+            named = [_suffixed(words[axis].strip("()"), inside, i) for i in range(count)]
+            text = " ".join([*words[:axis], f"({' + '.join(named)})", *words[axis + 1 :]])
+            rights = [_suffixed(right.strip(), inside, i) for i in range(count)]
+            for pieces in permutations(range(count)):
+                yield Order(f"{text} -> {', '.join(rights)}", order.sizes), pieces
+
+
+def _suffixed(text: str, letters: Sequence[str], i: int) -> str:
+    return re.sub("[a-z]", lambda m: f"{m[0]}.{i}" if m[0] in letters else m[0], text)
 
 
 def _with_gates(names: str, whole: Shape, axis: int) -> Iterator[dict[int, tuple[str, str]]]:
@@ -196,11 +224,15 @@ def _with_gates(names: str, whole: Shape, axis: int) -> Iterator[dict[int, tuple
 
 
 def _cut(names: str, turn: Sequence[int], axis: int, sizes: Sequence[int], gates: dict[int, tuple[str, str]]) -> Order:
+    """The layout; a piece of size 0 is one row whose axis is gone."""
     same = len(set(sizes)) == 1
-    terms = [f"n.{i}" if same else f"n{i}" for i in range(len(sizes))]
+    terms = [f"n.{i}" if same else f"n{i}" if n else "1" for i, n in enumerate(sizes)]
     left = [f"({' + '.join(terms)})" if k == axis else gates.get(k, (x, x))[0] for k, x in enumerate(names)]
-    rights = [" ".join(t if k == axis else gates.get(k, (names[k],) * 2)[1] for k in turn) for t in terms]
-    told = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes[:-1]))
+    rights = [
+        " ".join(t if k == axis else gates.get(k, (names[k],) * 2)[1] for k in turn if k != axis or t != "1")
+        for t in terms
+    ]
+    told = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
     return Order(f"{' '.join(left)} -> {', '.join(rights)}", told)
 
 

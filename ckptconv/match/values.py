@@ -33,6 +33,7 @@ PROBE = 256  # elements compared before all are
 MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
 MAX_PIECES = 4  # of a tensor that was cut without an index
 WORD = 2**64
+COMMON = {"0.0", "1.0", "nan"}  # single numbers that tell nothing
 
 
 class Print(NamedTuple):
@@ -61,6 +62,8 @@ def fingerprint(t: Tensor, sources: Sources) -> Print | None:
         wide = np.add.reduce(bits.astype("u8") * np.arange(1, bits.shape[1] + 1, dtype="u8"), axis=1, dtype="u8")
         first = wide[0] if first is None else first
         constant = constant and bool((wide == first).all())
+        if t.count == 1:  # one number is as good as a fingerprint, unless it is one that everything begins with
+            constant = str(_number(raw, t)) in COMMON
         total += int(np.add.reduce(_mixed(wide + np.uint64(0x9E3779B97F4A7C15)), dtype="u8"))
     return Print(t.dtype.name, t.count, total % WORD, constant)
 
@@ -70,6 +73,10 @@ def fingerprints(tensors: Iterable[Tensor], workers: int) -> dict[str, Print]:
     rows = [t for t in tensors if t.count]
     found = zip(rows, each(rows, fingerprint, workers), strict=True)
     return {t.name: p for t, p in found if p is not None}
+
+
+def _number(raw: Array, t: Tensor) -> float:
+    return abs(complex(raw.view(t.dtype.np)[0]))
 
 
 @dataclass
