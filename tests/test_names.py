@@ -1,0 +1,109 @@
+"""What a capture may be: every kind of `where` is a bijection, and ties whose names may also stand apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptconv
+from ckptconv import rules
+from ckptconv.names import domain
+from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+
+SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
+
+
+@given(st.sampled_from(SPECS), st.integers(0, 9999))
+def test_numbers_come_back(spec: str, number: int) -> None:
+    there = domain(spec)
+    value = f"{number:03}" if ":3" in spec else str(number)
+    if there.kind == "table" and number >= len(there.table):
+        return
+    target = there.forward(value)
+    assert target is None or there.inverse.forward(target) == value
+
+
+@pytest.mark.parametrize(
+    ("spec", "source", "target"),
+    [
+        ("int:3", "007", "7"),
+        ("int:3", "000", "0"),
+        ("int:3", "1234", "1234"),
+        ("2*int-2", "1", "0"),
+        ("2*int-2", "13", "24"),
+        ("2*int-2", "0", None),  # below zero
+        ("int in 4 4 4", "5", "1.1"),
+        ("int in 6 3 3", "5", "0.5"),
+        ("int in 6 3 3", "11", "2.2"),
+    ],
+)
+def test_numbers(spec: str, source: str, target: str | None) -> None:
+    assert domain(spec).forward(source) == target
+
+
+def test_between_two_there_is_nothing() -> None:
+    assert domain("2*int-2").inverse.forward("3") is None
+
+
+@pytest.mark.parametrize("spec", ["int:0", "int:12", "0*int", "int in", "int in 4x4", "10*int", "int in 4,4"])
+def test_what_is_no_number_is_refused(spec: str) -> None:
+    with pytest.raises(ckptconv.UsageError, match="is none of"):
+        domain(spec)
+
+
+def held(**arrays: np.ndarray) -> Checkpoint:
+    return Checkpoint({n: plain(n, DTYPES["float32"], a.shape, Held(a)) for n, a in arrays.items()})
+
+
+TIED = """
+title = "t"
+[[rule]]
+from = "words"
+to = "emb"
+[[rule]]
+from = "logits"
+to = "head"
+[[tie]]
+names = ["emb", "head"]
+apart = true
+[[tie]]
+names = ["emb", "other"]
+if = ["logits"]
+"""
+
+
+def test_ties_that_may_stand_apart() -> None:
+    converter = rules.parse(TIED, "tied")
+    a, b = np.zeros((2, 3), "f4"), np.ones((2, 3), "f4")
+    both = converter.apply(held(words=a, logits=b))
+    assert list(both) == ["emb", "head", "other"]
+    assert list(converter.inverse.apply(both)) == ["words", "logits"]
+    one = converter.apply(held(words=a))
+    assert list(one) == ["emb", "head"]  # the second tie wants logits
+    copies = Checkpoint({n: t.renamed(n) for n, t in held(emb=a, head=a.copy()).items()}, metadata=one.metadata)
+    assert list(converter.inverse.apply(copies)) == ["words"]  # the metadata tells that they were tied
+    assert list(converter.inverse.apply(held(emb=a, head=b))) == ["words", "logits"]  # a stranger's file: both
+
+
+def test_where_for_a_whole_file(tmp_path: Path) -> None:
+    text = """
+title = "t"
+[where]
+p = { g = "weight", b = "bias" }
+i = "int+1"
+[[rule]]
+from = "h{i}/{p}"
+to = "layer.{i}.{p}"
+[[rule]]
+from = "last/{p}"
+to = "last.{p}"
+where = { p = { g = "gain" } }
+"""
+    converter = rules.parse(text, "common")
+    assert converter.lint() == []
+    made = converter.apply(held(**{"h0/g": np.zeros(2, "f4"), "last/g": np.zeros(2, "f4")}))
+    assert list(made) == ["layer.1.weight", "last.gain"]
