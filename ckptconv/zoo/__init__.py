@@ -64,7 +64,7 @@ class Summary:
     def causes(self) -> list[tuple[str, str, list[str]]]:
         """Failures grouped by cause, the most frequent first: kind, the first message, all sources."""
         groups: dict[tuple[str, str], list[Entry]] = {}
-        for e in self.failed:
+        for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
             groups.setdefault((e.error, _pattern(e.message)), []).append(e)
         ordered = sorted(groups.values(), key=len, reverse=True)
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
