@@ -21,6 +21,7 @@ from zlib import crc32
 
 from . import publish, remote
 from .errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint, printable
+from .publish import Publication
 from .remote import Stat, filesystem, is_remote, refused
 
 if TYPE_CHECKING:
@@ -526,12 +527,12 @@ class Output:
                 self._rename(sync)
         except OSError as e:
             raise refused(e, self.folder) from e
-        self._close()
+        self.close()
         self._made = []
 
     def _rename(self, sync: bool) -> None:
         if os.name == "nt":
-            self._close()  # it renames no open files
+            self.close()  # it renames no open files
         todo = self._todo()
         several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
         if (several or self._stage) and not self._stays:
@@ -543,16 +544,16 @@ class Output:
             self._sync(sync)
         self._ready = []
 
-    def _todo(self) -> publish.Publication:
+    def _todo(self) -> Publication:
         """Where files are replaced under their own names, the old index goes first; older files go last."""
         older = tuple(self._older()) if self.force else ()
         if self._stage:
-            return publish.Publication((), ((self.part(self._stage, self._mark), self._stage),), ())
+            return Publication((), ((self.part(self._stage, self._mark), self._stage),), ())
         moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in self._ready)
         index = self._own[-1] if self._own else ""
         replaced = any(n != index and os.path.lexists(self._final[n]) for n in self._ready if n in self._own)
         first = (index,) if replaced and index in self._ready and os.path.lexists(self._final[index]) else ()
-        return publish.Publication(first, moves, older)
+        return Publication(first, moves, older)
 
     def _sync(self, sync: bool) -> None:
         if sync:
@@ -567,7 +568,8 @@ class Output:
         here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
         return [old for old in here if self._stale.fullmatch(old) and old not in self._final]
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close what is open."""
         while self._fds:
             os.close(self._fds.popitem()[1])
         if self._lock >= 0:
@@ -579,7 +581,7 @@ class Output:
         if not self._stays:
             for name in self._final:
                 _quietly(os.unlink, self.temporary(name))
-        self._close()
+        self.close()
         for path in reversed(self._made) if not self._stays else ():
             _quietly(os.rmdir, path)
 
