@@ -1,0 +1,293 @@
+"""Keras Applications against torchvision and timm: the same images, the same outputs, after `ckptconv -c keras-...`.
+
+Each model is built by Keras without weights, all its variables are drawn at random (batch-norm statistics too), it is
+saved as `.keras`, converted, loaded strictly into the torch model under the settings that the converter's notes name,
+and both see the same random images. Needs keras, tensorflow, torch, torchvision and timm.
+
+    python benchmarks/keras_applications.py [--names] [MODEL ...]     a Markdown table: docs/keras-applications.md
+    --names    also write names and shapes to fixtures/names/keras-*.txt and torchvision-*.txt, for CI
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import keras
+import numpy as np
+import timm
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import ckptconv
+from ckptconv import rules
+
+NAMES = Path(__file__).parents[1] / "fixtures" / "names"
+tv = torchvision.models
+A = keras.applications
+
+
+# --- settings that weights do not hold --------------------------------------------------------------------------
+
+
+def eps(model: Any, value: float) -> Any:
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.eps = value
+    return model
+
+
+def same_padding(model: Any) -> Any:
+    """Pad as TensorFlow's SAME does wherever a convolution or pooling halves images and pads at all."""
+
+    def pad(x: Any, m: Any, value: float) -> Any:
+        k, s = (v if isinstance(v, tuple) else (v, v) for v in (m.kernel_size, m.stride))
+        need = [max((-(-n // t) - 1) * t + w - n, 0) for n, w, t in zip(x.shape[-2:], k, s, strict=True)]
+        return F.pad(x, (need[1] // 2, need[1] - need[1] // 2, need[0] // 2, need[0] - need[0] // 2), value=value)
+
+    for m in model.modules():
+        if isinstance(m, nn.Conv2d) and m.stride != (1, 1) and m.padding != (0, 0):
+            m.padding = (0, 0)
+            m.forward = types.MethodType(lambda m, x: m._conv_forward(pad(x, m, 0.0), m.weight, m.bias), m)
+        if isinstance(m, nn.MaxPool2d) and m.padding:
+            m.padding = 0
+            m.forward = types.MethodType(lambda m, x: F.max_pool2d(pad(x, m, -torch.inf), m.kernel_size, m.stride), m)
+    return model
+
+
+def with_biases(model: Any, names: Callable[[str], bool]) -> Any:
+    for name, m in model.named_modules():
+        if isinstance(m, nn.Conv2d) and m.bias is None and names(name):
+            m.bias = nn.Parameter(torch.zeros(m.out_channels))
+    return model
+
+
+def resnet(model: Any) -> Any:
+    for name, m in model.named_modules():
+        if name.endswith(".0") and name.startswith(("layer2", "layer3", "layer4")) and hasattr(m, "conv1"):
+            m.conv1.stride, m.conv2.stride = (2, 2), (1, 1)
+    return eps(with_biases(model, lambda name: True), 1.001e-5)
+
+
+def resnet_v2(model: Any) -> Any:
+    with_biases(model, lambda n: n.endswith(("stem.conv", "conv3", "downsample.conv")))
+    model.stem.pool = nn.Sequential(nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2))
+
+    def forward(block: Any, x: Any) -> Any:
+        y = block.norm1(x)
+        stride = block.conv2.stride[0]
+        shortcut = block.downsample(y) if block.downsample is not None else F.max_pool2d(x, 1, stride)
+        return block.conv3(block.norm3(block.conv2(block.norm2(block.conv1(y))))) + shortcut
+
+    for i, stage in enumerate(model.stages):
+        for k, block in enumerate(stage.blocks):
+            last = k == len(stage.blocks) - 1 and i < 3
+            block.conv2.stride = (2, 2) if last else (1, 1)
+            if block.downsample is not None:
+                block.downsample.conv.stride = (1, 1)
+            block.forward = types.MethodType(forward, block)
+    return eps(model, 1.001e-5)
+
+
+def average_pooling(model: Any) -> Any:
+    """Leave padding out of averages, as Keras does."""
+    for m in model.modules():
+        if isinstance(m, nn.AvgPool2d):
+            m.count_include_pad = False
+    real = F.avg_pool2d
+    tv.inception.F.avg_pool2d = lambda x, kernel_size, stride=None, padding=0: real(
+        x, kernel_size, stride, padding, False, False
+    )
+    return model
+
+
+class Case:
+    """One model: how Keras builds it, how torch does, and what the images are like."""
+
+    def __init__(
+        self, converter: str, torch_name: str, build: Callable[[], Any], size: int = 96, **options: Any
+    ) -> None:
+        self.converter, self.torch_name, self.build, self.size = converter, torch_name, build, size
+        self.scale = options.pop("scale", 1.0)
+        self.options = options
+
+
+def vision(name: str, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(tv, name)(weights=None, **options)
+
+
+def by_timm(name: str, **options: Any) -> Callable[[], Any]:
+    return lambda: timm.create_model(name, pretrained=False, **options)
+
+
+CASES: dict[str, Case] = {
+    **{
+        f"ResNet{n}": Case("keras-resnet", f"torchvision resnet{n}", lambda n=n: resnet(vision(f"resnet{n}")()))
+        for n in (50, 101, 152)
+    },
+    **{
+        f"ResNet{n}V2": Case("keras-resnet-v2", f"timm resnetv2_{n}", lambda n=n: resnet_v2(by_timm(f"resnetv2_{n}")()))
+        for n in (50, 101, 152)
+    },
+    **{f"VGG{n}": Case("keras-vgg", f"torchvision vgg{n}", vision(f"vgg{n}"), 224) for n in (16, 19)},
+    **{
+        f"DenseNet{n}": Case(
+            "keras-densenet", f"torchvision densenet{n}", lambda n=n: eps(vision(f"densenet{n}")(), 1.001e-5)
+        )
+        for n in (121, 169, 201)
+    },
+    "MobileNet": Case(
+        "keras-mobilenet-v1",
+        "timm mobilenetv1_100",
+        lambda: eps(by_timm("mobilenetv1_100", pad_type="same")(), 1e-3),
+        96,
+        dropout=0.0,
+    ),
+    "MobileNetV2": Case(
+        "keras-mobilenet-v2", "torchvision mobilenet_v2", lambda: same_padding(eps(vision("mobilenet_v2")(), 1e-3))
+    ),
+    **{
+        f"MobileNetV3{n}": Case(
+            "keras-mobilenet-v3",
+            f"torchvision mobilenet_v3_{n.lower()}",
+            lambda n=n: same_padding(vision(f"mobilenet_v3_{n.lower()}")()),
+            include_preprocessing=False,
+        )
+        for n in ("Small", "Large")
+    },
+    "Xception": Case(
+        "keras-xception",
+        "timm legacy_xception",
+        lambda: same_padding(eps(by_timm("legacy_xception")(), 1e-3)),
+        128,
+    ),
+    "InceptionV3": Case(
+        "keras-inception-v3",
+        "torchvision inception_v3",
+        lambda: average_pooling(vision("inception_v3", init_weights=False, aux_logits=False, transform_input=False)()),
+        139,
+    ),
+    "InceptionResNetV2": Case(
+        "keras-inception-resnet-v2",
+        "timm inception_resnet_v2",
+        lambda: average_pooling(by_timm("inception_resnet_v2")()),
+        139,
+    ),
+    **{
+        f"EfficientNetB{n}": Case(
+            "keras-efficientnet", f"timm tf_efficientnet_b{n}", by_timm(f"tf_efficientnet_b{n}"), scale=255.0
+        )
+        for n in range(8)
+    },
+    **{
+        f"EfficientNetV2{n}": Case(
+            "keras-efficientnet-v2",
+            f"timm tf_efficientnetv2_{n.lower()}",
+            by_timm(f"tf_efficientnetv2_{n.lower()}"),
+            include_preprocessing=False,
+        )
+        for n in ("B0", "B1", "B2", "B3", "S", "M", "L")
+    },
+    **{
+        f"ConvNeXt{n}": Case(
+            "keras-convnext",
+            f"timm convnext_{n.lower()}",
+            by_timm(f"convnext_{n.lower()}"),
+            include_preprocessing=False,
+        )
+        for n in ("Tiny", "Small", "Base", "Large", "XLarge")
+    },
+}
+
+
+# --- the proof --------------------------------------------------------------------------------------------------
+
+
+def fill(model: Any) -> None:
+    """Random variables of a size that keeps activations near one."""
+    rng = np.random.default_rng(1)
+    for v in model.weights:
+        shape = tuple(v.shape)
+        if v.path.startswith("normalization") or "seed" in v.path:
+            continue
+        if v.path.endswith(("gamma", "moving_variance")):
+            value = rng.uniform(0.5, 1.5, shape)
+        elif len(shape) > 1:
+            value = rng.normal(size=shape) * np.sqrt(2 / max(1, np.prod(shape[:-1])))
+        else:
+            value = rng.normal(size=shape) * 0.1
+        v.assign(value.astype("f4"))
+
+
+def spell(named: dict[str, Any]) -> str:
+    return "".join(f"{n} {list(shape)}\n" for n, shape in named.items())
+
+
+def prove(name: str, case: Case, folder: Path, write: bool) -> str:
+    keras.backend.clear_session()
+    shape = (case.size, case.size, 3)
+    model = getattr(A, name)(weights=None, input_shape=shape, classes=1000, classifier_activation=None, **case.options)
+    fill(model)
+    x = np.random.default_rng(2).normal(size=(2, *shape)).astype("f4")
+    want = np.asarray(model(x * np.float32(case.scale), training=False))
+    file = folder / f"{name}.keras"
+    model.save(file)
+    del model
+    gc.collect()
+    before, there = ckptconv.open(file), rules.load(case.converter)
+    params = {k: case.size // 32 for k in there.params}
+    after = there.apply(before, params)
+    back = there.inverse.apply(after, params if not there.one_way else None)
+    gone = {n for note in after.notes if note.kind == "skipped" for n in note.names}
+    weights = [n for n in before if not before[n].role and n not in gone]
+    if sorted(back) != sorted(weights) or any(
+        back[n].numpy().tobytes() != before[n].numpy().tobytes() for n in weights
+    ):
+        raise SystemExit(f"{name}: the way back does not restore {sorted(set(back) ^ set(weights))[:5]}")
+    module = case.build().eval()
+    state = {n: torch.from_numpy(t.numpy().copy()) for n, t in after.items()}
+    wanted = {n: t for n, t in module.state_dict().items() if not n.endswith("num_batches_tracked")}
+    if sorted(wanted) != sorted(state):
+        raise SystemExit(f"{name}: {sorted(set(wanted) ^ set(state))[:8]}")
+    module.load_state_dict(state | {n: t for n, t in module.state_dict().items() if n not in wanted})
+    with torch.no_grad():
+        got = module(torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()).numpy()
+    if write:
+        made = case.torch_name.replace(" ", "-")
+        (NAMES / f"keras-{name}.txt").write_text(spell({n: before[n].shape for n in weights}))
+        (NAMES / f"{made}.txt").write_text(spell({n: tuple(t.shape) for n, t in wanted.items()}))
+    file.unlink()
+    error = float(np.abs(got - want).max() / np.abs(want).max())
+    count = sum(t.count for t in after.values()) / 1e6
+    verdict = "" if error < 1e-4 else " **differs**"
+    return f"| {name} | {case.torch_name} | `{case.converter}` | {len(after)} | {count:.1f} M | {error:.1e}{verdict} |"
+
+
+def main() -> None:
+    write = "--names" in sys.argv
+    chosen = [a for a in sys.argv[1:] if not a.startswith("-")] or list(CASES)
+    print("| Keras | torch | converter | tensors | numbers | largest difference, relative |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen:
+            start = time.time()
+            try:
+                print(prove(name, CASES[name], Path(folder), write), flush=True)
+            except (Exception, SystemExit) as e:
+                print(f"| {name} | failed: {type(e).__name__}: {str(e)[:600]} |", flush=True)
+            print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
+    print(f"\nkeras {keras.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}", end="")
+    print(f", torch {torch.__version__}.")
+
+
+if __name__ == "__main__":
+    main()
