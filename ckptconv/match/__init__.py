@@ -240,7 +240,7 @@ class _Match:
         paired = sum(len(p.targets) for p in self.pairs)
         telling = [p for p in self.pairs if p.evidence != "shape"]
         hope = HOPE * max(1, min(len(self.a), len(self.b)))
-        if paired < hope or 2 * len(telling) < len(self.pairs):
+        if not self.trained and (paired < hope or 2 * len(telling) < len(self.pairs)):
             raise CkptError(self._hopeless(paired, len(telling)))
         if self.trained:
             self._contradicted(open_a, open_b)

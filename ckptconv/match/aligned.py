@@ -33,7 +33,7 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
     """The pairs under the best way to align the numbers, and what had to be assumed for it."""
     if len(s.members) == len(t.members) == 1:
         a, b = s.members[0], t.members[0]
-        return ([(a, b)], "") if a.group == b.group else ([], "")
+        return ([(a, b)], _fixed(s, t)) if a.group == b.group else ([], "")
     rows, columns = _telling(s.members), _telling(t.members)
     if len(rows[0]) != len(columns[0]) or len(rows[0]) > MAX_COLUMNS:
         return [], ""
@@ -54,7 +54,14 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
             break
     if len({j.name for _, j in best}) < len(best):
         return [], ""
-    return best, how
+    return best, how or _fixed(s, t)
+
+
+def _fixed(s: Sort, t: Sort) -> str:
+    """Doubt, if numbers that never vary are others on the two sides: block 1 is not block 2."""
+    sides = [{c[0] for c in zip(*(i.numbers for i in x.members), strict=True) if len(set(c)) == 1} for x in (s, t)]
+    same = sides[0] <= sides[1] or sides[1] <= sides[0]
+    return "" if same else "the numbers in the names differ"
 
 
 def _telling(members: Sequence[Item]) -> list[Numbers]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
 from .aligned import Unique, aligned
-from .pairs import WORDS, Item, Named, Sort, folded
+from .pairs import WORDS, Item, Named, Sort, folded, leaf, parent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ LEAVES = {
     "w": "weight", "weights": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
     "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
     "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
-    "recurrent_kernel": "weight_hh", "weight_ih": "weight_ih",
+    "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
 }  # fmt: skip
 SAME = {
     "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
@@ -41,7 +41,8 @@ SAME = {
     "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
     "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
 }  # fmt: skip
-KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih"}
+KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
+RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 8
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
@@ -60,6 +61,8 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def _leaf(last: str) -> list[str]:
+    if m := RECURRENT.fullmatch(last.lower()):
+        return ["reverse", m[1]] if m[2] else [m[1]]
     return [last.lower()] if last.lower() in KINDS else _split(last)
 
 
@@ -74,9 +77,13 @@ def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
     """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
     every = list(names)
     known = {folded(n)[0] for n in every}
+    cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
     out = []
     for at, name in enumerate(every):
         text = _numbered(name, known)
+        home, last = parent(name), leaf(name)
+        if cells and last in ("kernel", "bias") and f"{home}/" in cells:
+            text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"
         out.append(Item(name, words(text), folded(text)[1], groups[name], at / max(1, len(every) - 1)))
     return out
 

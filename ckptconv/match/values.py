@@ -33,6 +33,7 @@ PROBE = 256  # elements compared before all are
 MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
 MAX_PIECES = 4  # of a tensor that was cut without an index
 WORD = 2**64
+MADE = 0.1  # of the target found by value: it was made from this source, and other values are other tensors
 COMMON = {"0.0", "1.0", "nan"}  # single numbers that tell nothing
 
 
@@ -104,7 +105,7 @@ class Values:
             self._sums()
         telling = [n for n, p in self.prints[1].items() if not p.constant]
         done = {n for p in self.found.pairs for n in p.targets} | {n for t in self.found.ties for n in t}
-        self.found.trained = bool(telling) and 2 * sum(n in done for n in telling) >= len(telling)
+        self.found.trained = sum(n in done for n in telling) > MADE * len(telling)
         return self.found
 
     # --- one to one -----------------------------------------------------------------------------------------------
