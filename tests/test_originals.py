@@ -21,7 +21,8 @@ PARAMS = {"openai-gpt": {"positions": 9}}  # what the published default does not
 
 
 def prefix(family: str) -> Path:
-    return ORIGINALS / family / "model.ckpt"
+    folder = ORIGINALS / family
+    return folder if (folder / "params_shapes.json").exists() else folder / "model.ckpt"
 
 
 def selected(family: str) -> api.Select:
@@ -29,7 +30,7 @@ def selected(family: str) -> api.Select:
 
 
 def change(family: str, *, inverse: bool = False) -> api.Change:
-    return api.Change(family.split("--")[0], inverse=inverse, params=PARAMS.get(family, {}))
+    return api.Change(family.split("--")[0], inverse=inverse, params=PARAMS.get(family.split("--")[0], {}))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

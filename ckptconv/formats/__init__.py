@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import (
@@ -134,6 +135,7 @@ TABLE: tuple[Format, ...] = (
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
+    Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "gpt", (), True, False),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True),
     Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True),
@@ -209,14 +211,21 @@ def _refuse_stand_in(seen: Seen) -> None:
     raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
 
 
-def open_checkpoint(url: str, *, format: str | None = None, opaque: bool = False) -> Checkpoint:
-    """Open whatever lies at `url`. Any bytes give a Checkpoint or a CkptError."""
+def open_checkpoint(
+    url: str, *, format: str | None = None, opaque: bool = False, salvage: bool = False
+) -> Checkpoint:
+    """Open whatever lies at `url`. Any bytes give a Checkpoint or a CkptError.
+
+    salvage: a format that can opens what is left when some of its files are missing or cut, with notes `damaged`.
+    """
     row = get(format) if format else detect(url)
     if not row.reads:
         raise UsageError(f"the format {row.name} can be written but not read")
     try:
         with uncollected():
-            return row.load().open(url, opaque=opaque)  # type: ignore[no-any-return]  # a plugin's module is untyped
+            module = row.load()
+            more = {"salvage": True} if salvage and "salvage" in signature(module.open).parameters else {}
+            return module.open(url, opaque=opaque, **more)  # type: ignore[no-any-return]  # a plugin's is untyped
     except CkptError:
         raise
     except (MemoryError, RecursionError) as e:

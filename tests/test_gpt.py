@@ -1,0 +1,81 @@
+"""GPT of 2018: one run of numbers in several .npy files, and everything that may be wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import same
+
+import ckptconv
+
+LAYER = [[1, 2, 6], [6], [1, 2, 2], [2], [2], [2], [1, 2, 8], [8], [1, 8, 2], [2], [2], [2]]
+SHAPES = [[3, 2], [5, 2], *LAYER]
+
+
+def release(folder: Path, *, dtype: str = "<f4", cuts: int = 10, names: list[str] | None = None) -> list[np.ndarray]:
+    """Write a release of one layer; return its weights in order."""
+    total = sum(int(np.prod(s)) for s in SHAPES)
+    flat = np.random.default_rng(1).standard_normal(total).astype(dtype)
+    for i, part in enumerate(np.array_split(flat, cuts)):
+        np.save(folder / f"params_{i}.npy", part)
+    (folder / "params_shapes.json").write_text(json.dumps(SHAPES))
+    if names:
+        (folder / "parameters_names.json").write_text(json.dumps(names))
+    ends = np.cumsum([int(np.prod(s)) for s in SHAPES])[:-1]
+    return [a.reshape(s) for a, s in zip(np.split(flat, ends), SHAPES, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
+@pytest.mark.parametrize("cuts", [1, 3, 10, 47])
+def test_weights_that_end_anywhere(tmp_path: Path, dtype: str, cuts: int) -> None:
+    positions, words, *rest = release(tmp_path, dtype=dtype, cuts=cuts)
+    found = ckptconv.open(tmp_path)
+    assert found.format == "gpt"
+    little = np.dtype(dtype).newbyteorder("<")
+    assert same(found["model/we"].numpy(), np.concatenate([words, positions]).astype(little))
+    assert same(found["model/h0/attn/c_attn/w"].numpy(), rest[0].astype(little))
+    assert same(found["model/h0/ln_2/b"].numpy(), rest[-1].astype(little))
+    assert len(found) == 13
+
+
+def test_names_that_are_told_are_taken(tmp_path: Path) -> None:
+    release(tmp_path, names=["model/we:0", *(f"x{i}:0" for i in range(12))])
+    assert list(ckptconv.open(tmp_path)) == ["model/we", *(f"x{i}" for i in range(12))]
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "params_3.npy").read_bytes()
+    (folder / "params_3.npy").write_bytes(data[:-4])
+
+
+def wrong(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+DAMAGE: list[tuple[Callable[[Path], object], str]] = [
+    (truncate, "needs .* bytes"),
+    (lambda f: (f / "params_9.npy").unlink(), "tells of"),
+    (lambda f: np.save(f / "params_9.npy", np.zeros((2, 2), "f4")), "no run of numbers"),
+    (lambda f: np.save(f / "params_9.npy", np.zeros(9, "f8")), "the files before it"),
+    (wrong("params_shapes.json", "{"), "no JSON"),
+    (wrong("params_shapes.json", "{}"), "no list"),
+    (wrong("params_shapes.json", "[" * 100_000), "no JSON"),
+    (wrong("params_shapes.json", "[]"), "does not begin"),
+    (wrong("params_shapes.json", "[[3, 2], [5, 3]]"), "does not begin"),
+    (wrong("params_shapes.json", "[[3, 2], [5, -1]]"), "has a shape"),
+    (wrong("params_shapes.json", "[[3, 2], [5, true]]"), "has a shape"),
+    (wrong("params_shapes.json", "[[3, 2], [5, 2], [99999999999999999999999]]"), "99999"),
+    (wrong("parameters_names.json", '["a", "a", "b"]'), "names for"),
+]
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+    release(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=says):
+        ckptconv.open(tmp_path)
