@@ -105,8 +105,8 @@ def average_pooling(model: Any) -> Any:
         if isinstance(m, nn.AvgPool2d):
             m.count_include_pad = False
     real = F.avg_pool2d
-    tv.inception.F.avg_pool2d = lambda x, kernel_size, stride=None, padding=0: real(
-        x, kernel_size, stride, padding, False, False
+    tv.inception.F.avg_pool2d = lambda x, k, stride=None, padding=0, ceil=False, *rest: real(
+        x, k, stride, padding, ceil, count_include_pad=False
     )
     return model
 
@@ -245,7 +245,7 @@ def prove(name: str, case: Case, folder: Path, write: bool) -> str:
     del model
     gc.collect()
     before, there = ckptconv.open(file), rules.load(case.converter)
-    params = {k: case.size // 32 for k in there.params}
+    params = dict.fromkeys(there.params, case.size // 32)
     after = there.apply(before, params)
     back = there.inverse.apply(after, params if not there.one_way else None)
     gone = {n for note in after.notes if note.kind == "skipped" for n in note.names}
