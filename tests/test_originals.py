@@ -110,6 +110,21 @@ def test_is_recognised_by_its_names(family: str) -> None:
     assert rules.auto(published(family)).name == AUTO.get(name, name)
 
 
+@pytest.mark.parametrize(
+    ("scope", "head"), [("cls/squad/", "qa_outputs"), ("", "classifier")], ids=["run_squad", "run_classifier"]
+)
+def test_what_berts_scripts_fine_tuned(scope: str, head: str) -> None:
+    whole = published("bert")
+    tuned = {n: t for n, t in whole.tensors.items() if not n.startswith("cls/")}
+    for name, shape in ((f"{scope}output_weights", (3, 768)), (f"{scope}output_bias", (3,))):
+        tuned[name] = plain(name, DTYPES["float32"], shape, Held(np.zeros(shape, "f4")))
+    checkpoint = passes.roles(Checkpoint(tuned))
+    assert rules.auto(checkpoint).name == "bert"
+    there = rules.load("bert").apply(checkpoint)
+    assert {n for n in there if not n.startswith("bert.")} == {f"{head}.weight", f"{head}.bias"}
+    assert {*rules.load("bert").inverse.apply(there)} == {n for n, t in checkpoint.tensors.items() if not t.role}
+
+
 # --- TensorFlow ------------------------------------------------------------------------------------------------------
 
 
