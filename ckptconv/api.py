@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from . import engines, formats, passes, store
 from .confirm import confirm
 from .errors import UsageError, redacted
-from .formats import Format, Writer
+from .formats import Format, Patch, Writer
+from .job import Sources
 from .plan import Memory, Plan, compile_plan
-from .run import Map, Outcome, Progress, content_hash, execute, threads
+from .run import Map, Outcome, Patched, Progress, content_hash, execute, hash_tensor, stripped, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
 
 if TYPE_CHECKING:
+    from .hashes import Checked
     from .verify import Diff
 
 MEMORY = 512 * 2**20
@@ -36,6 +38,7 @@ class Select:
     opaque: bool = False
     weights_only: bool = False
     ema: bool = False
+    keep_going: bool = False  # leave out, with notes, tensors that are damaged or missing
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Target:
     force: bool = False
     verify: str = "receipts"  # none, receipts, full
     sync: bool = True
+    hash: bool = False  # carry a hash of each tensor in the metadata
     resume: bool = False  # go on where a killed run of the same plan stopped, and let the next one do so
 
 
@@ -94,6 +98,7 @@ class Report:
     loss: Mapping[str, tuple[int, int]]
     verified_bytes: int
     verify: str
+    damaged: Mapping[str, str] = field(default_factory=dict)  # tensors that were left out, and why
 
     def to_json(self) -> dict[str, Any]:
         out = asdict(self)
@@ -119,11 +124,16 @@ def open(
 
 
 def _open(url: str, select: Select) -> Checkpoint:
-    found = passes.roles(formats.open_checkpoint(url, format=select.format, opaque=select.opaque))
-    found = passes.select(found, select.include, select.exclude)
+    found = formats.open_checkpoint(url, format=select.format, opaque=select.opaque, salvage=select.keep_going)
+    found = passes.select(passes.roles(found), select.include, select.exclude)
     if select.ema:
         found = passes.averages(found)
-    return passes.weights_only(found) if select.weights_only else found
+    found = passes.weights_only(found) if select.weights_only else found
+    if select.keep_going:
+        from .hashes import salvaged
+
+        return salvaged(found)
+    return found
 
 
 @formats.uncollected()
@@ -161,7 +171,15 @@ def plan_for(
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
         checkpoint = _holdable(checkpoint, writer)
+    checkpoint = replace(checkpoint, metadata=stripped(checkpoint.metadata))
+    if target.hash:
+        from . import hashes
+
+        reserved = hashes.entries(hashes.names(row, checkpoint.tensors), {})
+        checkpoint = replace(checkpoint, metadata={**checkpoint.metadata, **reserved})
     placement = writer.place(checkpoint)
+    if target.hash:
+        hashes.placed(reserved, placement, row)
     folder, _ = store.split(url.rstrip("/"))
     memory = Memory.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})
@@ -221,9 +239,10 @@ def write(
         force=target.force,
         sync=target.sync,
         resume=target.resume,
-        digest=target.verify == "full",
+        digest=target.verify == "full" or target.hash,
         map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
+        patched=_patched(made, writer, row) if target.hash else None,
     )
     if target.verify != "none":
         confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
@@ -232,7 +251,20 @@ def write(
         len(made.tensors), made.nbytes, time.monotonic() - began, tuple(f.name for f in made.placement.files),
         (*made.notes, *_cleared(outcome)),
         {n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()}, outcome.verified, target.verify,
+        {name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
     )  # fmt: skip
+
+
+def _patched(made: Plan, writer: Writer, row: Format) -> Patched:
+    """What fills the hashes in when the jobs are done."""
+    from . import hashes
+
+    def patches(outcome: Outcome, sources: Sources) -> Sequence[Patch]:
+        names = hashes.names(row, made.tensors)
+        found = {new: outcome.digests.get(old) or hash_tensor(made.tensors[old], sources) for new, old in names.items()}
+        return hashes.filled(names, found, made.placement, writer)
+
+    return patches
 
 
 def _cleared(outcome: Outcome) -> list[Note]:
@@ -280,6 +312,13 @@ def diff(
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
     return verify.diff(left, right, verify.Tolerance(rtol, atol), workers=resources.workers)
+
+
+def check_itself(source: Path, *, select: Select = Select(), resources: Resources = Resources()) -> Checked:
+    """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged."""
+    from . import hashes
+
+    return hashes.check(_open(os.fspath(source), select), workers=resources.workers)
 
 
 def check(

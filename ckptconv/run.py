@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .moves import Array
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
+HASHES = "ckptconv.blake3"  # metadata of this name carries hashes, see hashes.py
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -42,6 +43,9 @@ class Outcome:
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
     cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
+
+
+Patched = Callable[[Outcome, Sources], Iterable[Patch]]
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,11 @@ def execute(
     resume: bool = False,
     map: Map | None = None,
     progress: Progress | None = None,
+    patched: Patched | None = None,
 ) -> Outcome:
     """Write everything the plan says; the destination appears whole or not at all.
+
+    patched: gives the placement's patches when they depend on what the jobs did (hashes.py).
 
     With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
     """
@@ -136,7 +143,8 @@ def execute(
             raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
         outcome = _outcome(plan, receipts, digest, verified)
         if not (journal and journal.publishing):
-            for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks)):
+            patches = patched(outcome, sources) if patched else plan.placement.patches
+            for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks)):
                 out.write(patch.file, patch.start, patch.data)
         if journal and isinstance(out, Output):
             journal.publish(out)
@@ -218,6 +226,11 @@ def content_hash(t: Tensor, digests: Iterable[bytes]) -> str:
     return blake3(
         b"\0".join([b"ckptconv.tensor.1", t.dtype.name.encode(), shape.encode(), b"".join(digests)])
     ).hexdigest(length=16)
+
+
+def stripped(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Metadata without the hashes of tensors: those of what is made from it are others."""
+    return {k: v for k, v in metadata.items() if k != HASHES and not k.startswith(HASHES + ".")}
 
 
 def hash_tensor(t: Tensor, sources: Sources) -> str:

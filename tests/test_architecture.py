@@ -26,7 +26,7 @@ LAYERS = [
     ["ahead", "journal"],
     ["run"],
     ["stats"],
-    ["confirm", "verify", "engines"],
+    ["confirm", "hashes", "verify", "engines"],
     ["api"],
     ["zoo", "report", "match", "torch", "testing"],
     ["cli"],

@@ -85,6 +85,10 @@ def convert(
         bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
     ] = False,
     opaque: Opaque = False,
+    hash_: Annotated[bool, typer.Option("--hash", help="Carry a hash of each tensor; `verify FILE` checks it.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave out damaged tensors, list them, and exit with 1.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -94,7 +98,7 @@ def convert(
     """
     from .. import api
 
-    select = options.select(from_, include, exclude, opaque, weights_only, ema)
+    select = options.select(from_, include, exclude, opaque, weights_only, ema, keep_going)
     change = options.change(converter, inverse, param, rename, dtype, scope)
     target = api.Target(
         to,
@@ -103,6 +107,7 @@ def convert(
         force,
         {None: "receipts", True: "full", False: "none"}[verify],
         resume=resume,
+        hash=hash_,
     )
     if into:
         made = _loaded(into, api.prepare(sources, select, change), quiet)
@@ -126,8 +131,10 @@ def convert(
 def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
-    elif not quiet:
+    elif not quiet or done.damaged:
         show.report(done)
+    if done.damaged:
+        raise typer.Exit(1)
 
 
 def _loaded(into: str, found: Checkpoint, quiet: bool) -> Checkpoint:

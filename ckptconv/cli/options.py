@@ -81,11 +81,12 @@ def select(
     opaque: bool,
     weights_only: bool,
     ema: bool,
+    keep_going: bool = False,
 ) -> Select:
     """Bundle the reading options."""
     from ..api import Select
 
-    return Select(format, include or (), exclude or (), opaque, weights_only, ema)
+    return Select(format, include or (), exclude or (), opaque, weights_only, ema, keep_going)
 
 
 def change(

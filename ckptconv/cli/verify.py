@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,17 +25,21 @@ from .options import (
     WeightsOnly,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from ..hashes import Checked
+
 EXAMPLES = """Examples:
 
 \b
   ckptconv verify model.ckpt model.safetensors
   ckptconv verify model.ckpt half.npz --weights-only --dtype float16
+  ckptconv verify model.safetensors              by its own hashes and checksums
   ckptconv verify bert.ckpt bert.safetensors -c auto
 """
 
 
 def verify(
-    paths: Annotated[list[str], typer.Argument(metavar="SRC DST", help="What was converted, and the result last.")],
+    paths: Annotated[list[str], typer.Argument(metavar="[SRC] DST", help="What was converted, and the result last.")],
     from_: From = None,
     converter: Converter = None,
     inverse: Inverse = False,
@@ -58,12 +62,17 @@ def verify(
     """Derive again what DST should hold, and compare every bit.
 
     Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs.
+    One path alone is read whole and compared with its own checksums, and with the hashes that --hash put there.
     """
     from .. import api
     from ..errors import UsageError
 
-    if len(paths) < 2:
-        raise UsageError("verify takes what was converted and then the result: ckptconv verify SRC DST")
+    if len(paths) == 1:
+        if converter or rename or dtype or scope:
+            raise UsageError("a conversion is verified with its source and its result: ckptconv verify SRC DST")
+        chosen = options.select(from_, include, exclude, opaque, weights_only, ema)
+        _show(api.check_itself(paths[0], select=chosen, resources=api.Resources(jobs=jobs)), as_json, quiet)
+        return
     *sources, destination = paths
     held = api.check(
         sources,
@@ -78,3 +87,13 @@ def verify(
     elif not quiet:
         what = f"{show.many(len(held), 'tensor')}, {show.bytes_(held.nbytes)}"
         show.talk(f"verified: {what}, are bit for bit what the conversion gives")
+
+
+def _show(found: Checked, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        show.as_json({"sound": True, "tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked})
+    elif not quiet:
+        proof = [f"{show.many(found.hashed, 'hash').replace('hashs', 'hashes')}"] if found.hashed else []
+        proof += [f"checksums of {show.bytes_(found.checked)}"] if found.checked else []
+        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
+        show.talk(f"verified: {show.many(found.tensors, 'tensor')}, by {by}")

@@ -39,6 +39,7 @@ from ..errors import (
 )  # fmt: skip
 from ..store import File, Seen
 from ..tensor import Checkpoint, Coded, Tensor
+from . import strangers
 
 
 class Slot(NamedTuple):
@@ -193,8 +194,7 @@ def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
 
 
 def _refuse_stand_in(seen: Seen) -> None:
-    """Say what is there instead of a checkpoint: nothing, a pointer, a web page."""
-    head = seen.head[:512].lstrip()
+    """Say what is there instead of a checkpoint: nothing, a pointer, a web page, another program's file."""
     if seen.is_dir:
         what = "holds no checkpoint: " + (f"its files are {', '.join(seen.files[:8])}" if seen.files else "it is empty")
     elif seen.size < 0:
@@ -202,11 +202,7 @@ def _refuse_stand_in(seen: Seen) -> None:
         raise StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
     elif seen.size == 0:
         what = "is empty (0 bytes)"
-    elif head.startswith(b"version https://git-lfs"):
-        what = "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"
-    elif head[:15].lower().startswith((b"<!doctype html", b"<html")):
-        what = "is an HTML page, not a checkpoint; the download went wrong (a login or error page?)"
-    else:
+    elif not (what := strangers.known(seen)):
         return
     raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
 

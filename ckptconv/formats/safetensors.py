@@ -38,18 +38,18 @@ NOWHERE = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, b
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
-    if seen.size < 0 and seen.base + INDEX in seen.files:
+    if seen.size < 0 and seen.base + INDEX in seen.files and not seen.base.endswith((".bin", ".pt", ".pth")):
         return 3
     if seen.size >= 8 and 2 <= length <= min(MAX_HEADER, seen.size - 8) and seen.head[8:].lstrip()[:1] == b"{":
         return 3
     return 1 if seen.base.endswith(SUFFIX) and not seen.is_dir else 0
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
     if not exists(url) and exists(url + INDEX):  # the name that shards were written under
         from .sharded import open_index
 
-        return open_index(url + INDEX)
+        return open_index(url + INDEX, opaque, salvage)
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import AmbiguousFormat, CorruptCheckpoint, UnknownFormat, listing
+from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat, listing
 from ..store import File, Seen, exists, is_dir, join, names, read_all, sibling, split
 from ..tensor import Checkpoint, Note, Tensor
 from . import Patch, Placement, Slot, detect, open_checkpoint, safetensors
@@ -51,17 +51,17 @@ def index_of(url: str) -> str:
     return beside if beside and exists(beside) else ""
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
     if is_dir(url):
-        return _open_folder(url, opaque)
+        return _open_folder(url, opaque, salvage)
     if index := index_of(url):
         base = split(url)[1]
         if base not in _weight_map(index).values():
             raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
-        whole = open_index(index, opaque)
+        whole = open_index(index, opaque, salvage)
         note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
-    return open_index(url, opaque)
+    return open_index(url, opaque, salvage)
 
 
 def _candidates(files: Sequence[str]) -> list[str]:
@@ -70,7 +70,7 @@ def _candidates(files: Sequence[str]) -> list[str]:
     return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
 
 
-def _open_folder(url: str, opaque: bool) -> Checkpoint:
+def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     files = names(url)
     found = _candidates(files)
     if not found:
@@ -81,18 +81,23 @@ def _open_folder(url: str, opaque: bool) -> Checkpoint:
         raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
     path = sibling(join(url, "."), found[0])
     ours = path.endswith(INDEX) and not path.endswith(".h5" + INDEX)  # Keras knows how it spells names in shards
-    whole = open_index(path, opaque) if ours else open_checkpoint(path, opaque=opaque)
+    whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
     if len(found) == 1:
         return whole
     note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(found[1:]))
     return replace(whole, notes=(note, *whole.notes))
 
 
-def open_index(url: str, opaque: bool = False) -> Checkpoint:
-    """Open all shards that an index names and pick from each what the weight map takes from it."""
+def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+    """Open all shards that an index names and pick from each what the weight map takes from it.
+
+    salvage: what is missing or cannot be opened is noted as damaged, by the names that the index gives.
+    """
     weight_map = _weight_map(url)
     files = sorted(set(weight_map.values()))
     paths = {file: sibling(url, file) for file in files}
+    if salvage:
+        return _salvaged(url, weight_map, paths, opaque)
     missing = [file for file in files if not exists(paths[file])]
     if missing:
         raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
@@ -102,6 +107,25 @@ def open_index(url: str, opaque: bool = False) -> Checkpoint:
     if lost:
         raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
     return _joined(url, weight_map, shards)
+
+
+def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], opaque: bool) -> Checkpoint:
+    """What is left of a damaged set."""
+    shards: dict[str, Checkpoint] = {}
+    notes = []
+    for file, path in paths.items():
+        mine = tuple(n for n, f in weight_map.items() if f == file)
+        try:
+            shards[file] = open_checkpoint(path, format=detect(path, but="hf").name, opaque=opaque)
+        except CkptError as e:
+            notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", mine))
+            continue
+        if lost := tuple(n for n in mine if n not in shards[file]):
+            notes.append(Note("damaged", f"not in {file}, where the index says", lost))
+    if not shards:
+        raise CorruptCheckpoint(f"none of {len(paths)} shards can be opened", url=url)
+    found = _joined(url, weight_map, shards)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _weight_map(url: str) -> dict[str, str]:

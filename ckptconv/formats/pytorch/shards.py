@@ -51,6 +51,10 @@ class ShardedTorchWriter:
         ours = rf"{re.escape(base)}(\.index\.json)?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
         return Placement(files, {n: slots[n] for n in checkpoint}, patches, check="crc32", stale=ours)
 
+    def amend(self, old: bytes, new: bytes) -> None:
+        for writer, _ in self.writers:
+            writer.amend(old, new)
+
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         return [patch for writer, _ in self.writers for patch in writer.seal(checks)]
 

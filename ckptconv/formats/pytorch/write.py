@@ -32,6 +32,7 @@ class TorchWriter:
     url: str
     entries: list[Entry] = field(default_factory=list)
     crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are no tensors
+    pickle: bytes = b""
     owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
     end: int = 0
 
@@ -51,6 +52,7 @@ class TorchWriter:
             ROOT + "byteorder": b"little",
             ROOT + "version": b"3\n",
         }
+        self.pickle = fixed[ROOT + "data.pkl"]
         self.crcs = {name.encode(): zlib.crc32(raw) for name, raw in fixed.items()}
         self.owners = {f"{ROOT}data/{key}".encode(): name for name, key in keys.items()}
         sizes = [(name, len(raw)) for name, raw in fixed.items()]
@@ -61,6 +63,11 @@ class TorchWriter:
         patches = [Patch(self.file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
         size = self.end + len(directory(self.entries, {}, self.end))
         return Placement([File(self.file, size)], slots, patches, check="crc32")
+
+    def amend(self, old: bytes, new: bytes) -> None:
+        """Metadata that was laid out as `old` is now written as `new`."""
+        self.pickle = self.pickle.replace(old, new)
+        self.crcs[(ROOT + "data.pkl").encode()] = zlib.crc32(self.pickle)
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         """All headers, now that the CRC of every member is known."""

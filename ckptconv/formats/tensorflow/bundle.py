@@ -13,10 +13,11 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.checksum import unmask
-from ckptconv.errors import CorruptCheckpoint, listing
+from ckptconv.errors import CkptError, CorruptCheckpoint, listing
 from ckptconv.store import Reader, Seen, exists, is_remote
 from ckptconv.tensor import Checkpoint, Coded, Data, DType, Note, Part, Span, Tensor, c_strides, elements, tiled
 
@@ -52,14 +53,17 @@ def sniff(seen: Seen) -> int:
     return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
-    """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file."""
+def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+    """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file.
+
+    salvage: missing or cut shards are no error yet; it comes for each tensor when it is read.
+    """
     found = locate.find(url)
     if not found.file:
         from . import v1
 
         return v1.open_tables(found.tables)
-    bundle = read(found.file)
+    bundle = read(found.file, salvage=salvage)
     from . import objects, saved_model
 
     checkpoint = objects.named(bundle, found.notes)
@@ -88,7 +92,7 @@ class Bundle(NamedTuple):
     details: dict[str, Any]
 
 
-def read(index: str) -> Bundle:
+def read(index: str, *, salvage: bool = False) -> Bundle:
     """Read and check an index against its shards; no tensor is read."""
     with Reader(index) as f:
         pairs = iter(Table(f))
@@ -97,12 +101,14 @@ def read(index: str) -> Bundle:
     shards = Shards(index, header.num_shards)
     builder = _Builder(index, header.endianness == 1, shards, items)
     tensors = builder.tensors()
-    shards.check(items)
+    if not salvage:
+        shards.check(items)
     graph = b""
     if OBJECT_GRAPH in tensors:
         data = tensors.pop(OBJECT_GRAPH).parts[0].data
         if isinstance(data, Coded):
-            graph = b"".join(strings.decode(data))
+            with suppress(CkptError) if salvage else nullcontext():
+                graph = b"".join(strings.decode(data))
     details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
     return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details)
 

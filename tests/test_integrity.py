@@ -1,0 +1,242 @@
+"""Hashes that travel along, checksums that are verified, damaged checkpoints salvaged, and the same bytes again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run, same
+
+import ckptconv
+from ckptconv import api
+from ckptconv.errors import CkptError, Unrepresentable, VerifyError
+from ckptconv.hashes import GROUP
+
+FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
+CARRY: dict[str, dict[str, object]] = {
+    "m.safetensors": {},
+    "s.safetensors": {"max_shard_size": 500},
+    "m.pt": {},
+    "s.bin": {"format": "torch", "max_shard_size": 500},
+    "m.hdf5": {"format": "hdf5"},
+    "k.h5": {"format": "keras"},
+    "folder": {"format": "hf"},
+}
+OTHERS: dict[str, dict[str, object]] = {
+    "m.npz": {},
+    "m.ckpt": {"format": "tf"},
+    "m.msgpack": {},
+    "npy": {"format": "npy"},
+}
+
+
+def values() -> dict[str, np.ndarray]:
+    r = np.random.default_rng(3)
+    made = {f"layer{i}.w": r.standard_normal((5, 7 + i)).astype("f4") for i in range(8)}
+    made |= {"scalar.x": np.float32(7), "empty.x": np.zeros((0, 3), "i8"), "whole.x": np.arange(6, dtype="i2")}
+    return made
+
+
+@pytest.mark.parametrize("name", CARRY)
+def test_hashes_travel_along_and_tell(name: str, tmp_path: Path) -> None:
+    want = values()
+    ckptconv.save(want, tmp_path / name, hash=True, **CARRY[name])
+    found = api.check_itself(tmp_path / name)
+    assert found.tensors == found.hashed == len(ckptconv.open(tmp_path / name))
+    got = ckptconv.open(tmp_path / name)
+    assert sorted(a.tobytes() for a in want.values()) == sorted(t.numpy().tobytes() for t in got.values())
+    flipped = 0
+    for path in sorted(p for p in tmp_path.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        at = data.find(want["layer3.w"].tobytes())
+        if at >= 0:
+            path.write_bytes(data[: at + 9] + bytes([data[at + 9] ^ 4]) + data[at + 10 :])
+            flipped += 1
+    assert flipped == 1
+    with pytest.raises(VerifyError, match="layer3"):
+        api.check_itself(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_formats_that_cannot_carry_hashes_say_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Unrepresentable, match="hash"):
+        ckptconv.save(values(), tmp_path / name, hash=True, **OTHERS[name])
+    assert not list(tmp_path.iterdir())
+
+
+def test_frameworks_still_load_what_carries_hashes(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    for name in ("m.pt", "m.safetensors"):
+        ckptconv.save(values(), tmp_path / name, hash=True)
+    got = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert all(same(got[n].numpy(), np.asarray(a)) for n, a in values().items())
+    got = load_file(tmp_path / "m.safetensors")
+    assert all(same(got[n], np.asarray(a)) for n, a in values().items())
+
+
+def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
+    ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.safetensors", hash=True)
+    assert api.check_itself(tmp_path / "m.safetensors").hashed == GROUP + 3
+    ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.hdf5", hash=True, format="hdf5")
+    assert api.check_itself(tmp_path / "m.hdf5").hashed == GROUP + 3
+
+
+def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
+    """They would be of other tensors."""
+    ckptconv.save(values(), tmp_path / "a.safetensors", hash=True, metadata={"kept": "yes"})
+    api.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", select=api.Select(exclude=["scalar.x"]))
+    assert set(ckptconv.open(tmp_path / "b.safetensors").metadata) == {"kept", "format"}
+    api.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", target=api.Target(hash=True))
+    assert api.check_itself(tmp_path / "c.pt").hashed == len(values())
+    assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
+
+
+def test_a_shard_alone_is_not_what_the_hashes_are_of(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "s.safetensors", hash=True, max_shard_size=500)
+    shard = next(iter(sorted(tmp_path.glob("*-00001-of-*"))))
+    with pytest.raises(VerifyError, match="index"):
+        api.check_itself(shard, select=api.Select(format="safetensors"))
+
+
+def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: Path) -> None:
+    """The hash is of what was written, not of what was read."""
+    target = api.Target(hash=True, resume=True)
+    api.convert(fixtures / "g2p_en", tmp_path / "m.safetensors", target=target, change=api.Change(dtype="float16"))
+    assert api.check_itself(tmp_path / "m.safetensors").hashed == 57
+
+
+def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
+    done = cli("verify", "g2p")
+    assert (done.returncode, done.stderr) == (0, "verified: 57 tensors, by checksums of 4.3 MB\n")
+    assert cli("g2p", "-o", "m.safetensors", "--hash").returncode == 0
+    assert cli("verify", "m.safetensors").stderr == "verified: 57 tensors, by 57 hashes\n"
+    assert json.loads(cli("verify", "m.safetensors", "--json").stdout)["hashed"] == 57
+    with (tmp_path / "m.safetensors").open("r+b") as f:
+        f.seek(-5, 2)
+        f.write(b"\x99")
+    done = cli("verify", "m.safetensors")
+    assert done.returncode == 7
+    assert "1 of 57 tensors are damaged" in done.stderr
+
+
+# --- salvage ----------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_keep_going_salvages_the_good(cli: Run, fixtures: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
+    flip(next((tmp_path / "g2p").glob("*.data*")), 4_000_000)
+    assert cli("g2p", "-o", "m.npz").returncode == 4
+    assert not (tmp_path / "m.npz").exists()
+    done = cli("g2p", "-o", "m.npz", "--keep-going", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert len(told["damaged"]) == 1
+    assert "crc32c" in next(iter(told["damaged"].values()))
+    good, got = ckptconv.open(fixtures / "g2p_en"), ckptconv.open(tmp_path / "m.npz")
+    assert set(good) - set(got) == set(told["damaged"])
+    assert all(same(got[n].numpy(), good[n].numpy()) for n in got)
+    assert "damaged" in cli("g2p", "-o", "n.npz", "--keep-going", "--quiet").stderr
+
+
+@pytest.mark.parametrize("what", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("kind", ["tf", "safetensors", "torch"])
+def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> None:
+    name = {"tf": "m.ckpt", "safetensors": "m.safetensors", "torch": "pytorch_model.bin"}[kind]
+    ckptconv.save(values(), tmp_path / name, format=kind, max_shard_size=500)
+    shard = next(p for p in sorted(tmp_path.iterdir()) if "00002-of" in p.name or "00001-of-00004" in p.name)
+    if what == "missing":
+        shard.unlink()
+    elif what == "cut":
+        os.truncate(shard, shard.stat().st_size // 2)
+    else:
+        flip(shard, 70 if kind == "tf" else 3)
+    source = tmp_path / (name if kind == "tf" else f"{name}.index.json")
+    with pytest.raises(CkptError):
+        api.convert(source, tmp_path / "out.npz")
+    report = api.convert(source, tmp_path / "out.npz", select=api.Select(keep_going=True))
+    got, want = ckptconv.open(tmp_path / "out.npz"), values()
+    assert report.damaged
+    assert set(got) | set(report.damaged) == set(want)
+    assert not set(got) & set(report.damaged)
+    assert all(same(got[n].numpy(), np.asarray(want[n])) for n in got)
+
+
+def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.ckpt", format="tf")
+    report = api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", select=api.Select(keep_going=True))
+    assert (dict(report.damaged), report.tensors) == ({}, len(values()))
+
+
+def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
+    ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", format="tf")
+    flip(next(tmp_path.glob("*.data*")), 5)
+    with pytest.raises(CkptError, match="all 1 tensors are damaged"):
+        api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", select=api.Select(keep_going=True))
+
+
+# --- single bits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.pt", "m.ckpt", "hashed.safetensors"])
+def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
+    """Anywhere in tensors or in what describes them; CKPTCONV_FLIPS sets how many."""
+    choose = random.Random(5)
+    ckptconv.save(values(), tmp_path / name, hash=name.startswith("hashed"))
+    files = {p: p.read_bytes() for p in tmp_path.iterdir() if p.name != "checkpoint"}
+    regions = [(p, a, b) for p, data in files.items() for a, b in checked(name, p, data)]
+    for _ in range(FLIPS):
+        path, lo, hi = choose.choices(regions, [b - a for _, a, b in regions])[0]
+        at, data = choose.randrange(lo, hi), bytearray(files[path])
+        data[at] ^= 1 << choose.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(CkptError):
+            api.check_itself(tmp_path / name)
+        path.write_bytes(files[path])
+    api.check_itself(tmp_path / name)
+
+
+def checked(name: str, path: Path, data: bytes) -> list[tuple[int, int]]:
+    """What the format's checksums (or ours) cover: all of a bundle; the members of a zip; tensors that have a hash."""
+    if path.name.startswith("m.ckpt"):
+        return [(0, len(data) - 48 if path.suffix == ".index" else len(data))]
+    if name.startswith("hashed"):
+        return [(8 + int.from_bytes(data[:8], "little"), len(data))]
+    import zipfile
+
+    out = []
+    with zipfile.ZipFile(path) as z:
+        for i in z.infolist():
+            head = i.header_offset
+            start = head + 30 + sum(int.from_bytes(data[head + k : head + k + 2], "little") for k in (26, 28))
+            if i.file_size:
+                out.append((start, start + i.file_size))
+    return out
+
+
+# --- the same again ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CARRY, *OTHERS])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_same_input_and_options_same_bytes(name: str, workers: int, tmp_path: Path) -> None:
+    options = (CARRY | OTHERS)[name] | {"hash": name in CARRY}
+    made = []
+    for n, resources in enumerate((api.Resources(jobs=workers), api.Resources(max_memory=16 << 20, jobs=2))):
+        ckptconv.save(values(), tmp_path / "in.npz", force=True)
+        api.convert(tmp_path / "in.npz", tmp_path / str(n) / name, target=api.Target(**options), resources=resources)
+        home = tmp_path / str(n)
+        made.append({str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()})
+    assert made[0] == made[1]
