@@ -79,7 +79,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
             made = getattr(made, word)
     except (ImportError, AttributeError) as e:
         raise UsageError(f"{name}: {e}") from e
-    module = _called(made, meta)
+    module = _called(made, meta) if callable(made) else made
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} gives {type(module).__name__}, not a torch.nn.Module")
     return module

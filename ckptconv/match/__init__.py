@@ -26,6 +26,7 @@ from .pairs import Named, Pair, leaf, parent
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
+ALIKE = 0.2  # likeness below which names say nothing
 GATES = {"gru": "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"}  # Keras z, r, h; torch r, z, n
 
 
@@ -89,6 +90,7 @@ class _Match:
         self.copies: dict[str, str] = {}
         self.prints: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
         self.trained = False
+        self.lone: set[str] = set()  # of the target: the only ones of their shape, as on the other side
 
     def _of_one_dtype(self, source: Checkpoint, target: Checkpoint) -> Checkpoint:
         kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
@@ -148,6 +150,8 @@ class _Match:
         near = Counter((_home(x), _home(y)) for x, y in homes)
         found = by_name.match(items_a, items_b, dict.fromkeys(near, 1.0))
         at_home = {(parent(x), parent(y)) for x, y in homes if not told}
+        counts = [Counter(g.values()) for g in groups]
+        self.lone |= {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not told}
         for named in self._sound(found):
             self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
 
@@ -180,13 +184,18 @@ class _Match:
         order, doubt = self._order(a, b)
         if order is None:
             return
+        evidence = "equal" if self._equal(named) else "names" if named.likeness >= ALIKE else "shape"
         why = () if at_home else named.why
+        if evidence == "shape":
+            why = ("no other tensor has this shape" if named.b in self.lone else "others have this shape too",)
         kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
         why = tuple(dict.fromkeys(w for w in (*why, told, doubt, kinds) if w))
-        same = self.trained and named.a in self.prints[0] and named.b in self.prints[1]
-        evidence = "equal" if same else "names" if named.likeness >= 0.2 else "shape"
-        rivals = named.rivals if why else ()
+        dims = sorted(n for n in b.shape if n != 1)
+        rivals = tuple(r for r in named.rivals if why and sorted(n for n in self.b[r].shape if n != 1) == dims)
         self.pairs.append(Pair((named.a,), (named.b,), order, evidence, not why, why, rivals))
+
+    def _equal(self, named: Named) -> bool:
+        return self.trained and named.a in self.prints[0] and named.b in self.prints[1]
 
     def _order(self, a: Tensor, b: Tensor) -> tuple[Order | None, str]:
         """The order of axes that names and shapes tell, and what is doubtful about it."""
@@ -214,8 +223,9 @@ class _Match:
             return ""
         if not hasattr(self, "_channels"):
             self._channels = {t.shape[-1] for t in self.a.values() if len(t.shape) in (4, 5) and t.shape[-1] > 1}
+            self._widths = {t.shape[-1] for t in self.a.values() if len(t.shape) == 2} | self._channels
         n = a.shape[0]
-        if self._channels and n not in self._channels and any(n % c == 0 for c in self._channels):
+        if n not in self._widths and any(n % c == 0 for c in self._channels):
             return "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
         return ""
 
@@ -238,7 +248,7 @@ class _Match:
     def done(self) -> Proposal:
         open_a, open_b = self._open()
         paired = sum(len(p.targets) for p in self.pairs)
-        telling = [p for p in self.pairs if p.evidence != "shape"]
+        telling = [p for p in self.pairs if p.evidence != "shape" or p.targets[0] in self.lone]
         hope = HOPE * max(1, min(len(self.a), len(self.b)))
         if not self.trained and (paired < hope or 2 * len(telling) < len(self.pairs)):
             raise CkptError(self._hopeless(paired, len(telling)))
@@ -256,8 +266,8 @@ class _Match:
         common = sum((shapes[0] & shapes[1]).values())
         return (
             f"these do not look like the same model: of {len(self.a)} tensors in the source and {len(self.b)} in the "
-            f"target {common} have a shape in common, {paired} could be paired, {telling} of them by names or values. "
-            "Nothing was written"
+            f"target {common} have a shape in common and {paired} could be paired, {telling} of them by values, names "
+            "or a shape of their own. Nothing was written"
         )
 
     def _contradicted(self, open_a: Mapping[str, Tensor], open_b: Mapping[str, Tensor]) -> None:

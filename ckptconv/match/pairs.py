@@ -35,9 +35,9 @@ DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
 def leaf(name: str) -> str:
-    """The last segment, without TensorFlow's `:0`."""
+    """The last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
     bare = re.sub(r":[0-9]+$", "", name)
-    return re.split(r"[/.]", bare)[-1].lower()
+    return re.split(r"[/.]", bare)[-1].lower().lstrip("_")
 
 
 def parent(name: str) -> str:

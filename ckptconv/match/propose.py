@@ -261,7 +261,7 @@ def _table(many: Sequence[Row]) -> Iterator[str]:
     pair = first.pairs[0]
     told = {
         "values": "values: equal bit for bit", "equal": "values are equal, but not of one tensor only; names decide",
-        "names": "names and shapes", "shape": "shapes and order only: names say little",
+        "names": "names and shapes", "shape": "shapes, as names say little",
     }[pair.evidence]  # fmt: skip
     yield "[[rule]]"
     yield f"# {told}" if pair.sure else f"# assumed, by {told}: {'; '.join(pair.why)}"

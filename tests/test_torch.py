@@ -1,0 +1,259 @@
+"""Into torch modules: checks before changes, loading in place, comparing; and the tutorial, run as it stands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.cli import main
+from ckptconv.errors import ConversionError, UsageError
+
+torch = pytest.importorskip("torch")
+from test_cli_docs import fits, run, steps  # noqa: E402
+from torch import nn  # noqa: E402
+
+import ckptconv.torch as into  # noqa: E402
+
+TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorial.md"
+RULES = """
+[[rule]]
+layout = "i o -> o i"
+names = { "{x...}/kernel" = "{x...}.weight" }
+[[rule]]
+names = { "{x...}/bias" = "{x...}.bias" }
+"""
+
+
+class Net(nn.Module):
+    def __init__(self, wide: int = 5) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, wide)
+        self.norm = nn.BatchNorm1d(wide, affine=False)
+        self.b = nn.Linear(wide, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(torch.relu(self.a(x))))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.emb.weight
+
+
+def state(module: nn.Module) -> dict[str, np.ndarray]:
+    return {n: t.detach().numpy().copy() for n, t in module.state_dict().items()}
+
+
+def saved(tmp_path: Path, wide: int = 5) -> Path:
+    rng = np.random.default_rng(0)
+    shapes = {"a/kernel": (4, wide), "a/bias": (wide,), "b/kernel": (wide, 2), "b/bias": (2,)}
+    ckptconv.save({n: rng.normal(size=s).astype("f4") for n, s in shapes.items()}, tmp_path / "m.npz")
+    (tmp_path / "rules.toml").write_text(RULES)
+    return tmp_path / "m.npz"
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_load_into(tmp_path: Path) -> None:
+    source, module = saved(tmp_path), Net()
+    memory = module.a.weight.data_ptr()
+    report = into.load_into(module, source, converter=str(tmp_path / "rules.toml"))
+    assert report.loaded == ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert report.missing == ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+    assert module.a.weight.data_ptr() == memory
+    assert module.a.weight.requires_grad
+    want = ckptconv.open(source)["a/kernel"].numpy().T
+    assert module.a.weight.detach().numpy().tobytes() == want.tobytes()
+    assert "3 missing" in str(report)
+
+
+def test_nothing_changes_unless_all_fits(tmp_path: Path) -> None:
+    source, module = saved(tmp_path, wide=6), Net()
+    before = state(module)
+    with pytest.raises(ConversionError, match=r"a\.weight: \[6, 4\] here, \[5, 4\] in the module"):
+        into.load_into(module, source, converter=str(tmp_path / "rules.toml"))
+    with pytest.raises(ConversionError, match="4 without a place"):
+        into.load_into(module, source)
+    after = state(module)
+    assert all(np.array_equal(before[n], after[n]) for n in before)
+    loose = into.load_into(module, source, converter=str(tmp_path / "rules.toml"), strict=False)
+    assert loose.loaded == ("b.bias",)
+    assert len(loose.mismatched) == 3
+    assert not loose.complete
+
+
+def test_a_missing_parameter_is_an_error_and_a_missing_buffer_is_not() -> None:
+    module = Net()
+    arrays = {n: a for n, a in state(module).items() if "norm" not in n}
+    assert into.load_into(module, checkpoint(arrays)).missing[0] == "norm.running_mean"
+    del arrays["b.bias"]
+    with pytest.raises(ConversionError, match=r"b\.bias"):
+        into.load_into(module, checkpoint(arrays))
+
+
+def checkpoint(arrays: dict[str, np.ndarray]) -> ckptconv.Checkpoint:
+    from ckptconv.tensor import held
+
+    return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
+
+
+def test_ties_stay_ties() -> None:
+    module = Tied()
+    table = np.arange(28, dtype="f4").reshape(7, 4)
+    report = into.load_into(module, checkpoint({"emb.weight": table}))
+    assert report.missing == ()
+    assert module.head.weight is module.emb.weight
+    assert np.array_equal(module.head.weight.detach().numpy(), table)
+    with pytest.raises(ConversionError, match="ties"):
+        into.load_into(module, checkpoint({"emb.weight": table, "head.weight": table + 1}))
+    assert into.snapshot(module).ties == (("emb.weight", "head.weight"),)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64", "int64", "bool", "uint8", "complex64"])
+def test_dtypes_there_and_back(kind: str) -> None:
+    module = nn.Module()
+    values = torch.tensor([0, 1, 1, 0, 1]).to(getattr(torch, kind))
+    module.register_buffer("x", values.clone())
+    module.register_buffer("s", values[1].clone())
+    shot = into.snapshot(module)
+    kept = {n: t.numpy().copy() for n, t in shot.items()}
+    module.x.zero_()
+    module.s.zero_()
+    into.load_into(module, checkpoint(kept))
+    assert torch.equal(module.x, values)
+    assert torch.equal(module.s, values[1])
+
+
+def test_what_is_cast_is_said() -> None:
+    module = nn.Linear(2, 2).to(torch.bfloat16)
+    report = into.load_into(module, checkpoint({"weight": np.full((2, 2), 1.5, "f4"), "bias": np.zeros(2, "f4")}))
+    assert report.cast == ("weight", "bias")
+    assert module.weight[0, 0].item() == 1.5
+
+
+def test_outline_needs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "big_module.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def build():\n    return nn.Linear(2**20, 2**20)\n"
+        "def picky():\n    m = nn.Linear(2, 3)\n    m.bias.data.fill_(float(torch.ones(1).item()))\n    return m\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = into.outline(into.build("big_module:build", meta=True))
+    assert {n: t.shape for n, t in made.items()} == {"weight": (2**20, 2**20), "bias": (2**20,)}
+    assert into.outline(into.build("big_module:picky", meta=True))["bias"].shape == (3,)  # which meta cannot build
+    for wrong, why in (
+        ("big_module:nothing", "nothing"),
+        ("no_such_module:f", "no_such"),
+        ("big_module:number", "int"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            into.build(wrong)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def test_compare_names_the_first_that_departs() -> None:
+    one, other = Net().eval(), Net().eval()
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(3, 4)
+    assert into.compare(one, other, x).same
+    with torch.no_grad():
+        other.b.bias += 1
+    found = into.compare(one, other, x)
+    assert found.first is not None
+    assert found.first.name == "b"
+    assert [s.name for s in found.steps if s.same] == ["a", "norm"]
+    assert "b departs" in str(found)
+
+
+def test_compare_with_arrays_and_functions() -> None:
+    module = Net()
+    module.train()
+    x = np.ones((3, 4), "f4")
+    module.eval()
+    want = module(torch.from_numpy(x)).detach().numpy()
+    module.train()
+    assert into.compare(module, {"": want}, x).same
+    assert into.compare(module, lambda _: want, x).same
+    assert module.training  # as it was
+    found = into.compare(module, {"": want[:2]}, x)
+    assert "shape" in str(found)
+    with pytest.raises(UsageError, match="nowhere"):
+        into.compare(module, {"nowhere": want}, x)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def command(*argv: str) -> int:
+    with pytest.raises(SystemExit) as e:
+        main([*argv])
+    return int(e.value.code or 0)
+
+
+MODULE = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
+def other():
+    return nn.Conv2d(3, 9, 3)
+"""
+
+
+def test_match_convert_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    source = str(saved(tmp_path))
+    (tmp_path / "my_net.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rules, out = tmp_path / "r.toml", tmp_path / "m.pt"
+    assert command("match", source, "my_net:Net", "-o", str(rules)) == 0
+    assert "4 tensors of the target found: 4 by names" in capsys.readouterr().err
+    assert command("match", source, "my_net:Net", "-o", str(rules)) == 9  # it exists
+    assert command(source, "-c", str(rules), "--into", "my_net:Net", "-o", str(out)) == 0
+    made = torch.load(out, weights_only=True)
+    assert np.array_equal(made["b.weight"].numpy(), ckptconv.open(source)["b/kernel"].numpy().T)
+    bad = tmp_path / "bad.toml"
+    assert command("match", source, "my_net:other", "-o", str(bad)) == 1
+    assert "do not look like the same model" in capsys.readouterr().err
+    assert not bad.exists()
+    assert command(source, "-c", str(rules), "--into", "my_net:other", "-o", str(tmp_path / "x.pt")) == 6
+    assert not (tmp_path / "x.pt").exists()
+
+
+# --- the tutorial -----------------------------------------------------------------------------------------------------
+
+
+def test_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("scipy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    space: dict[str, object] = {}
+    ran = 0
+    for kind, file, text in re.findall(
+        r"^```(python|shell)(?: file=(\S+))?\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), re.M | re.S
+    ):
+        ran += 1
+        if file:
+            (tmp_path / file).write_text(text)
+        elif kind == "python":
+            exec(compile(text, f"tutorial, block {ran}", "exec"), space)
+        else:
+            for step in steps(text):
+                shown = run(step.command, tmp_path)
+                assert fits(step.expected, shown), f"$ {step.command}\n{shown}"
+    assert ran > 8
+    sys.modules.pop("digits", None)
+    assert "the same: 1 outputs" in capsys.readouterr().out
