@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, listing
-from ckptconv.store import Reader, exists, names, sibling, split
-
+from ...errors import CkptError, CorruptCheckpoint, StorageError, listing
+from ...store import Reader, exists, names, sibling, split
 from . import locate
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
+
+
+class Entry(NamedTuple):
+    """A BundleEntryProto without the message around it, which would weigh four times as much."""
+
+    dtype: int
+    shape: bytes  # TensorShapeProto; most entries share a few
+    shard_id: int
+    offset: int
+    size: int
+    crc32c: int
+    slices: tuple[pb.TensorSliceProto, ...]
 
 
 class Shards:
@@ -49,7 +60,7 @@ class Shards:
             return url
         return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
 
-    def check(self, items: dict[bytes, pb.BundleEntryProto]) -> None:
+    def check(self, items: dict[bytes, Entry]) -> None:
         """Compare the files' sizes with what the entries need; all problems in one error."""
         problems = []
         kind: type[CkptError] = StorageError
@@ -61,7 +72,7 @@ class Shards:
         if problems:
             raise kind("\n".join(problems), url=self.index)
 
-    def _problem(self, shard: int, url: str, items: dict[bytes, pb.BundleEntryProto]) -> str:
+    def _problem(self, shard: int, url: str, items: dict[bytes, Entry]) -> str:
         mine = [(k, e) for k, e in items.items() if e.shard_id == shard and not e.slices]
         file = split(url)[1]
         if not exists(url):
