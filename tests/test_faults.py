@@ -61,6 +61,9 @@ FILES: dict[str, tuple[bytes, int, str]] = {
     "empty": (b"", 3, "empty"),
     "html": (b"<!DOCTYPE html>\n<html><body>404</body></html>", 3, "HTML"),
     "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 3\n", 3, "git-lfs"),
+    "gzip": (b"\x1f\x8b\x08\0\0\0\0\0\0\3abc", 3, "unpack it first"),
+    "gguf": (b"GGUF\3\0\0\0" + b"\0" * 16, 3, "GGUF"),
+    "tflite": (b"\x1c\0\0\0TFL3" + b"\0" * 16, 3, "TensorFlow Lite"),
 }
 
 
@@ -73,6 +76,22 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.onnx", b"\x08\x08\x12\x04spox2\0", "ONNX"),
+        ("model.keras", b"PK\3\4\x14\0\0\0\x08\0", "truncated?"),
+        ("model.pkl", b"\x80\x04\x95\x7e\1\0\0\0\0\0\0}", "truncated?"),
+        ("model.pkl", b"(dp1\nS'a'\nI1\ns.", "protocol 2"),
+    ],
+)
+def test_nearly_a_checkpoint(name: str, content: bytes, says: str, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = cli("inspect", name)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert says in done.stderr
 
 
 def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:

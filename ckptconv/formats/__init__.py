@@ -184,7 +184,7 @@ def detect(url: str, *, but: str = "") -> Format:
     if len(found) > 1:
         raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with --from {found[0]}", url=url)
     if not found:
-        what = f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
+        what = strangers.damaged(seen) or f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
         raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=url)
     return get(found[0])
 

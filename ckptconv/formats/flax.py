@@ -171,5 +171,8 @@ def _nested(tensors: Any) -> dict[str, Any]:
         else:
             node[last] = t
     if bad:
-        raise Unrepresentable(f"names that are, or lie below, what is both a tensor and a group:\n{listing(bad)}")
+        raise Unrepresentable(
+            "names that are, or lie below, what is both a tensor and a group; leave some out with --weights-only "
+            f"(slots lie below their weights) or --exclude, or --rename them:\n{listing(bad)}"
+        )
     return root

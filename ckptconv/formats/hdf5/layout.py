@@ -286,8 +286,12 @@ def clashes(paths: Iterable[str]) -> list[str]:
 
 def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> None:
     """Raise Unrepresentable for clashing names and for text that HDF5 would cut short."""
-    bad = clashes(paths)
-    bad += [f"metadata {k!r}: HDF5 text holds no NUL" for k, v in metadata.items() if "\0" in k + v or not k]
+    if bad := clashes(paths):
+        raise Unrepresentable(
+            f"{title} cannot hold a tensor and a group of one name; leave some out with --weights-only (slots lie "
+            f"below their weights) or --exclude, or --rename them:\n{listing(bad)}"
+        )
+    bad = [f"metadata {k!r}: HDF5 text holds no NUL" for k, v in metadata.items() if "\0" in k + v or not k]
     if bad:
         raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
 
