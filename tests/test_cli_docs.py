@@ -36,9 +36,8 @@ from ckptconv.cli import main
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
-DOCUMENTS = [
-    d for d in sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/cli/*.md")]) if FENCE.search(d.read_text("utf-8"))
-]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/cli/*.md")]
+DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
 
 
 # --- the checkpoints that documents speak of --------------------------------------------------------------------
