@@ -6,9 +6,10 @@
     {e*}     like {x}, and the matches are stacked along an axis e (or, in a target, an axis e is cut into them)
     {{ }}    a brace itself
 
-`where` says more of a capture: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in the target), "int in 4 4"
-(5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
-expression without nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
+`where` says more of a capture: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in the target),
+"int in 4 4" (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In
+{x...} the separator of the source becomes that of the target. A template compiles to a regular expression without
+nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def domain(spec: Any) -> Domain:
         if len(set(spec.values())) < len(spec):
             raise UsageError(f"where {spec} is no bijection: two keys have one value")
         return Domain("table", tuple(spec.items()))
-    raise UsageError(f'where {spec!r} is none of "int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], {{ a = "b" }}')
+    known = '"int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], { a = "b" }'
+    raise UsageError(f"where {spec!r} is none of {known}")
 
 
 # --- templates --------------------------------------------------------------------------------------------------
