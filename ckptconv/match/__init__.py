@@ -143,6 +143,8 @@ class _Match:
             {n: self._group(n, t, side, dims) for n, t in tensors.items()}
             for side, tensors in enumerate((open_a, open_b))
         ]
+        if not told and not self.trained:
+            self._nearest(groups, (open_a, open_b))
         if not set(groups[0].values()) & set(groups[1].values()):
             return
         items_a, items_b = (by_name.items(g, g) for g in groups)
@@ -154,6 +156,19 @@ class _Match:
         self.lone |= {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not told}
         for named in self._sound(found):
             self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
+
+    def _nearest(self, groups: list[dict[str, Hashable]], sides: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
+        """Let tensors whose dimensions the other side lacks be of the class they can be reshaped to: heads apart."""
+        shapes = [{g: sides[k][n].shape for n, g in groups[k].items()} for k in (0, 1)]
+        for k in (0, 1):
+            other = shapes[1 - k]
+            for group, shape in shapes[k].items():
+                if group in other or len(shape) not in (2, 3):
+                    continue
+                fits = [g for g, s in other.items() if len(s) == len(shape) - 1 and g[0] == group[0]]  # type: ignore[index]
+                fits = [g for g in fits if orders.simple(shape, other[g])]
+                if fits:
+                    groups[k].update({n: fits[0] for n, g in groups[k].items() if g == group})
 
     def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Hashable:
         """What two tensors must share to be paired: in a trained target the content too."""

@@ -44,7 +44,9 @@ SAME = {
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
-ROUNDS = 8
+ROUNDS = 12
+CHUNK = 500  # rows of likeness at a time, where all would not fit
+ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
 
 
@@ -114,8 +116,18 @@ def _features(text: Sequence[str]) -> Counter[str]:
 def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
     """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more."""
     import numpy as np
-    from scipy import sparse
 
+    left, right = _vectors(a, b)
+    return np.asarray((left @ right.T).toarray(), "f4")
+
+
+def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any]:
+    """The features of all words as sparse rows of length one."""
+    try:
+        import numpy as np
+        from scipy import sparse
+    except ImportError:
+        raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
     rows = [[_features(t) for t in side] for side in (a, b)]
     seen = Counter(f for side in rows for r in side for f in r)
     total = len(a) + len(b)
@@ -129,15 +141,15 @@ def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
         table = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
         norm = np.sqrt(np.asarray((table * table).sum(axis=1)).reshape(-1))
         made.append(sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ table)
-    return np.asarray((made[0] @ made[1].T).toarray(), "f4")
+    return made
 
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
-    """The pairs with the greatest sum of gains; MissingExtra without a solver."""
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
+    """The pairs with the greatest sum of gains."""
+    if gain.shape == (1, 1):
+        return [(0, 0)] if gain[0, 0] > 0 else []
+    from scipy.optimize import linear_sum_assignment
+
     rows, columns = linear_sum_assignment(gain, maximize=True)
     return [(int(r), int(c)) for r, c in zip(rows, columns, strict=True) if gain[r, c] > 0]
 
@@ -201,11 +213,11 @@ def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[st
 
 def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:
     """A bias is no weight; modules that are known to belong together lend that to their tensors."""
-    last_a, last_b = [s.words[-1] if s.words else "" for s in a], [s.words[-1] if s.words else "" for s in b]
-    for c, kind in enumerate(last_b):
-        for r, other in enumerate(last_a):
-            if kind != other and kind in KINDS and other in KINDS:
-                like[r, c] *= 0.05
+    import numpy as np
+
+    last = [np.array([s.words[-1] if s.words else "" for s in side]) for side in (a, b)]
+    known = [np.isin(x, list(KINDS)) for x in last]
+    like[(last[0][:, None] != last[1][None, :]) & known[0][:, None] & known[1][None, :]] *= 0.05
     if homes:
         for r, s in enumerate(a):
             for c, t in enumerate(b):
@@ -266,9 +278,29 @@ def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sor
     easy = [(r, same[a[r].words]) for r in rows if a[r].words in same]  # no assignment is needed for these
     if easy:
         return [([r], [c]) for r, c in easy]
+    if best := _mutual([a[r] for r in rows], [b[c] for c in columns]):
+        return [([rows[r]], [columns[c]]) for r, c in best]
     rows.sort(key=lambda r: a[r].words[::-1])
     columns.sort(key=lambda c: b[c].words[::-1])
     return [(_slice(rows, i, count), _slice(columns, i, count)) for i in range(count)]
+
+
+def _mutual(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[int, int]]:
+    """Pairs of templates that are each other's likest, found some rows at a time."""
+    import numpy as np
+
+    right, top = [-1] * len(a), np.zeros(len(b), "f4")
+    left = np.full(len(b), -1)
+    rows, columns = _vectors([s.words for s in a], [s.words for s in b])
+    for start in range(0, len(a), CHUNK):
+        like = np.asarray((rows[start : start + CHUNK] @ columns.T).toarray(), "f4")
+        _kinds(like, a[start : start + CHUNK], b, {})
+        for r, c in enumerate(like.argmax(axis=1)):
+            right[start + r] = int(c)
+        better = like.max(axis=0) > top
+        left[better] = start + like.argmax(axis=0)[better]
+        top = np.maximum(top, like.max(axis=0))
+    return [(r, c) for r, c in enumerate(right) if left[c] == r and top[c] > ENOUGH]
 
 
 def _slice(many: list[int], i: int, count: int) -> list[int]:

@@ -47,15 +47,20 @@ def fits(text: str, a: Shape, b: Shape) -> bool:
     return all(n == 1 for x, n in zip(left, a, strict=True) if x == "1") and [sizes[x] for x in right] == list(b)
 
 
+def _kernel(leaf: str) -> bool:
+    """Whether a variable has TensorFlow's order of axes: inputs before outputs, space before both."""
+    return "kernel" in leaf or leaf in ("weights", "depthwise_weights", "pointwise_weights", "w")
+
+
 def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
     """What the names of two variables say about their axes; None if they say nothing or the shapes contradict."""
-    if "kernel" in leaf_a and "kernel" not in leaf_b:
+    if _kernel(leaf_a) and not _kernel(leaf_b):
         if (len(a), len(b)) == (3, 2):
             return next((o for text in HEADS for o in _merged(a, b) if o.text == text), None)
         tables = [DEPTHWISE, KERNELS] if "depthwise" in leaf_a else [KERNELS, DEPTHWISE]
         told = [t[len(a)] for t in tables if len(a) in t]
         return next((Order(t) for t in told if fits(t, a, b)), None)
-    if "kernel" in leaf_b and "kernel" not in leaf_a:
+    if _kernel(leaf_b) and not _kernel(leaf_a):
         back = convention(b, a, leaf_b, leaf_a)
         return back.inverse if back else None
     return Order() if a == b else None
