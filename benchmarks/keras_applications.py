@@ -5,7 +5,7 @@ saved as `.keras`, converted, loaded strictly into the torch model under the set
 and both see the same random images. Needs keras, tensorflow, torch, torchvision and timm.
 
     python benchmarks/keras_applications.py [--names] [MODEL ...]     a Markdown table: docs/keras-applications.md
-    --names    also write names and shapes to fixtures/names/keras-*.txt and torchvision-*.txt, for CI
+    --names    also write names and shapes to fixtures/names/applications, for CI
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 import ckptconv
 from ckptconv import rules
 
-NAMES = Path(__file__).parents[1] / "fixtures" / "names"
+NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
 tv = torchvision.models
 A = keras.applications
 

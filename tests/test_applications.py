@@ -1,0 +1,69 @@
+"""Keras Applications: every name and shape that Keras saves becomes one that torchvision or timm loads, and goes back.
+
+fixtures/names/applications/keras-MODEL.txt and torchvision-MODEL.txt or timm-MODEL.txt list them; benchmarks/keras_applications.py,
+which wrote them, also compares outputs (docs/keras-applications.md).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptconv import rules
+from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+
+NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
+TABLE = Path(__file__).parents[1] / "docs" / "keras-applications.md"
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    rows = (line.rpartition(" [") for line in path.read_text().splitlines())
+    return {name: tuple(json.loads("[" + shape)) for name, _, shape in rows}
+
+
+def models() -> list[tuple[str, str, str]]:
+    """Model, torch model, converter: the rows of the table of results."""
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:4]] for line in TABLE.read_text().splitlines()]
+    found = [(a, b, c) for a, b, c in (r for r in rows if len(r) == 3) if c.startswith("keras-")]
+    return [row for row in found if (NAMES / f"keras-{row[0]}.txt").exists()]
+
+
+def checkpoint(named: dict[str, tuple[int, ...]]) -> Checkpoint:
+    """Tensors of these shapes, each of one number repeated, so that large ones cost nothing."""
+    held = Held(np.zeros(1, np.float32))
+    return Checkpoint({n: stretched(n, s, held) for n, s in named.items()})
+
+
+def stretched(name: str, shape: tuple[int, ...], held: Held):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    one = plain(name, DTYPES["float32"], (1,), held)
+    part = one.parts[0]
+    steps = tuple(int(np.prod(shape[i + 1 :], dtype=int)) for i in range(len(shape)))
+    whole = part._replace(shape=shape, strides=(0,) * len(shape), steps=steps)
+    return replace(one, shape=shape, parts=(whole,))
+
+
+@pytest.mark.parametrize(("model", "target", "name"), models())
+def test_names_and_shapes(model: str, target: str, name: str) -> None:
+    before = checkpoint(shapes(NAMES / f"keras-{model}.txt"))
+    there = rules.load(name)
+    after = there.apply(before)
+    want = shapes(NAMES / f"{target.replace(' ', '-')}.txt")
+    assert {n: t.shape for n, t in after.items()} == want
+    back = there.inverse.apply(after)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
+
+
+@pytest.mark.parametrize(("model", "name"), sorted({(m, c) for m, _, c in models()}))
+def test_found_by_its_names(model: str, name: str) -> None:
+    assert rules.auto(checkpoint(shapes(NAMES / f"keras-{model}.txt"))).name == name
+
+
+def test_every_result_is_good() -> None:
+    table = TABLE.read_text()
+    assert "differs" not in table
+    assert "failed" not in table
