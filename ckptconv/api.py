@@ -39,6 +39,7 @@ class Select:
     weights_only: bool = False
     ema: bool = False
     keep_going: bool = False  # leave out, with notes, tensors that are damaged or missing
+    densify: bool = False  # compute sparse and quantised tensors instead of giving their pieces
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def open(
 
 
 def _open(url: str, select: Select) -> Checkpoint:
-    found = formats.open_checkpoint(url, format=select.format, opaque=select.opaque, salvage=select.keep_going)
+    found = formats.open_checkpoint(
+        url, format=select.format, opaque=select.opaque, salvage=select.keep_going, densify=select.densify
+    )
     found = passes.select(passes.roles(found), select.include, select.exclude)
     if select.ema:
         found = passes.averages(found)

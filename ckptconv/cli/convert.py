@@ -9,6 +9,7 @@ import typer
 from . import complete, options, show
 from .options import (
     Converter,
+    Densify,
     Dtype,
     Ema,
     Engine,
@@ -85,7 +86,8 @@ def convert(
         bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
     ] = False,
     opaque: Opaque = False,
-    hash_: Annotated[bool, typer.Option("--hash", help="Carry a hash of each tensor; `verify FILE` checks it.")] = False,
+    densify: Densify = False,
+    hash_: Annotated[bool, typer.Option("--hash", help="Carry hashes, which `verify FILE` checks.")] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Leave out damaged tensors, list them, and exit with 1.")
     ] = False,
@@ -98,7 +100,7 @@ def convert(
     """
     from .. import api
 
-    select = options.select(from_, include, exclude, opaque, weights_only, ema, keep_going)
+    select = options.select(from_, include, exclude, opaque, weights_only, ema, keep_going, densify)
     change = options.change(converter, inverse, param, rename, dtype, scope)
     target = api.Target(
         to,

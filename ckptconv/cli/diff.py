@@ -9,6 +9,7 @@ import typer
 from . import options, show
 from .options import (
     Converter,
+    Densify,
     Dtype,
     Ema,
     Exclude,
@@ -58,6 +59,7 @@ def diff(
     ema: Ema = False,
     dtype: Dtype = None,
     opaque: Opaque = False,
+    densify: Densify = False,
     jobs: Jobs = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -72,7 +74,7 @@ def diff(
     found = api.diff(
         a,
         b,
-        select=options.select(from_, include, exclude, opaque, weights_only, ema),
+        select=options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify),
         change=options.change(converter, inverse, param, rename, dtype),
         rtol=rtol,
         atol=atol,

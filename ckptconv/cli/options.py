@@ -68,6 +68,7 @@ Opaque = Annotated[
 WeightsOnly = Annotated[
     bool, typer.Option("--weights-only", help="Leave out optimizer slots, step counters and moving averages.")
 ]
+Densify = Annotated[bool, typer.Option("--densify", help="Compute sparse and quantised tensors of PyTorch files.")]
 Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -82,11 +83,12 @@ def select(
     weights_only: bool,
     ema: bool,
     keep_going: bool = False,
+    densify: bool = False,
 ) -> Select:
     """Bundle the reading options."""
     from ..api import Select
 
-    return Select(format, include or (), exclude or (), opaque, weights_only, ema, keep_going)
+    return Select(format, include or (), exclude or (), opaque, weights_only, ema, keep_going, densify)
 
 
 def change(

@@ -9,6 +9,7 @@ import typer
 from . import options, show
 from .options import (
     Converter,
+    Densify,
     Dtype,
     Ema,
     Exclude,
@@ -55,6 +56,7 @@ def verify(
         bool, typer.Option("--skip-unrepresentable", help="What DST's format cannot hold was left out.")
     ] = False,
     opaque: Opaque = False,
+    densify: Densify = False,
     jobs: Jobs = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -70,14 +72,14 @@ def verify(
     if len(paths) == 1:
         if converter or rename or dtype or scope:
             raise UsageError("a conversion is verified with its source and its result: ckptconv verify SRC DST")
-        chosen = options.select(from_, include, exclude, opaque, weights_only, ema)
+        chosen = options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify)
         _show(api.check_itself(paths[0], select=chosen, resources=api.Resources(jobs=jobs)), as_json, quiet)
         return
     *sources, destination = paths
     held = api.check(
         sources,
         destination,
-        select=options.select(from_, include, exclude, opaque, weights_only, ema),
+        select=options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify),
         change=options.change(converter, inverse, param, rename, dtype, scope),
         target=api.Target(skip_unrepresentable=skip_unrepresentable),
         resources=api.Resources(jobs=jobs),

@@ -208,11 +208,12 @@ def _refuse_stand_in(seen: Seen) -> None:
 
 
 def open_checkpoint(
-    url: str, *, format: str | None = None, opaque: bool = False, salvage: bool = False
+    url: str, *, format: str | None = None, opaque: bool = False, salvage: bool = False, densify: bool = False
 ) -> Checkpoint:
     """Open whatever lies at `url`. Any bytes give a Checkpoint or a CkptError.
 
     salvage: a format that can opens what is left when some of its files are missing or cut, with notes `damaged`.
+    densify: a format that can computes sparse and quantised tensors instead of giving their pieces.
     """
     row = get(format) if format else detect(url)
     if not row.reads:
@@ -220,7 +221,9 @@ def open_checkpoint(
     try:
         with uncollected():
             module = row.load()
-            more = {"salvage": True} if salvage and "salvage" in signature(module.open).parameters else {}
+            takes = signature(module.open).parameters
+            asked = {"salvage": salvage, "densify": densify}
+            more = {name: True for name, on in asked.items() if on and name in takes}
             return module.open(url, opaque=opaque, **more)  # type: ignore[no-any-return]  # a plugin's is untyped
     except CkptError:
         raise
