@@ -5,7 +5,10 @@
     "PK\\6\\6" ... "PK\\6\\7" ...                                 zip64: end record and its locator, where needed
     "PK\\5\\6" disk disk count count bytes offset |comment|      end of the directory
 
-Readers disagree about archives that contradict themselves; whatever two readers could see differently is refused.
+Read so strictly that no other reader can see other members than we do. Sizes and checksums come from the directory
+(torch writes zeros into local headers), where bytes begin from the local header. Readers differ on duplicates (first
+or last), case, prefixes, comments and disagreeing headers, and what a scanner saw is then not what is loaded: all of
+these are refused.
 Specification: APPNOTE.TXT 6.3.10.
 """
 
@@ -16,7 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import CorruptCheckpoint, UnsafeCheckpoint
+from ..errors import CorruptCheckpoint, UnsafeCheckpoint, listing, printable
 from ..store import Reader
 
 STORED, DEFLATED = 0, 8
@@ -24,7 +27,8 @@ RATIO = 1032  # what deflate can reach at most
 _LOCAL, _ENTRY, _END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s4H2LH")
 _END64, _LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
-_ENCRYPTED, _UTF8, _DESCRIPTOR = 0x1, 0x800, 0x8
+_ENCRYPTED, _UTF8, _DESCRIPTOR = 0x2041, 0x800, 0x8
+_WINDOW = 2**18  # local headers closer together than this are read at once
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
 
@@ -42,125 +46,198 @@ class Member(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def members(f: Reader) -> list[Member]:
-    """All members in the order of the directory; CorruptCheckpoint where the archive contradicts itself."""
-    start, size, count = _find_directory(f)
-    raw = f.read(start, size)
-    found, headers = [], []
-    at = 0
-    for _ in range(count):
-        member, header, at = _entry(raw, at, f.url)
-        found.append(member)
-        headers.append(header)
-    if at != size:
-        raise CorruptCheckpoint(f"the zip directory has {size - at} bytes beyond its {count} entries", url=f.url)
-    out = [_located(f, m, h) for m, h in zip(found, headers, strict=True)]
-    _check_apart(out, headers, start, f.url)
-    return out
+def members(f: Reader, *, files: bool = True) -> dict[str, Member]:
+    """Read and check the whole directory, in the order in which it lists the members.
+
+    files: names are those of files, so they may not leave their folder nor differ in case only; else any text will do.
+    """
+    start, size, count = _end(f)
+    if count * _ENTRY.size > size:
+        raise CorruptCheckpoint(f"says it has {count} members, which need more than {size} bytes", url=f.url)
+    entries = list(_central(f.read(start, size), count, f.url))
+    _check_names([e.name for e in entries], f.url, files)
+    starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
+    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method) for e in entries}
 
 
-def _find_directory(f: Reader) -> tuple[int, int, int]:
-    """Start, size and number of entries of the directory, which must end where its end record begins."""
-    tail = f.read(max(0, f.size - _MAX16 - 22), min(f.size, _MAX16 + 22))
-    at = tail.rfind(b"PK\5\6")
-    while at >= 0 and (at + 22 > len(tail) or at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little") != len(tail)):
-        at = tail.rfind(b"PK\5\6", 0, at)
-    if at < 0:
-        raise CorruptCheckpoint("has no end of a zip directory (truncated?)", url=f.url)
-    _, disk, disk2, here, count, size, start, _ = _END.unpack_from(tail, at)
-    end = f.size - len(tail) + at
-    if end >= 20 and (locator := f.read(end - 20, 20))[:4] == b"PK\6\7":
-        _, _, at64, _ = _LOCATOR.unpack(locator)
-        magic, _, _, _, disk, disk2, here, count, size, start = _END64.unpack(f.read(at64, _END64.size))
-        if magic != b"PK\6\6" or at64 + _END64.size != end - 20:
-            raise CorruptCheckpoint("the zip64 end record is not where its locator says", url=f.url)
-        end = at64
-    if disk or disk2 or here != count:
-        raise CorruptCheckpoint("is one part of a zip archive in several parts", url=f.url)
-    if start + size != end or count * _ENTRY.size > size:
-        raise CorruptCheckpoint(f"the zip directory does not fill bytes {start} to {end}", url=f.url)
+class _Entry(NamedTuple):
+    name: str
+    raw: bytes
+    flags: int
+    method: int
+    crc: int
+    packed: int
+    size: int
+    at: int  # of the local header
+
+
+def _end(f: Reader) -> tuple[int, int, int]:
+    """Find the central directory: its start, size and number of members. It must be the last thing in the file."""
+    if f.size < _END.size:
+        raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
+    at = f.size - _END.size
+    magic, disk, first, here, count, size, start, comment = _END.unpack(f.read(at, _END.size))
+    if magic != b"PK\5\6" or comment:
+        near = f.read(max(0, f.size - 66000), min(f.size, 66000)).rfind(b"PK\5\6")
+        if near < 0 or near > min(f.size, 66000) - _END.size:
+            raise CorruptCheckpoint("the zip has no central directory (truncated?)", url=f.url)
+        raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them", url=f.url)
+    if disk or first or here != count:
+        raise CorruptCheckpoint("is one part of a zip split over several disks", url=f.url)
+    before = f.read(at - _LOCATOR.size, _LOCATOR.size) if at >= _LOCATOR.size else b""
+    if before.startswith(b"PK\6\7"):
+        at, start, size, count = _end64(f, before, at - _LOCATOR.size, (start, size, count))
+    elif _MAX32 in (start, size) or count == _MAX16:
+        raise CorruptCheckpoint("the zip's zip64 directory is missing", url=f.url)
+    if start + size != at:
+        what = "is prepended to it" if start + size < at else "is missing from it"
+        raise UnsafeCheckpoint(f"the zip's directory ends at {start + size} instead of {at}: data {what}", url=f.url)
     return start, size, count
 
 
-def _entry(raw: bytes, at: int, url: str) -> tuple[Member, int, int]:
-    """One entry of the directory: the member, its local header's offset, and where the next entry begins."""
-    if at + _ENTRY.size > len(raw):
-        raise CorruptCheckpoint("the zip directory ends within an entry", url=url)
-    magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, header = _ENTRY.unpack_from(
-        raw, at
-    )
-    end = at + _ENTRY.size + n + extra + comment
-    if magic != b"PK\1\2" or end > len(raw) or disk not in {0, _MAX16}:
-        raise CorruptCheckpoint("an entry of the zip directory is damaged", url=url)
-    name = _text(raw[at + _ENTRY.size : at + _ENTRY.size + n], flags, url)
-    size, packed, header = _zip64(raw[at + _ENTRY.size + n : end - comment], (size, packed, header), name, url)
-    if flags & _ENCRYPTED:
-        raise UnsafeCheckpoint("the archive is encrypted", url=url, tensor=name)
-    if method not in {STORED, DEFLATED}:
-        raise CorruptCheckpoint(f"is compressed by method {method}; 0 and 8 are known", url=url, tensor=name)
-    if method == STORED and packed != size:
-        raise CorruptCheckpoint(f"is stored, yet its {size} bytes take {packed}", url=url, tensor=name)
-    if size > RATIO * packed + 64:
-        raise UnsafeCheckpoint(f"claims to expand from {packed} to {size} bytes", url=url, tensor=name)
-    return Member(name, 0, packed, size, crc, method), header, end
+def _end64(f: Reader, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
+    _, disk, at, disks = _LOCATOR.unpack(locator)
+    if disk or disks > 1 or at + _END64.size != end:
+        raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
+    magic, length, _, _, disk, first, here, count, size, start = _END64.unpack(f.read(at, _END64.size))
+    if magic != b"PK\6\6" or length != _END64.size - 12 or disk or first or here != count:
+        raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
+    for wide, small, full in zip((start, size, count), narrow, (_MAX32, _MAX32, _MAX16), strict=True):
+        if small not in (full, wide):
+            raise UnsafeCheckpoint(f"the zip64 directory says {wide} where the zip's end says {small}", url=f.url)
+    return at, start, size, count
 
 
-def _text(raw: bytes, flags: int, url: str) -> str:
+def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
+    at = 0
+    for _ in range(count):
+        if at + _ENTRY.size > len(data):
+            raise CorruptCheckpoint("the zip's directory ends early", url=url)
+        (magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, where) = (
+            _ENTRY.unpack_from(data, at)
+        )
+        at += _ENTRY.size
+        end = at + n + extra + comment
+        if magic != b"PK\1\2" or end > len(data):
+            raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}", url=url)
+        raw = data[at : at + n]
+        if _MAX32 in (packed, size, where):
+            size, packed, where = _wide(data[at + n : at + n + extra], [size, packed, where], url)
+        if disk not in (0, _MAX16):
+            raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
+        name = _name(raw, flags, url)
+        if flags & _ENCRYPTED:
+            raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
+        if method not in (STORED, DEFLATED):
+            text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are known"
+            raise CorruptCheckpoint(text, url=url)
+        if method == STORED and packed != size:
+            raise CorruptCheckpoint(f"the stored member {printable(name)} has two sizes, {packed} and {size}", url=url)
+        if size > RATIO * packed + 64:
+            text = f"the member {printable(name)} claims to expand from {packed} to {size} bytes"
+            raise UnsafeCheckpoint(text, url=url)
+        yield _Entry(name, raw, flags, method, crc, packed, size, where)
+        at = end
+    if at != len(data):
+        raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
+
+
+def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
+    """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        if kind == 1 and at + 4 + size <= len(extra):
+            words = [w for (w,) in struct.iter_unpack("<Q", extra[at + 4 : at + 4 + size // 8 * 8])]
+            need = values.count(_MAX32)
+            if len(words) >= need:
+                rest = iter(words)
+                return [next(rest) if v == _MAX32 else v for v in values]
+        at += 4 + size
+    raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
+
+
+def _name(raw: bytes, flags: int, url: str) -> str:
+    """A name in UTF-8, which torch writes without saying so; else in the zip's own old code."""
     try:
-        name = raw.decode("utf-8" if flags & _UTF8 else "cp437")
+        name = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise CorruptCheckpoint(f"the member's name {raw!r} is not UTF-8", url=url) from None
-    if "\0" in name:
-        raise CorruptCheckpoint(f"the member's name {name!r} holds a NUL byte", url=url)
+        if flags & _UTF8:
+            raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8", url=url) from None
+        name = raw.decode("cp437")
     return name
 
 
-def _zip64(extra: bytes, fields: tuple[int, ...], name: str, url: str) -> list[int]:
-    """Replace 32-bit fields that are all ones by the 64-bit ones of the extra block."""
-    block = b""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, n = struct.unpack_from("<2H", extra, at)
-        if kind == 1:
-            block = extra[at + 4 : at + 4 + n]
-        at += 4 + n
-    out = []
-    for value in fields:
-        if value == _MAX32 and block:
-            if len(block) < 8:
-                raise CorruptCheckpoint("its zip64 block is too short", url=url, tensor=name)
-            value, block = int.from_bytes(block[:8], "little"), block[8:]
-        out.append(value)
+def _check_names(names: list[str], url: str, files: bool) -> None:
+    """No name twice; as files, not even in another case (torch's reader ignores case), nor a path out of the folder."""
+    seen: dict[str, str] = {}
+    twins = []
+    for name in names:
+        if "\0" in name and not files:
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name, where readers stop", url=url)
+        if files and (not name or name.startswith("/") or set("\\\0") & set(name) or ".." in name.split("/")):
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} is named like a path out of its folder", url=url)
+        folded = name.casefold() if files else name
+        if folded in seen:
+            twins.append(f"{seen[folded]} and {name}")
+        seen[folded] = name
+    if twins:
+        raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}", url=url)
+
+
+def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int]:
+    """Check each local header against the directory; tell where the payloads begin. `entries` are sorted by place."""
+    out: dict[str, int] = {}
+    at, window, first = 0, b"", 0
+    for i, e in enumerate(entries):
+        if i == 0 and e.at != 0:
+            raise UnsafeCheckpoint(f"{e.at} bytes are prepended to the zip", url=f.url)
+        need = _LOCAL.size + len(e.raw)
+        if e.at < at or e.at + need + e.packed > directory:
+            raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
+        if e.at + need > first + len(window):
+            first, window = e.at, f.read(e.at, _reach(entries, i, directory) - e.at)
+        header = window[e.at - first : e.at - first + need]
+        start = e.at + need + _check_local(header, e, f.url)
+        at = start + e.packed
+        if at > directory:
+            raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory", url=f.url)
+        out[e.name] = start
     return out
 
 
-def _located(f: Reader, member: Member, header: int) -> Member:
-    """Find where the member's bytes begin; its local header must agree with the directory."""
-    magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(f.read(header, _LOCAL.size))
-    raw = f.read(header + _LOCAL.size, n + extra)
-    if magic != b"PK\3\4" or method != member.method or _text(raw[:n], flags, f.url) != member.name:
-        raise CorruptCheckpoint("its local header disagrees with the directory", url=f.url, tensor=member.name)
-    if not flags & _DESCRIPTOR:  # else they follow the data and stand as zero here
-        size, packed = _zip64(raw[n:], (size, packed), member.name, f.url)
-        if (size, packed, crc) != (member.size, member.packed, member.crc):
-            raise CorruptCheckpoint("its local header disagrees with the directory", url=f.url, tensor=member.name)
-    return member._replace(start=header + _LOCAL.size + n + extra)
+def _reach(entries: list[_Entry], i: int, directory: int) -> int:
+    """How far to read so that the headers of small neighbours come along."""
+    end = entries[i].at
+    for e in entries[i:]:
+        if e.at - end > 4096 or e.at - entries[i].at > _WINDOW:
+            break
+        end = e.at
+        last = e
+    return min(directory, end + _LOCAL.size + len(last.raw))
 
 
-def _check_apart(found: Sequence[Member], headers: Sequence[int], end: int, url: str) -> None:
-    """Members begin at the file's start, do not overlap, and no name occurs twice."""
-    at = 0
-    for header, m in sorted(zip(headers, found, strict=True)):
-        if header < at or (at == 0 and header):
-            what = "it overlaps the member before it" if at else "other data lies before the archive"
-            raise CorruptCheckpoint(f"begins at byte {header}: {what}", url=url, tensor=m.name)
-        at = m.start + m.packed
-    if at > end:
-        raise CorruptCheckpoint("the last member reaches into the zip directory (truncated?)", url=url)
-    names = [m.name for m in found]
-    if len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise CorruptCheckpoint("occurs twice in the archive; readers differ in which they take", url=url, tensor=twice)
+def _check_local(header: bytes, e: _Entry, url: str) -> int:
+    """Compare a local header with the directory's entry; return the length of its extra field."""
+    magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack_from(header)
+    wrong = []
+    if magic != b"PK\3\4":
+        wrong.append("signature")
+    if n != len(e.raw) or header[_LOCAL.size :] != e.raw:
+        wrong.append("name")
+    if method != e.method or (flags ^ e.flags) & (_ENCRYPTED | _DESCRIPTOR):
+        wrong.append("method or flags")
+    blank = (0, _MAX32) if e.flags & _DESCRIPTOR or _MAX32 in (packed, size) else ()
+    if (size != e.size and size not in blank) or (packed != e.packed and packed not in blank):
+        wrong.append("size")
+    if crc != e.crc and (crc or not e.flags & _DESCRIPTOR):
+        wrong.append("CRC")
+    if wrong:
+        raise UnsafeCheckpoint(
+            f"the member {printable(e.name)} has another {', '.join(wrong)} in its local header than in the directory",
+            url=url,
+        )
+    return int(extra)
 
 
 def unpack(f: Reader, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
 from ...store import Reader, Seen, exists
 from ...tensor import Checkpoint, Note, Span
 from .. import Writer
-from .directory import Member, members
+from ..zip import Member, members
 from .flatten import checkpoint
 from .pickle import load
 from .plain import shown
