@@ -112,7 +112,9 @@ def convert(
         hash=hash_,
     )
     if into:
-        made = _loaded(into, api.prepare(sources, select, change), quiet)
+        made = _loaded(into, api.prepare(sources, select, change), quiet, dry_run)
+        if dry_run:
+            return
         with show.progress(quiet or as_json) as progress:
             resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
             done = api.write(made, output, target, resources, tuple(sources))
@@ -139,14 +141,17 @@ def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-def _loaded(into: str, found: Checkpoint, quiet: bool) -> Checkpoint:
+def _loaded(into: str, found: Checkpoint, quiet: bool, dry_run: bool) -> Checkpoint:
     """The state of a module after the checkpoint was loaded into it; names and shapes are checked first."""
     from ..errors import UsageError
-    from ..torch import build, load_into, snapshot
+    from ..torch import build, check, load_into, snapshot
 
     if not options.callable_name(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    module = build(into)
+    module = build(into, meta=dry_run)
+    if dry_run:
+        show.talk(f"{into}: {check(module, found)}")
+        return found
     report = load_into(module, found)
     if not quiet:
         show.talk(f"{into}: {report}")

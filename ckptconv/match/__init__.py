@@ -3,7 +3,7 @@
     match(source, target)   Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
         values.py           the same elements, in which order of axes: proved bit for bit
         names.py            words and numbers, solved for all at once; aligned.py: which number is which
-        orders.py           how axes may move: conventions, then all that shapes allow
+        orders.py           how axes may move: conventions, then all that shapes allow; judged.py: and what is doubtful
     Proposal.toml(...)      propose.py: rules over indices, with evidence; `-c` takes the file as it is
 
 Nothing is guessed in silence: what was not proved by values or said by equal names and a convention is `assumed`.
@@ -21,13 +21,12 @@ from ..errors import CkptError
 from ..tensor import DTYPES, Checkpoint, Tensor
 from . import names as by_name
 from . import orders
-from .orders import Order
+from .judged import Judge, voted
 from .pairs import Named, Pair, leaf, parent
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
 ALIKE = 0.2  # likeness below which names say nothing
-GATES = {"gru": "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"}  # Keras z, r, h; torch r, z, n
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ class _Match:
         self.source, self.target, self.workers = source, target, workers
         self.a = {n: t for n, t in source.items() if not t.role}
         self.b = {n: t for n, t in target.items() if not t.role}
+        self.judge = Judge(self.a)
         self.pairs: list[Pair] = []
         self.ties: list[tuple[str, ...]] = []
         self.copies: dict[str, str] = {}
@@ -125,6 +125,7 @@ class _Match:
         """Pair what values did not, tensors of the same dimensions first, then of the same number of elements."""
         self._named(lambda t: tuple(sorted(n for n in t.shape if n != 1)), "")
         self._named(lambda t: t.count, "the dimensions differ")
+        self.pairs = voted(self.pairs, self.a, self.b)
         self._tied()
 
     def _open(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -196,9 +197,11 @@ class _Match:
 
     def _pair(self, named: Named, told: str, at_home: bool) -> None:
         a, b = self.a[named.a], self.b[named.b]
-        order, doubt = self._order(a, b)
+        order, doubt = self.judge.order(a, b)
         if order is None:
             return
+        if self._equal(named) and self.prints[0][named.a].constant:
+            doubt = ""
         evidence = "equal" if self._equal(named) else "names" if named.likeness >= ALIKE else "shape"
         why = () if at_home else named.why
         if evidence == "shape":
@@ -211,38 +214,6 @@ class _Match:
 
     def _equal(self, named: Named) -> bool:
         return self.trained and named.a in self.prints[0] and named.b in self.prints[1]
-
-    def _order(self, a: Tensor, b: Tensor) -> tuple[Order | None, str]:
-        """The order of axes that names and shapes tell, and what is doubtful about it."""
-        known = orders.simple(a.shape, b.shape)
-        leaves = leaf(a.name), leaf(b.name)
-        told = orders.convention(a.shape, b.shape, *leaves)
-        found = told or (known[0] if known else None)
-        constant = self.trained and a.name in self.prints[0] and self.prints[0][a.name].constant
-        if found is None or constant:
-            return found, ""
-        if leaves[1].startswith(("weight_ih", "weight_hh", "bias_ih", "bias_hh")):
-            gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
-            return (Order(GATES["gru"]) if gru else found), "the order of the gates is that of Keras and torch"
-        if orders.distinct(known, a.shape) > 1:
-            if told is None:
-                return found, f"shapes allow {len(known)} orders of axes and no convention is known"
-            return found, "a convention chose among the orders of axes that the shapes allow"
-        if told is None and a.shape != b.shape:
-            return found, "only the shapes tell the order of axes"
-        return found, self._flattened(a, b)
-
-    def _flattened(self, a: Tensor, b: Tensor) -> str:
-        """Doubt, if a dense layer may stand behind a flattened image."""
-        if len(a.shape) != 2 or "kernel" not in leaf(a.name):
-            return ""
-        if not hasattr(self, "_channels"):
-            self._channels = {t.shape[-1] for t in self.a.values() if len(t.shape) in (4, 5) and t.shape[-1] > 1}
-            self._widths = {t.shape[-1] for t in self.a.values() if len(t.shape) == 2} | self._channels
-        n = a.shape[0]
-        if n not in self._widths and any(n % c == 0 for c in self._channels):
-            return "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
-        return ""
 
     # --- the end --------------------------------------------------------------------------------------------------
 

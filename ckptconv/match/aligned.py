@@ -34,6 +34,10 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
     if len(s.members) == len(t.members) == 1:
         a, b = s.members[0], t.members[0]
         return ([(a, b)], _fixed(s, t)) if a.group == b.group else ([], "")
+    whole = {i.numbers: i for i in t.members}
+    same = [(i, j) for i in s.members if (j := whole.get(i.numbers)) is not None and j.group == i.group]
+    if len(same) == min(len(s.members), len(t.members)) and s.members[0].numbers:
+        return same, ""
     rows, columns = _telling(s.members), _telling(t.members)
     if len(rows[0]) != len(columns[0]) or len(rows[0]) > MAX_COLUMNS:
         return [], ""
