@@ -28,6 +28,7 @@ from ckptconv.tensor import Checkpoint, Tensor
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without one, Keras takes the file for Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
 SHARD = 5 << 30
+LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
 
@@ -36,7 +37,10 @@ def cannot_hold(tensor: Tensor) -> str:
     kind = tensor.dtype
     if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
         return f"Keras reads no dtype {kind} from HDF5"
-    return layout.bad_name(tensor.name)
+    why = layout.bad_name(tensor.name)
+    if not why and len(layout.encode(tensor.name)) > LONGEST:
+        why = "the name is too long for an attribute, where Keras keeps it"
+    return why
 
 
 # --- legacy ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,162 @@
+"""Names that attack: in every output they are shown harmlessly, stay in their folder, or are refused with the reason.
+
+And what may take long: globs, rules and templates against long names.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv import passes, rules
+from ckptconv.errors import CkptError
+from ckptconv.tensor import Checkpoint, held
+
+NAMES = {
+    "escape": "\x1b[2J\x1b]0;owned\x07w",
+    "c1": "\x9b31mw",
+    "controls": "".join(map(chr, range(1, 32))),
+    "bidi": "safe\u202etxt.exe\u2066",
+    "line separators": "a\u2028b\u2029c\x85d",
+    "html": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "markup": "[red]not rich[/red]",
+    "parent": "../../../outside",
+    "absolute": "/tmp/ckptconv-owned",
+    "windows": "C:\\windows\\..\\system32",
+    "device": "CON",
+    "dots": "..",
+    "dot": ".",
+    "hidden": ".bashrc",
+    "empty parts": "a//b///c/",
+    "long": "n" * 65_536,
+    "long part": "d/" + "m" * 300 + "/w",
+    "nul": "a\0b",
+    "surrogate": "half\ud800",
+    "option": "--force",
+    "metadata": "__metadata__",
+    "shell": "$(touch owned);`touch owned`|w",
+    "format": "%s%n{0}{x!r}",
+    "astral": "\U000e0041tag",
+}
+TARGETS: dict[str, dict[str, object]] = {
+    "m.safetensors": {},
+    "m.pt": {},
+    "m.npz": {},
+    "npy": {"format": "npy"},
+    "m.ckpt": {"format": "tf"},
+    "m.msgpack": {},
+    "m.hdf5": {"format": "hdf5"},
+    "m.h5": {"format": "keras"},
+    "hf": {"format": "hf"},
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("what", NAMES)
+def test_a_name_stays_a_name(what: str, target: str, tmp_path: Path) -> None:
+    home = tmp_path / "a" / "b" / "c"
+    home.mkdir(parents=True)
+    value = np.arange(3, dtype="f4")
+    try:
+        ckptconv.save({NAMES[what]: value}, home / target, **TARGETS[target])
+    except CkptError as e:
+        said = str(e)
+    else:
+        said = ""
+    assert "\x1b" not in said
+    assert len(said) < 10_000 or what == "long"
+    if said:
+        assert not list(home.iterdir())
+        return
+    (back,) = ckptconv.open(home / target).values()
+    assert back.numpy().tobytes() == value.tobytes()
+    top = {home / target, home / "m.ckpt.index", home / "m.ckpt.data-00000-of-00001", home / "checkpoint"}
+    assert set(home.iterdir()) <= top
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
+    assert list((tmp_path / "a" / "b").iterdir()) == [home]
+    assert not Path("/tmp/ckptconv-owned").exists()
+
+
+@pytest.fixture(scope="module")
+def attacking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("names") / "m.pt"
+    ckptconv.save({n: np.zeros(2, "f4") for k, n in NAMES.items() if k != "surrogate"}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("inspect",), ("inspect", "--tree"), ("inspect", "--stats"), ("inspect", "--hash"), ("inspect", "--json"),
+        ("verify",), ("-o", "x.npz"), ("-o", "x.safetensors"), ("-o", "x.npz", "--dry-run"), ("-o", "x.npz", "--json"),
+        ("-o", "x.npz", "-c", "auto"), ("-o", "x.npz", "--include", "nothing*"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_terminal_sees_no_escape(args: tuple[str, ...], attacking: Path, cli: Run) -> None:
+    words = [args[0], attacking, *args[1:]] if not args[0].startswith("-") else [attacking, *args]
+    done = cli(*words)
+    assert "Traceback" not in done.stderr
+    said = done.stderr if "--json" in args else done.stdout + done.stderr
+    odd = {c for c in said if not c.isprintable() and c not in "\n\t"}
+    assert not odd
+    if "--json" in args and done.stdout:
+        assert not {c for c in done.stdout if ord(c) < 32 and c != "\n"}, "JSON escapes controls"
+
+
+def test_diff_sees_no_escape(attacking: Path, cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"\x1b[31mother\x9b": np.zeros(2, "f4")}, tmp_path / "b.pt")
+    done = cli("diff", attacking, "b.pt")
+    assert done.returncode == 1
+    assert not {c for c in done.stdout + done.stderr if not c.isprintable() and c not in "\n\t"}
+
+
+def test_a_report_holds_no_markup_of_strangers(attacking: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    from ckptconv.report import report
+
+    report(attacking, output=tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+PATTERNS = ["{a}{b}", "{a...}/{b...}/{c...}/{d...}", "a{x}a{y}a{z}a{w}a", "{x...}", "{i}_{j}_{k}_{l}", "x{a}x{a}x{a}x"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("text", ["a", "a/", "ab", "a_", "1_", "x"])
+def test_rules_take_linear_time(pattern: str, text: str) -> None:
+    """A quarter of a megabyte of name against patterns that make backtracking explode."""
+    rule = f'[[rule]]\nfrom = "{pattern}"\nto = []\noptional = true\n'
+    began = time.process_time()
+    try:
+        made = rules.parse(rule, "slow")
+    except CkptError:
+        return
+    names = {text * (size // len(text)): held("x", np.zeros(1, "f4")) for size in (1000, 20_000, 250_000)}
+    try:
+        made.apply(Checkpoint(names))
+    except CkptError:
+        pass
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("glob", ["*" * 40 + "x", "*a*a*a*a*a*a*a*a*b", "[!a]*[!b]*", "?" * 5000])
+def test_globs_take_linear_time(glob: str) -> None:
+    """The user's own, but on a stranger's names."""
+    names = [*("a" * n for n in (10, 1000, 20_000)), glob]
+    found = Checkpoint({n: held("a", np.zeros(1, "f4")) for n in names})
+    began = time.process_time()
+    try:
+        passes.select(found, [glob])
+    except CkptError:
+        pass
+    assert time.process_time() - began < 5
