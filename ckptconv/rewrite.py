@@ -19,7 +19,7 @@ from . import memory
 from .assign import Assignment, Group, Names, assign, translated
 from .errors import LayoutError, NameCollision, UnmatchedTensors, UsageError, listing, printable
 from .names import Matcher, Template, fold
-from .tensor import Checkpoint, Coded, Note, Part, Span, Tensor
+from .tensor import Checkpoint, Note, Part, Tensor, origin
 
 if TYPE_CHECKING:
     from .converter import Converter, Of, Rule
@@ -190,7 +190,7 @@ class _Output:
         if old is None:
             self.tensors[tensor.name] = tensor
             self.moved[tensor.name] = Moved(tuple(names), rule.label, index, [])
-        elif rule.shared or _same(old, tensor):
+        elif rule.shared or origin(old) == origin(tensor):
             self.twins += names
             self.moved[tensor.name].twins.extend(names)
         else:
@@ -261,21 +261,6 @@ def _base(name: str, known: Mapping[str, Any]) -> str:
             if base in known and known[base][1]:
                 return base
     return ""
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same bytes of the same file, moved the same way."""
-    if a.shape != b.shape or a.dtype != b.dtype or len(a.parts) != len(b.parts):
-        return False
-    for p, q in zip(a.parts, b.parts, strict=True):
-        same = (
-            p.data == q.data
-            if isinstance(p.data, Span | Coded) and isinstance(q.data, Span | Coded)
-            else p.data is q.data
-        )
-        if not same or p[1:] != q[1:]:
-            return False
-    return True
 
 
 def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
@@ -370,8 +355,8 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
         for group in _tie_names(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]
             known = [n for n in there if converter.matcher.first(n)] or there
-            first = checkpoint[known[0]]
-            own = {n for n in known if n not in remembered and not _same(first, checkpoint[n])} if tie.apart else set()
+            first = origin(checkpoint[known[0]])
+            own = {n for n in known if n not in remembered and origin(checkpoint[n]) != first} if tie.apart else set()
             gone += [n for n in there if n != known[0] and n not in own]
     if not gone:
         return checkpoint, []

@@ -111,7 +111,7 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look a dtype up by name; UsageError names the near ones."""
+    """Look a dtype up by name; UsageError lists those there are."""
     try:
         return DTYPES[name]
     except KeyError:
@@ -181,7 +181,10 @@ class Part(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something a person should know: `kind` is one of skipped, lossy, assumed, unread, tied, hint."""
+    """Something a person should know, of some tensors by name.
+
+    kind: skipped, dropped (it was asked for), damaged, lossy, assumed, unread, tied, hint.
+    """
 
     kind: str
     text: str
@@ -216,6 +219,15 @@ class Tensor:
 
     def renamed(self, name: str) -> Tensor:
         return replace(self, name=name)
+
+
+def origin(t: Tensor) -> tuple[object, ...]:
+    """What a tensor is made of; equal for two that are the same stored elements, moved and changed in the same way."""
+
+    def place(data: Data) -> object:
+        return (data.array.ctypes.data, data.array.nbytes) if isinstance(data, Held) else data
+
+    return (t.dtype, t.shape, *((place(p.data), *p[1:]) for p in t.parts))
 
 
 def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -305,7 +317,7 @@ class Checkpoint(Mapping[str, Tensor]):
     """An ordered mapping from names to tensors, with what else a file says.
 
     `ties` groups names that share one tensor (each name is in `tensors`); `urls` are all files it was read from;
-    `shards` are other details that only inspection shows, as JSON-able values.
+    `details` is what else a format knows, as JSON-able values, for inspection and for its own writer.
     """
 
     tensors: dict[str, Tensor]
@@ -328,6 +340,15 @@ class Checkpoint(Mapping[str, Tensor]):
     @cached_property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+    def owners(self) -> dict[str, str]:
+        """For each name the first that it is tied to; what a converter has changed apart owns itself again."""
+        out = {name: name for name in self.tensors}
+        for group in self.ties:
+            first: dict[tuple[object, ...], str] = {}
+            there = (name for name in group if name in out)
+            out |= {name: first.setdefault(origin(self.tensors[name]), name) for name in there}
+        return out
 
     def with_tensors(self, tensors: Mapping[str, Tensor], *notes: Note) -> Checkpoint:
         """Copy with other tensors; ties keep only names that are still there."""

@@ -87,7 +87,8 @@ def tensor(found: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
     kind = DTYPES[stored.dtype]
     size = elements(stored.shape, url=found.url, tensor=name) * kind.itemsize
     if stored.offset < 0:
-        key = f"{found.member}//{stored.path}" if found.member else "/" + stored.path
+        path = stored.same or stored.path  # what is tied is one thing
+        key = f"{found.member}//{path}" if found.member else "/" + path
         return plain(name, kind, stored.shape, Coded("hdf5", found.url, key, size), role=role)
     ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
     return plain(name, kind, stored.shape, Span(found.url, stored.offset, size), ops=ops, role=role)

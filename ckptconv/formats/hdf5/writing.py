@@ -26,9 +26,9 @@ class Hdf5Writer:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "HDF5")
         layout.checked(list(checkpoint), checkpoint.metadata, "HDF5")
-        links = {name: group[0] for group in checkpoint.ties for name in group[1:]}
-        first = [layout.item(t, t.name) for t in checkpoint.values() if t.name not in links]
-        again = [layout.item(checkpoint[name], name, link) for name, link in links.items()]
+        owner = checkpoint.owners()
+        first = [layout.item(t, name) for name, t in checkpoint.items() if owner[name] == name]
+        again = [layout.item(t, name, owner[name]) for name, t in checkpoint.items() if owner[name] != name]
         return placed(self.url, [*first, *again], self._attributes(checkpoint), list(checkpoint), ordered=True)
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, layout.Attributes]:

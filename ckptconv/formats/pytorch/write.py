@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...store import File, split
-from ...tensor import Checkpoint, Data, DType, Held, Tensor, c_strides
+from ...tensor import Checkpoint, DType, Tensor, c_strides
 from .. import Patch, Placement, Slot, refuse_unheld
 from ..zip import Entry, directory, lay_out, local_header
 from .flatten import METADATA
@@ -45,7 +45,7 @@ class TorchWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
-        owner = _owners(checkpoint)
+        owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
         keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
         fixed = {
             ROOT + "data.pkl": pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}),
@@ -74,30 +74,6 @@ class TorchWriter:
         crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
         patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
         return [*patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
-
-
-def _owners(checkpoint: Checkpoint) -> dict[str, str]:
-    """The name whose storage each name uses: its own, or the first of those it is tied to."""
-    owner = {name: name for name in checkpoint}
-    for group in checkpoint.ties:
-        first = checkpoint[group[0]]
-        for name in group:
-            t = checkpoint[name]
-            if t.count and (t.dtype, t.shape) == (first.dtype, first.shape) and _same_bytes(t, first):
-                owner[name] = group[0]
-    return owner
-
-
-def _same_bytes(a: Tensor, b: Tensor) -> bool:
-    """Made of the same pieces: what was tied may have been changed apart since."""
-    if len(a.parts) != len(b.parts):
-        return False
-    return all(_place(p.data) == _place(q.data) and p[1:] == q[1:] for p, q in zip(a.parts, b.parts, strict=True))
-
-
-def _place(data: Data) -> object:
-    """What tells arrays in memory apart without comparing their elements."""
-    return (data.array.ctypes.data, data.array.nbytes) if isinstance(data, Held) else data
 
 
 # --- the pickle -------------------------------------------------------------------------------------------------

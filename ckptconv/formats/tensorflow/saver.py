@@ -15,7 +15,7 @@ from ckptconv.checksum import mask
 from ckptconv.errors import UsageError
 from ckptconv.formats import Patch, Placement, Slot, refuse_unheld
 from ckptconv.store import File, split
-from ckptconv.tensor import Checkpoint, Data, Held, Tensor
+from ckptconv.tensor import Checkpoint, Tensor
 
 from . import strings
 from .bundle import OBJECT_GRAPH
@@ -79,14 +79,12 @@ class BundleWriter:
         """Groups of tied names with their sizes, in order, cut into shards of the size asked for."""
         self._strings.clear()
         shards: list[list[tuple[Sequence[str], int, bytes | None]]] = [[]]
-        tied = {name: group for group in checkpoint.ties for name in group}
-        done: set[str] = set()
+        groups: dict[str, list[str]] = {}
+        for name, owner in checkpoint.owners().items():
+            groups.setdefault(owner, []).append(name)
         filled = 0
-        for name, tensor in checkpoint.tensors.items():
-            if name in done:
-                continue
-            group = [n for n in tied.get(name, (name,)) if n in checkpoint.tensors and _alike(checkpoint[n], tensor)]
-            done.update(group)
+        for group in groups.values():
+            tensor = checkpoint[group[0]]
             payload = self._encode(tensor, group) if tensor.dtype.kind == "s" else None
             size = tensor.nbytes if payload is None else len(payload)
             if self.max_shard_size is not None and shards[-1] and filled + size > self.max_shard_size:
@@ -117,23 +115,6 @@ class BundleWriter:
             )
             pairs[tensor.name.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
         return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tied tensors are still the same after all that was done to them."""
-    if (a.dtype, a.shape, len(a.parts)) != (b.dtype, b.shape, len(b.parts)):
-        return False
-    return all(p[1:] == q[1:] and _same(p.data, q.data) for p, q in zip(a.parts, b.parts, strict=True))
-
-
-def _same(a: Data, b: Data) -> bool:
-    if isinstance(a, Held) and isinstance(b, Held):
-        return _memory(a) == _memory(b)
-    return not isinstance(a, Held) and not isinstance(b, Held) and a == b
-
-
-def _memory(a: Held) -> tuple[int, tuple[int, ...]]:
-    return a.array.ctypes.data, a.array.strides
 
 
 def _state(base: str) -> bytes:
