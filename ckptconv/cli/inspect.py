@@ -22,6 +22,7 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
+VALUES = 20  # of those that are no tensors; --json has them all
 
 
 def inspect(
@@ -29,7 +30,7 @@ def inspect(
     tree: Annotated[bool, typer.Option("--tree", help="Fold names that differ in numbers only, by scope.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Read all values and describe them.")] = False,
     hashes: Annotated[bool, typer.Option("--hash", help="Content hash: equal tensors, equal hash.")] = False,
-    graph: Annotated[bool, typer.Option("--graph", help="Compare with the graph or configuration beside it.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Also what a graph or configuration lists.")] = False,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +57,8 @@ def inspect(
         extra = _extra(tensors, stats, hashes, api.Resources(jobs=jobs).workers)
         total, drawn = outline.totals(found), outline.graph(found) if graph else None
         if as_json:
-            _json(source, found, tensors, extra, total, drawn)
+            more = {"graph": drawn._asdict() if drawn else None, "details": found.details} if graph else {}
+            _json(source, found, tensors, extra, total, more)
             return
         if tree:
             _tree(outline.tree(tensors), extra)
@@ -128,7 +130,7 @@ def _tree(root: Node, extra: dict[str, dict[str, Any]]) -> None:
 def _say(found: Checkpoint, total: Totals) -> None:
     """Metadata, ties and notes, then the sums, on stderr."""
     for key, value in found.metadata.items():
-        show.talk(f"metadata: {key} = {value if len(value) <= 100 else value[:97] + '...'}")
+        show.talk(f"metadata: {key} = {_short(value)}")
     for group in found.ties:
         show.talk(f"tied: {' = '.join(group)}")
     show.notes([n for n in found.notes if n.kind != "dropped"])  # what was not selected is no news
@@ -137,6 +139,10 @@ def _say(found: Checkpoint, total: Totals) -> None:
         kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]
         counts += f", {total.all:,} with {', '.join(kinds)}"
     show.talk(f"{found.format}: {show.many(total.tensors, 'tensor')}, {show.bytes_(total.bytes)}, {counts}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _suggest(source: str, found: Checkpoint) -> None:
@@ -151,6 +157,11 @@ def _graph(made: Graph | None, found: Checkpoint) -> None:
     details = {k: v for k, v in found.details.items() if not isinstance(v, (dict, list))}
     for key, value in details.items():
         show.talk(f"{key}: {value}")
+    values = found.details.get("values", {})
+    for key, value in list(values.items())[:VALUES]:
+        show.talk(f"value: {key} = {_short(str(value))}")
+    if len(values) > VALUES:
+        show.talk(f"value: {len(values) - VALUES} more, which --json shows")
     if made is None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
@@ -172,7 +183,7 @@ def _json(
     tensors: list[Tensor],
     extra: dict[str, dict[str, Any]],
     total: Totals,
-    graph: Graph | None,
+    more: dict[str, Any],
 ) -> None:
     rows = [
         {
@@ -195,6 +206,6 @@ def _json(
             "metadata": found.metadata,
             "ties": found.ties,
             "notes": [n._asdict() for n in found.notes if n.kind != "dropped"],
-            **({"graph": graph._asdict() if graph else None, "details": found.details} if graph else {}),
+            **more,
         }
     )

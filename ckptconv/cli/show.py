@@ -108,9 +108,9 @@ def paint(text: str, how: str) -> str:
 def notes(found: Sequence[Note], limit: int = 4) -> None:
     """Say the notes on stderr, each with a few of the names it concerns."""
     for note in found:
-        names = ", ".join(note.names[:limit]) + (" ..." if len(note.names) > limit else "")
-        count = f"{len(note.names)} tensors: " if len(note.names) > 1 else ""
-        talk(f"{note.kind}: {count}{note.text}" + (f" ({names})" if names else ""))
+        more = len(note.names) - limit
+        names = ", ".join(note.names[:limit]) + (f" and {more} more" if more > 0 else "")
+        talk(f"{note.kind}: {note.text}" + (f" ({names})" if names else ""))
 
 
 def report(done: Report) -> None:

@@ -79,7 +79,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         for new, (shape, parts) in zip(made, tensors.values(), strict=True)  # unwrap keeps the order
     }
     if values:
-        notes.append(Note("skipped", "values that are no tensors; inspection shows them", tuple(values)))
+        notes.append(Note("skipped", "values that are no tensors; `inspect --graph` shows them", tuple(values)))
     details = {"values": {k: v for k, v in values.items() if v is not None}} if values else {}
     return Checkpoint(named, format="dcp", urls=(path, *folder.opened), notes=tuple(notes), details=details)
 

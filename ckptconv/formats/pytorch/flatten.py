@@ -142,10 +142,10 @@ class Made:
         if self.pieces:
             kinds = ", ".join(sorted({p["kind"] for p in self.pieces.values()}))
             yield Note(
-                "assumed", f"{kinds} tensors are given as their pieces; densify=True computes them", tuple(self.pieces)
+                "assumed", f"{kinds} tensors are given as their pieces; --densify computes them", tuple(self.pieces)
             )
         if self.values and not quiet:
-            yield Note("skipped", "values that are no tensors; inspection shows them", tuple(self.values))
+            yield Note("skipped", "values that are no tensors; `inspect --graph` shows them", tuple(self.values))
         shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))
         if shared:
             yield Note("lossy", "these share memory in part in the source; they are written apart", shared)
