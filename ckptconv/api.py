@@ -150,7 +150,7 @@ def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoi
     if change.scopes:
         opened = [passes.scope(c, name) for c, name in zip(opened, change.scopes, strict=True)]
     merged = passes.merge(opened)
-    if change.converter or change.renames:
+    if change.converter or change.renames or change.inverse or change.params:
         from . import rules
 
         merged = rules.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)

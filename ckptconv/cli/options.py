@@ -108,9 +108,9 @@ def change(
 def size(text: str) -> int:
     """Bytes of '5GB' (decimal), '512MiB' (binary) or '1000'."""
     m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", text.lower())
-    if not m:
+    if not m or not (bytes_ := int(float(m[1]) * UNITS[m[2]])):
         raise UsageError(f"{text!r} is not a size; write it like 512MB, 5GB or 2GiB")
-    return int(float(m[1]) * UNITS[m[2]])
+    return bytes_
 
 
 def params(pairs: list[str] | None) -> dict[str, Any]:

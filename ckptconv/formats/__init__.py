@@ -262,7 +262,7 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         return row
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits:
-        known = ", ".join(f"{f.name} ({' '.join(f.suffixes)})" for f in table().values() if f.writes)
+        known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
         raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
 
