@@ -1,19 +1,21 @@
 """Keras Applications: every name and shape that Keras saves becomes one that torchvision or timm loads, and goes back.
 
-fixtures/names/applications/keras-MODEL.txt and torchvision-MODEL.txt or timm-MODEL.txt list them; benchmarks/keras_applications.py,
-which wrote them, also compares outputs (docs/keras-applications.md).
+fixtures/names/applications lists them by model; benchmarks/keras_applications.py, which wrote them, also compares
+outputs (docs/keras-applications.md).
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ckptconv
 from ckptconv import rules
-from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+from ckptconv.tensor import DTYPES, Checkpoint, Held, Tensor, plain
 
 NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
 TABLE = Path(__file__).parents[1] / "docs" / "keras-applications.md"
@@ -37,9 +39,7 @@ def checkpoint(named: dict[str, tuple[int, ...]]) -> Checkpoint:
     return Checkpoint({n: stretched(n, s, held) for n, s in named.items()})
 
 
-def stretched(name: str, shape: tuple[int, ...], held: Held):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def stretched(name: str, shape: tuple[int, ...], held: Held) -> Tensor:
     one = plain(name, DTYPES["float32"], (1,), held)
     part = one.parts[0]
     steps = tuple(int(np.prod(shape[i + 1 :], dtype=int)) for i in range(len(shape)))
@@ -67,3 +67,15 @@ def test_every_result_is_good() -> None:
     table = TABLE.read_text()
     assert "differs" not in table
     assert "failed" not in table
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", ["MobileNet", "MobileNetV2", "MobileNetV3Small", "DenseNet121", "EfficientNetB0"])
+def test_as_keras_2_spells_it(model: str, tmp_path: Path) -> None:
+    """Weight files of Keras 2, like those that Keras Applications downloads, become the same."""
+    applications = pytest.importorskip("tf_keras.applications", reason="TF-Keras is not installed")
+    target, name = next((t, c) for m, t, c in models() if m == model)
+    build = getattr(applications, model)
+    build(weights=None, input_shape=(64, 64, 3)).save_weights(str(tmp_path / "model.h5"))
+    after = rules.load(name).apply(ckptconv.open(tmp_path / "model.h5"))
+    assert {n: t.shape for n, t in after.items()} == shapes(NAMES / f"{target.replace(' ', '-')}.txt")

@@ -427,6 +427,12 @@ GRAPHS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[], Any]
         lambda: nn.LSTM(4, 4, batch_first=True),
         sequence,
     ),
+    "CuDNN's cell": (
+        rolled(lambda: cells().LSTMCell(4, forget_bias=0.0, name="cudnn_compatible_lstm_cell")),
+        LINE,
+        lambda: nn.LSTM(4, 4, batch_first=True),
+        sequence,
+    ),
     "MultiRNNCell": (
         rolled(lambda: cells().LSTMCell(4), lambda: cells().LSTMCell(4)),
         LINE,
