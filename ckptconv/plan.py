@@ -60,7 +60,7 @@ class Memory:
     @classmethod
     def of(cls, limit: int, workers: int) -> Memory:
         """Split `limit` bytes; UsageError if it is too little to work with."""
-        if limit < 16 * 2**20:
+        if limit < 16_000_000:
             raise UsageError("--max-memory must be at least 16MB")
         workers = max(1, min(workers, limit // (12 * 2**20)))
         share = limit // workers

@@ -1,0 +1,177 @@
+"""Random checkpoints through TensorFlow, torch, h5py, safetensors, NumPy and us: everyone must read the same values.
+
+    differential.py SECONDS [SEED]
+
+Each round makes tensors of random names, dtypes, shapes and values (NaN payloads, -0.0, empty, scalars), then
+  - writes them with each framework, reads them with us;
+  - converts that to every other format with us, reads it with that format's framework.
+A difference in a name, dtype, shape or bit ends the run with the seed that makes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import ml_dtypes
+import numpy as np
+
+import ckptconv
+from ckptconv import api
+
+Values = dict[str, np.ndarray]
+COMMON = ("float64", "float32", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
+MORE = (*COMMON, "bfloat16")
+WORDS = ("dense", "kernel", "bias", "layer_1", "block", "w", "é", "0", "gamma", "LayerNorm", "a b")
+
+
+def some(choose: random.Random, dtypes: tuple[str, ...], sep: str) -> Values:
+    made: Values = {}
+    for _ in range(choose.randint(1, 12)):
+        name = sep.join(choose.choice(WORDS) for _ in range(choose.randint(1, 4))) + str(len(made))
+        shape = tuple(choose.choice((0, 1, 2, 3, 7, 16, 33)) for _ in range(choose.randint(0, 4)))
+        kind = choose.choice(dtypes)
+        item = np.dtype(getattr(ml_dtypes, kind, kind))
+        count = int(np.prod(shape, dtype=np.int64))
+        raw = choose.randbytes(count * item.itemsize)
+        array = np.frombuffer(raw, "u1") & 1 if kind == "bool" else np.frombuffer(raw, "u1")
+        made[name] = array.view(item).reshape(shape)
+    return made
+
+
+class Peer(NamedTuple):
+    """How a framework writes and reads a file of this name."""
+
+    file: str
+    format: str
+    dtypes: tuple[str, ...]
+    sep: str
+    write: Callable[[Values, Path], None]
+    read: Callable[[Path], Values]
+
+
+def _numpy() -> Peer:
+    def read(path: Path) -> Values:
+        with np.load(path) as z:
+            return {n: z[n] for n in z.files}
+
+    return Peer("m.npz", "npz", COMMON, "/", lambda v, p: np.savez(p, **v), read)
+
+
+def _safetensors() -> Peer:
+    from safetensors.numpy import load_file, save_file
+
+    return Peer("m.safetensors", "safetensors", MORE, ".", lambda v, p: save_file(v, p), lambda p: dict(load_file(p)))
+
+
+def _torch() -> Peer:
+    import torch
+
+    def to(a: np.ndarray) -> torch.Tensor:
+        a = np.array(a)
+        return (
+            torch.from_numpy(a.view("i2")).view(torch.bfloat16) if a.dtype.name == "bfloat16" else torch.from_numpy(a)
+        )
+
+    def back(t: torch.Tensor) -> np.ndarray:
+        if t.dtype == torch.bfloat16:
+            return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return t.numpy()
+
+    def read(path: Path) -> Values:
+        return {n: back(t) for n, t in torch.load(path, weights_only=True).items()}
+
+    return Peer("m.pt", "torch", MORE, ".", lambda v, p: torch.save({n: to(a) for n, a in v.items()}, p), read)
+
+
+def _tensorflow() -> Peer:
+    import tensorflow as tf
+
+    def write(values: Values, path: Path) -> None:
+        with tf.device("cpu"):
+            names, arrays = list(values), [tf.constant(a) for a in values.values()]
+            tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=[""] * len(names), tensors=arrays)
+
+    def read(path: Path) -> Values:
+        reader = tf.train.load_checkpoint(str(path))
+        return {n: np.asarray(reader.get_tensor(n)) for n in reader.get_variable_to_shape_map()}
+
+    return Peer("m.ckpt", "tf", MORE, "/", write, read)
+
+
+def _h5py() -> Peer:
+    """HDF5 by the library that Keras uses for it."""
+    import h5py
+
+    def write(values: Values, path: Path) -> None:
+        with h5py.File(path, "w") as f:
+            for name, a in values.items():
+                f[name] = a
+
+    def read(path: Path) -> Values:
+        out: Values = {}
+        with h5py.File(path) as f:
+            f.visititems(lambda n, d: out.__setitem__(n, d[()]) if isinstance(d, h5py.Dataset) else None)
+        return {n: np.asarray(a) for n, a in out.items()}
+
+    return Peer("m.hdf5", "hdf5", COMMON, ".", write, read)
+
+
+def differs(want: Values, got: Values) -> str:
+    if want.keys() != got.keys():
+        return f"names {sorted(want.keys() ^ got.keys())}"
+    for n, a in want.items():
+        b = got[n]
+        if (a.dtype, a.shape) != (b.dtype, b.shape) or a.tobytes() != b.tobytes():
+            return f"{n}: {a.dtype}{a.shape} is {b.dtype}{b.shape}, or other bits"
+    return ""
+
+
+def one(seed: int, peers: list[Peer]) -> int:
+    """One round; returns how many comparisons were made."""
+    choose, done = random.Random(seed), 0
+    writer = choose.choice(peers)
+    values = some(choose, writer.dtypes, choose.choice((writer.sep, ".")))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / writer.file
+        writer.write(values, source)
+        got = {n: t.numpy() for n, t in ckptconv.open(source, format=writer.format).items()}
+        check(seed, f"{writer.format}, read by us", values, got)
+        for reader in peers:
+            if not {a.dtype.name for a in values.values()} <= set(reader.dtypes):
+                continue
+            out = Path(folder) / reader.format / reader.file
+            memory = choose.choice((16 << 20, 512 << 20))
+            target = api.Target(format=reader.format, verify=choose.choice(("none", "full")), sync=False)
+            api.convert(source, out, target=target, resources=api.Resources(memory, choose.randint(1, 3)))
+            check(seed, f"{writer.format} to {reader.format}", values, reader.read(out))
+            done += 1
+    return done + 1
+
+
+def check(seed: int, what: str, want: Values, got: Values) -> None:
+    if why := differs(want, got):
+        raise SystemExit(f"seed {seed}: {what}: {why}")
+
+
+def main() -> None:
+    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    peers = [_numpy(), _safetensors(), _torch(), _tensorflow(), _h5py()]
+    end, rounds, done = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < end:
+        done += one(seed + rounds, peers)
+        rounds += 1
+    print(f"{rounds} random checkpoints, {done} comparisons, no difference (seeds {seed} to {seed + rounds - 1})")
+
+
+if __name__ == "__main__":
+    main()

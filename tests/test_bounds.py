@@ -1,0 +1,112 @@
+"""Memory: opening a file of N bytes takes O(N), and a conversion --max-memory plus a constant; time is linear in bytes.
+
+Peaks are read from children, for a process never gives its own back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import api
+from ckptconv.plan import CONSTANT
+
+FLOOR = 48 << 20  # what libraries, buffers and one worker of HDF5 may take for any file
+TIMES = 24  # bytes of memory for a byte of the file: Python's objects for the smallest entries of a header
+pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="no way to ask for a child's peak")
+
+OPEN = """
+import json, resource, sys
+sys.path[:0] = sys.argv[1].split(":")
+import ckptconv
+from ckptconv.errors import CkptError
+def attempt(path):
+    try:
+        ckptconv.open(path)
+    except CkptError:
+        pass
+paths = json.loads(sys.stdin.read())
+for kind in {p.rsplit(".", 1)[-1]: p for p in paths[:40]}.values():
+    attempt(kind)  # what is imported on first use is there before the count begins
+for path in paths:
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # the peak starts again from here
+    with open("/proc/self/status") as f:
+        before = int(f.read().split("VmRSS:")[1].split()[0])
+    attempt(path)
+    with open("/proc/self/status") as f:
+        print(json.dumps([path, 1024 * (int(f.read().split("VmHWM:")[1].split()[0]) - before)]), flush=True)
+"""
+
+
+def opened(paths: list[Path]) -> dict[str, int]:
+    """Bytes by which opening each file raised the peak of a process."""
+    home = str(Path(ckptconv.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", OPEN, home], input=json.dumps(list(map(str, paths))), text=True,
+                          capture_output=True, check=True, timeout=300)  # fmt: skip
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+needs_proc = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux resets a peak")
+
+
+@needs_proc
+def test_hostile_files_take_no_more_than_they_weigh(fixtures: Path) -> None:
+    paths = [p for p in sorted((fixtures / "hostile").glob("*/*")) if p.suffix not in {".json", ".txt"}]
+    used = opened(paths)
+    weight = {str(p): sum(f.stat().st_size for f in ([p] if p.is_file() else p.rglob("*"))) for p in paths}
+    assert len(used) == len(paths) > 250
+    over = {p: n for p, n in used.items() if n > FLOOR + TIMES * weight[p]}
+    assert not over
+
+
+@needs_proc
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.npz", "m.ckpt", "m.msgpack", "m.hdf5", "m.h5"])
+def test_headers_of_sound_files_take_a_multiple_of_their_size(name: str, tmp_path: Path) -> None:
+    """Thousands of tiny tensors: a file that is all header is the worst there is."""
+    format = {"m.ckpt": "tf", "m.hdf5": "hdf5", "m.h5": "keras"}.get(name)
+    per_byte = []
+    for count in (2_000, 20_000):
+        path = tmp_path / str(count) / name
+        ckptconv.save({f"layer.{i}.weight": np.float32(i) for i in range(count)}, path, format=format, verify="none")
+        used = opened([path])[str(path)]
+        weight = sum(f.stat().st_size for f in path.parent.iterdir())
+        assert used < FLOOR + TIMES * weight
+        per_byte.append(used / weight)
+    assert per_byte[1] < per_byte[0] * 3 + TIMES
+
+
+def test_a_transpose_stays_within_max_memory(tmp_path: Path) -> None:
+    """benchmarks/bounds.py does it with 1 GB and 64MB."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[1] / "benchmarks" / "bounds.py"), "160MB", "16MB"],
+        capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(Path(ckptconv.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"of the {(16_000_000 + CONSTANT) / 1e6:.0f} MB allowed" in done.stdout
+
+
+@pytest.mark.parametrize("layout", ["i o -> o i", "h w i o -> o i h w"])
+def test_time_is_linear_in_bytes(layout: str, tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(f'[[rule]]\nfrom = "w"\nto = "w"\nlayout = "{layout}"\n')
+    took = []
+    for side in (2, 16):
+        shape = (256 * side, 1024) if layout.startswith("i") else (3, 3, 32 * side, 1024)
+        ckptconv.save({"w": np.zeros(shape, "f4")}, tmp_path / f"{side}.npz")
+        best = 1e9
+        for _ in range(3):
+            began = time.process_time()
+            change = api.Change(converter=str(tmp_path / "t.toml"))
+            api.convert(tmp_path / f"{side}.npz", tmp_path / "out.npz", change=change, target=api.Target(force=True))
+            best = min(best, time.process_time() - began)
+        took.append(best)
+    assert took[1] < 8 * 4 * max(took[0], 0.02)
