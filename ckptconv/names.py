@@ -242,19 +242,26 @@ Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
 
 
 class Matcher:
-    """Find the first of many templates that takes a name: one expression for each last segment that templates name."""
+    """Find the first of many templates that takes a name: one expression for each last segment that templates name.
+
+    Templates without captures are looked up: there may be thousands, of a checkpoint whose names follow no pattern.
+    """
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
         self._templates = templates
         self._lasts = frozenset(t.last for t, _ in templates)
         self._tables: dict[tuple[str, int], Table] = {}
+        self._spelled: dict[str, list[int]] = {}
+        for i, (t, _) in enumerate(templates):
+            if not t.captures:
+                self._spelled.setdefault(t.render({}), []).append(i)
 
     def _table(self, last: str, begin: int) -> Table:
         """All templates from `begin` on that may end in segment `last` as alternatives, and where their groups are."""
         rows, count = ["(?!)"], 0
         groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
         for i, (t, where) in enumerate(self._templates[begin:], begin):
-            if t.last in ("", last):
+            if t.captures and t.last in ("", last):
                 text, order = t.regex(where, count + 2)
                 rows.append(f"({text})")
                 groups += [(i, count + 2, order)] * (len(order) + 1)
@@ -270,10 +277,13 @@ class Matcher:
         if key not in self._tables:
             self._tables[key] = self._table(*key)
         pattern, groups = self._tables[key]
+        spelled = next((i for i in self._spelled.get(name, ()) if i >= begin), None)
         m = pattern.fullmatch(name)
         if m is None:
-            return None
+            return None if spelled is None else Match(spelled, {})
         index, start, order = groups[m.lastindex or 0]
+        if spelled is not None and spelled < index:
+            return Match(spelled, {})
         return Match(index, {c: m[start + k] or "" for k, c in enumerate(order)})
 
     def after(self, name: str, index: int) -> Match | None:
