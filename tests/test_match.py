@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import rules
+from ckptconv import passes, rules
+from ckptconv.cli import main
 from ckptconv.converter import Converter
 from ckptconv.errors import CkptError
 from ckptconv.match import Proposal, match
@@ -384,3 +385,81 @@ def test_any_names_and_orders(data: st.DataObject) -> None:
     found = match(checkpoint(a), checkpoint(b))
     assert {(p.sources[0], p.targets[0]) for p in found.pairs} == set(names)
     leads(found, checkpoint(a), checkpoint(b))
+
+
+def test_a_target_of_another_dtype_is_matched_as_if_cast() -> None:
+    a, b = {"a/kernel": noise(6, 6), "b": noise(9)}, {}
+    b = {"x": a["a/kernel"].T.astype("f2"), "y": a["b"].astype("f2")}
+    found = match(checkpoint(a), checkpoint(b))
+    assert [p.evidence for p in found.pairs] == ["values", "values"]
+    assert found.notes == ("the target is float16: convert with --dtype float16",)
+
+
+def test_a_target_that_is_not_trained_is_matched_by_names() -> None:
+    a = {"fc/kernel": noise(4, 5), "fc/bias": np.zeros(5, "f4"), "norm/gamma": np.full(5, 2, "f4")}
+    b = {"fc.weight": noise(5, 4), "fc.bias": noise(5), "norm.weight": np.ones(5, "f4")}
+    found = match(checkpoint(a), checkpoint(b))
+    assert {p.sources + p.targets for p in found.pairs} == set(zip(a, b, strict=True))
+    assert any("no values agree" in n for n in found.notes)
+
+
+def test_values_that_contradict_names_are_said() -> None:
+    a = {f"{p}/kernel": noise(4, 5) for p in ("one", "two", "three")}
+    b = {n.replace("/kernel", ".weight"): x.T.copy() for n, x in a.items()}
+    b["three.weight"] = noise(5, 4)
+    found = match(checkpoint(a), checkpoint(b))
+    assert found.source_only == ("three/kernel",)
+    assert found.target_only == ("three.weight",)
+    assert found.notes == ("three/kernel and three.weight agree in name and shape, but not in values",)
+    made = proposed(found).apply(checkpoint(a))
+    assert set(made) == {"one.weight", "two.weight"}
+
+
+def test_matrices_lie_as_the_others_do() -> None:
+    a = {"h/q": (6, 6), "h/up/kernel": (6, 24), "h/down/kernel": (24, 6), "emb": (11, 6)}
+    b = {"h.q.weight": (6, 6), "h.up.weight": (24, 6), "h.down.weight": (6, 24), "emb.weight": (11, 6)}
+    pair = next(p for p in by_name(a, b).pairs if p.targets == ("h.q.weight",))
+    assert pair.order.text == "i o -> o i"
+    assert not pair.sure
+
+
+def test_slots_and_steps_are_no_weights() -> None:
+    a = {"d/kernel": X, "d/kernel/Adam": noise(5, 6), "d/kernel/Adam_1": noise(5, 6), "global_step": np.array(3)}
+    source = passes.roles(checkpoint(a))
+    found = match(source, checkpoint({"d.weight": X.T.copy()}))
+    assert found.source_only == ()
+    assert set(proposed(found).apply(source)) == {"d.weight"}
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def command(*argv: str) -> int:
+    with pytest.raises(SystemExit) as e:
+        main([*argv])
+    return int(e.value.code or 0)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = (str(tmp_path / n) for n in ("a.npz", "b.npz", "c.npz"))
+    arrays = {f"l_{i}/kernel": noise(4, 5) for i in range(3)}
+    ckptconv.save(arrays, a)
+    ckptconv.save({n.replace("/kernel", ".weight"): x.T for n, x in arrays.items()} | {"count": np.array(1)}, b)
+    ckptconv.save({f"z.{i}": noise(7 + i) for i in range(5)}, c)
+    rules_file, out = str(tmp_path / "r.toml"), str(tmp_path / "out.npz")
+    assert command("match", a, b, "-o", rules_file) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "3 tensors of the target found: 3 by values" in said.err
+    assert "no counterpart in the source:\n  count" in said.err
+    assert command("match", a, b, "-o", rules_file) == 9
+    assert command(a, "-c", rules_file, "-o", out) == 0
+    assert command(out, "-c", rules_file, "--inverse", "-o", str(tmp_path / "back.npz")) == 0
+    assert command("diff", a, str(tmp_path / "back.npz")) == 0
+    capsys.readouterr()
+    assert command("match", a, b, "--json", "-q") == 0
+    assert len(json.loads(capsys.readouterr().out)["pairs"]) == 3
+    bad = tmp_path / "bad.toml"
+    assert command("match", a, c, "-o", str(bad)) == 1
+    assert not bad.exists()
+    assert "do not look like the same model" in capsys.readouterr().err

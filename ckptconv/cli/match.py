@@ -90,6 +90,8 @@ def _summary(found: Proposal, output: str) -> None:
     """Say on stderr what is known, what is assumed and what is left."""
     from collections import Counter
 
+    from ..rules import MAX_FILE
+
     kinds = Counter("assumed" if not p.sure else p.evidence for p in found.pairs for _ in p.targets)
     said = ", ".join(f"{n} {'assumed' if k == 'assumed' else f'by {k}'}" for k, n in kinds.items())
     show.talk(f"{show.many(sum(kinds.values()), 'tensor')} of the target found: {said}")
@@ -98,5 +100,7 @@ def _summary(found: Proposal, output: str) -> None:
             show.talk(f"no counterpart in the {where}:\n{show.folded(names)}")
     for note in found.notes:
         show.talk(f"note: {note}")
-    if output:
+    if output and os.path.getsize(output) > MAX_FILE:
+        show.talk(f"note: {output} is larger than a rule file may be; match parts of the model with --include")
+    elif output:
         show.talk(f"{output}: review what is assumed, then convert with -c {output}")
