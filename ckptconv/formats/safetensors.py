@@ -5,14 +5,13 @@
                            "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
     8+N  the buffer: offsets count from here; sorted, the ranges tile it without a hole or an overlap
 
-Several files are tied together by `model.safetensors.index.json`, which sharded.py reads.
+Several files are tied together by `model.safetensors.index.json` (index.py), which sharded.py reads.
 Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -22,9 +21,9 @@ from typing import Any
 from ..errors import CorruptCheckpoint, Unrepresentable
 from ..store import File, Reader, Seen, exists, split
 from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain
-from . import Patch, Placement, Slot, refuse_unheld
+from . import Patch, Placement, Slot, index, refuse_unheld
 
-SUFFIX, INDEX = ".safetensors", ".index.json"
+SUFFIX = ".safetensors"
 MAX_HEADER = 100_000_000  # the reference refuses longer ones
 # The reference's dtypes in the order of its enum, which is by alignment; it writes the last first.
 ORDER = (
@@ -38,7 +37,7 @@ NOWHERE = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, b
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
-    if seen.size < 0 and seen.base + INDEX in seen.files and not seen.base.endswith((".bin", ".pt", ".pth")):
+    if seen.size < 0 and seen.base + index.SUFFIX in seen.files and not seen.base.endswith((".bin", ".pt", ".pth")):
         return 3
     if seen.size >= 8 and 2 <= length <= min(MAX_HEADER, seen.size - 8) and seen.head[8:].lstrip()[:1] == b"{":
         return 3
@@ -46,10 +45,10 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
-    if not exists(url) and exists(url + INDEX):  # the name that shards were written under
+    if not exists(url) and exists(url + index.SUFFIX):  # the name that shards were written under
         from .sharded import open_index
 
-        return open_index(url + INDEX, opaque, salvage)
+        return open_index(url + index.SUFFIX, opaque, salvage)
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
@@ -65,28 +64,6 @@ def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
 
 
-def parse_json(raw: bytes, url: str) -> Any:
-    """Parse JSON as strictly as the reference: UTF-8, no name twice in an object, no NaN, nested within reason."""
-    try:
-        return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise CorruptCheckpoint("the JSON is nested beyond reason", url=url) from None
-    except ValueError as e:  # also UnicodeDecodeError and integers of thousands of digits
-        raise CorruptCheckpoint(f"the JSON is not valid: {e}", url=url) from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} occurs twice")
-    return made
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _header(f: Reader) -> tuple[dict[str, Any], int]:
     """Read and parse the header; also tell where the buffer starts."""
     if f.size < 8:
@@ -96,7 +73,7 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
         raise CorruptCheckpoint(f"says its header has {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
     if length > f.size - 8:
         raise CorruptCheckpoint(f"says its header has {length} bytes but only {f.size - 8} follow", url=f.url)
-    header = parse_json(f.read(8, length), f.url)
+    header = index.parse_json(f.read(8, length), f.url)
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length
@@ -194,20 +171,9 @@ class SafetensorsWriter:
         metadata = {"format": "pt"} | checkpoint.metadata
         shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
         _, base = split(self.url)
-        stem = base.removesuffix(SUFFIX)
-        names = [f"{stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}" for i in range(1, len(shards) + 1)]
-        files, slots, patches = [], {}, []
-        for name, shard in zip([base] if len(shards) == 1 else names, shards, strict=True):
-            header, placed, size = _lay_out(name, shard, metadata)
-            files.append(File(name, size))
-            patches.append(Patch(name, 0, header))
-            slots.update(placed)
-        if len(shards) > 1:
-            index = _index(slots)
-            files.append(File(base + INDEX, len(index)))
-            patches.append(Patch(base + INDEX, 0, index))
-        ours = rf"{re.escape(base)}({re.escape(INDEX)})?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}"
-        return Placement(files, {name: slots[name] for name in checkpoint}, patches, stale=ours)
+        names = index.shard_names(base, SUFFIX, len(shards))
+        placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
+        return index.joined(base, SUFFIX, placed, checkpoint)
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         return ()
@@ -229,8 +195,8 @@ class SafetensorsWriter:
         return shards
 
 
-def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, Slot], int]:
-    """Make one file's header and slots, and tell the file's size."""
+def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Placement:
+    """Make one file's header and slots."""
     header: dict[str, Any] = {"__metadata__": metadata}
     ranges, at = [], 0
     for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
@@ -247,11 +213,4 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
         raise Unrepresentable(f"the header would have {len(raw)} bytes, a safetensors file allows {MAX_HEADER}")
     start = 8 + len(raw)
     slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
-    return len(raw).to_bytes(8, "little") + raw, slots, start + at
-
-
-def _index(slots: Mapping[str, Slot]) -> bytes:
-    """The JSON that says which shard holds a tensor, as transformers writes it."""
-    total = sum(slot.size for slot in slots.values())
-    index = {"metadata": {"total_size": total}, "weight_map": {name: slots[name].file for name in sorted(slots)}}
-    return (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
+    return Placement([File(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])

@@ -1,7 +1,6 @@
 """Hugging Face layouts: a folder, and an index that says which file holds which tensor.
 
-    model.safetensors.index.json       {"metadata": {"total_size": N},
-                                        "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
+    model.safetensors.index.json       which of the shards holds which tensor (index.py)
     model-00001-of-00002.safetensors   a whole checkpoint of its own (also .bin, .msgpack)
     model-00002-of-00002.safetensors
 
@@ -18,13 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat, listing
-from ..store import File, Seen, exists, is_dir, join, names, read_all, sibling, split
+from ..store import File, Seen, exists, is_dir, join, names, sibling, split
 from ..tensor import Checkpoint, Note, Tensor
-from . import Patch, Placement, Slot, detect, open_checkpoint, safetensors
-from .safetensors import SafetensorsWriter, parse_json
+from . import Patch, Placement, Slot, detect, index, open_checkpoint, safetensors
+from .safetensors import SafetensorsWriter
 
-INDEX = ".index.json"
-MAX_INDEX = 200_000_000
 SHARD_SIZE = 5_000_000_000  # of a folder that we write
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
@@ -38,7 +35,7 @@ WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
-    if seen.base.endswith(INDEX) and seen.head.lstrip()[:1] == b"{":
+    if seen.base.endswith(index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
         return 3
     return 4 if seen.size >= 0 and index_of(seen.url) else 0
 
@@ -47,18 +44,18 @@ def index_of(url: str) -> str:
     """The index beside a shard, or ''."""
     folder, base = split(url)
     shard = SHARD.fullmatch(base)
-    beside = join(folder, f"{shard[1]}{shard[2]}{INDEX}") if shard else ""
+    beside = join(folder, f"{shard[1]}{shard[2]}{index.SUFFIX}") if shard else ""
     return beside if beside and exists(beside) else ""
 
 
 def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
     if is_dir(url):
         return _open_folder(url, opaque, salvage)
-    if index := index_of(url):
+    if beside := index_of(url):
         base = split(url)[1]
-        if base not in _weight_map(index).values():
+        if base not in index.weight_map(beside).values():
             raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
-        whole = open_index(index, opaque, salvage)
+        whole = open_index(beside, opaque, salvage)
         note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
     return open_index(url, opaque, salvage)
@@ -80,7 +77,8 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     if found[0] not in MODELS and len(found) > 1:
         raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
     path = sibling(join(url, "."), found[0])
-    ours = path.endswith(INDEX) and not path.endswith(".h5" + INDEX)  # Keras knows how it spells names in shards
+    # Keras knows how it spells names in shards
+    ours = path.endswith(index.SUFFIX) and not path.endswith(".h5" + index.SUFFIX)
     whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
     if len(found) == 1:
         return whole
@@ -93,7 +91,7 @@ def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpo
 
     salvage: what is missing or cannot be opened is noted as damaged, by the names that the index gives.
     """
-    weight_map = _weight_map(url)
+    weight_map = index.weight_map(url)
     files = sorted(set(weight_map.values()))
     paths = {file: sibling(url, file) for file in files}
     if salvage:
@@ -126,14 +124,6 @@ def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str],
         raise CorruptCheckpoint(f"none of {len(paths)} shards can be opened", url=url)
     found = _joined(url, weight_map, shards)
     return replace(found, notes=(*found.notes, *notes))
-
-
-def _weight_map(url: str) -> dict[str, str]:
-    index = parse_json(read_all(url, MAX_INDEX), url)
-    found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
-        raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
-    return found
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:

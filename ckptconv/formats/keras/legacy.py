@@ -35,16 +35,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import CorruptCheckpoint, listing
 from ckptconv.formats import hdf5
 from ckptconv.formats.hdf5 import Stored, Tree
+from ckptconv.formats.index import weight_map
 from ckptconv.formats.keras import naming
-from ckptconv.formats.safetensors import parse_json
-from ckptconv.store import Reader, Seen, read_all, sibling
+from ckptconv.store import Reader, Seen, sibling
 from ckptconv.tensor import Checkpoint, Coded, Note, Span, Tensor
 
 if TYPE_CHECKING:
     from ckptconv.formats.keras.writing import LegacyWriter
 
 INDEX = ".h5.index.json"
-MAX_INDEX = 200_000_000
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
 LISTS = ("layer_names", "weight_names")
@@ -147,10 +146,7 @@ def weights(found: Tree, base: str) -> Iterator[Listed]:
 
 def _open_index(url: str) -> Checkpoint:
     """Take every tensor that the index names from the shard that it names; a shard leaves the model's name out."""
-    said = parse_json(read_all(url, MAX_INDEX), url)
-    places = said.get("weight_map") if isinstance(said, dict) else None
-    if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
-        raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
+    places = weight_map(url)
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
     used: dict[str, set[str]] = {file: set() for file in trees}

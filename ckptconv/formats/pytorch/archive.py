@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
 from ...store import Reader, Seen, exists
 from ...tensor import Checkpoint, Note, Span
-from .. import Writer
+from .. import Writer, index
 from ..zip import Member, members
 from .flatten import checkpoint
 from .pickle import load
@@ -28,11 +28,11 @@ from .rebuild import TORCH, Storage, StorageType
 
 MAX_PICKLE = 2**31 - 1
 VERSIONS = range(1, 11)
-SUFFIXES, INDEX = (".pt", ".pth", ".bin"), ".index.json"
+SUFFIXES = (".pt", ".pth", ".bin")
 
 
 def sniff(seen: Seen) -> int:
-    if seen.size < 0 and not seen.is_dir and seen.base.endswith(SUFFIXES) and seen.base + INDEX in seen.files:
+    if seen.size < 0 and not seen.is_dir and seen.base.endswith(SUFFIXES) and seen.base + index.SUFFIX in seen.files:
         return 3
     return claim(seen, script=False)
 
@@ -49,11 +49,11 @@ def claim(seen: Seen, *, script: bool) -> int:
     return 0
 
 
-def open(url: str, opaque: bool = False, densify: bool = False) -> Checkpoint:
-    if not exists(url) and exists(url + INDEX):  # the name that shards were written under
+def open(url: str, opaque: bool = False, densify: bool = False, salvage: bool = False) -> Checkpoint:
+    if not exists(url) and exists(url + index.SUFFIX):  # the name that shards were written under
         from ..sharded import open_index
 
-        return open_index(url + INDEX, opaque)
+        return open_index(url + index.SUFFIX, opaque, salvage)
     with Reader(url) as f:
         archive = enter(f)
         raw = archive.pickle(f, "data.pkl")

@@ -1,7 +1,7 @@
 """One checkpoint in several torch files, as transformers wrote them.
 
     pytorch_model-00001-of-00002.bin   pytorch_model-00002-of-00002.bin    each a whole archive
-    pytorch_model.bin.index.json       {"metadata": {"total_size": N}, "weight_map": {"name": "pytorch_model-0000..."}}
+    pytorch_model.bin.index.json       which of them holds which tensor (index.py)
 
 Tied names stay in one shard, where they share a storage. sharded.py reads these. Specification: transformers,
 modeling_utils.py (shard_checkpoint).
@@ -9,15 +9,13 @@ modeling_utils.py (shard_checkpoint).
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...store import File, join, split
+from ...store import join, split
 from ...tensor import Checkpoint, Tensor
-from .. import Patch, Placement, Slot, refuse_unheld
+from .. import Patch, Placement, index, refuse_unheld
 from .write import TorchWriter
 
 
@@ -35,21 +33,11 @@ class ShardedTorchWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
         folder, base = split(self.url)
-        stem, suffix = os.path.splitext(base)
-        parts = list(_cut(checkpoint, self.limit))
-        names = [f"{stem}-{i:05d}-of-{len(parts):05d}{suffix}" for i in range(1, len(parts) + 1)]
-        names = [base] if len(parts) == 1 else names
+        suffix = os.path.splitext(base)[1]
+        parts = _cut(checkpoint, self.limit)
+        names = index.shard_names(base, suffix, len(parts))
         self.writers = [(TorchWriter(join(folder, n)), part) for n, part in zip(names, parts, strict=True)]
-        placed = [writer.place(part) for writer, part in self.writers]
-        files = [f for p in placed for f in p.files]
-        slots = {name: slot for p in placed for name, slot in p.slots.items()}
-        patches = [patch for p in placed for patch in p.patches]
-        if len(parts) > 1:
-            index = _index(slots)
-            files.append(File(f"{base}.index.json", len(index)))
-            patches.append(Patch(f"{base}.index.json", 0, index))
-        ours = rf"{re.escape(base)}(\.index\.json)?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
-        return Placement(files, {n: slots[n] for n in checkpoint}, patches, check="crc32", stale=ours)
+        return index.joined(base, suffix, [writer.place(part) for writer, part in self.writers], checkpoint)
 
     def amend(self, old: bytes, new: bytes) -> None:
         for writer, _ in self.writers:
@@ -77,9 +65,3 @@ def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:
         groups[shard[name]][name] = t
     whole = replace(checkpoint, notes=())
     return [whole.with_tensors(group) for group in groups]
-
-
-def _index(slots: Mapping[str, Slot]) -> bytes:
-    total = sum({(s.file, s.start): s.size for s in slots.values()}.values())
-    weights = {name: slots[name].file for name in sorted(slots)}
-    return (json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2) + "\n").encode()
