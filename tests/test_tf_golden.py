@@ -101,6 +101,16 @@ def test_weights_that_only_the_optimizer_names_are_weights():
     assert sum(role == "slot" for role in roles.values()) == 8  # two moments of each weight
 
 
+def test_a_frozen_graph_that_was_cut_between_two_nodes_is_told(tmp_path):
+    """It has no checksum and parses; but TensorFlow writes its version after the nodes."""
+    whole = (TF / "frozen.pb").read_bytes()
+    nodes = pb.GraphDef.FromString(whole).node
+    for many in (1, len(nodes) // 2, len(nodes)):
+        (tmp_path / "cut.pb").write_bytes(whole[: pb.GraphDef(node=nodes[:many]).ByteSize()])
+        assert any("was cut" in note.text for note in ckptconv.open(tmp_path / "cut.pb").notes)
+    assert not any("was cut" in note.text for note in ckptconv.open(TF / "frozen.pb").notes)
+
+
 def test_a_frozen_graph_tells_weights_from_shapes():
     found = ckptconv.open(TF / "frozen.pb")
     assert {"shape", "perm", "epsilon", "dims"} <= {n for note in found.notes for n in note.names}

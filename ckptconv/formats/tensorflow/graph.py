@@ -160,6 +160,9 @@ def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
     graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [])
     tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
     notes = []
+    if found.graph and not found.meta and all(x.number == 1 for x in fields(f, *found.graph)):
+        # TensorFlow writes a library or a version last: a file cut between two nodes has neither, and no checksum
+        notes.append(Note("assumed", "the graph ends with a node, not a version; if it was cut, weights are missing"))
     if others:
         text = f"{len(others)} constants are shapes, axes or scalars, not weights; --opaque reads them"
         notes.append(Note("skipped", text, others))
