@@ -315,6 +315,30 @@ def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
         assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
+def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """No layer of torch resets before the product, and what an EinsumDense contracts is not in its weights."""
+    layers = keras.layers
+    keras.backend.clear_session()
+    model = keras.Sequential([keras.Input(LINE), layers.GRU(4, reset_after=False, name="up")])
+    model.save(str(tmp_path / "gru.keras"))
+    with pytest.raises(RuntimeError, match=r"Missing key.*bias_hh_l0"):
+        load(nn.GRU(4, 4), tmp_path / "gru.keras", "up.")
+    model = keras.Sequential([keras.Input((5, 2, 3)), layers.EinsumDense("abcd,cde->abe", (None, 4), name="up")])
+    model.save(str(tmp_path / "einsum.keras"))
+    with pytest.raises(CkptError, match=r"up/kernel.*lacks up/bias"):
+        rules.load("keras-torch").apply(ckptconv.open(tmp_path / "einsum.keras"))
+
+
+def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None:
+    layers = keras.layers
+    keras.backend.clear_session()
+    x, z = keras.Input((4, 5, 3)), keras.Input((4,))
+    y = layers.Dense(2, name="up")(layers.Concatenate()([layers.Flatten()(x), z]))
+    keras.Model([x, z], y).save(str(tmp_path / "up.keras"))
+    with pytest.raises(CkptError, match="up/kernel"):
+        rules.load("keras-torch").apply(ckptconv.open(tmp_path / "up.keras"), {"height": 4, "width": 5})
+
+
 # --- TensorFlow 1 -----------------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,8 @@ def variables(
     count = len(shapes)
     kind = re.sub(r"^(flat|mixed)_", "", kind)
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
+    if kind == "einsum_dense" and config.get("bias_axes", "") is None:
+        names = names[:1]
     if names and dtypes[0] == "int8" and kind in ("dense", "einsum_dense"):
         names = [*names[: count - 1], "kernel_scale"]
     if len(names) == count:
