@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import ckptconv  # noqa: E402
-from ckptconv import rules  # noqa: E402
+from ckptconv import api, rules  # noqa: E402
 from ckptconv.errors import CkptError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -509,3 +509,20 @@ def test_a_real_gru(fixtures: Path) -> None:
     assert {n: same(t.numpy(), before[n].numpy()) for n, t in back.items()} == {
         n: True for n, t in before.items() if not t.role
     }
+
+
+def test_through_files_and_back(fixtures: Path, tmp_path: Path) -> None:
+    """Constants are written like all else, and TensorFlow loads what comes back."""
+    there, back = tmp_path / "there.safetensors", tmp_path / "back.ckpt"
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        rolled(lambda: cells().BasicLSTMCell(2))(tf.compat.v1.placeholder("float32", (1, 2, 3)))
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.train.Saver().save(session, str(tmp_path / "lstm.ckpt"), write_meta_graph=False)
+    for source in (fixtures / "g2p_en", tmp_path / "lstm.ckpt"):
+        weights, forced = api.Select(weights_only=True), api.Target(force=True)
+        ckptconv.convert(source, there, select=weights, change=api.Change("tf-torch"), target=forced)
+        ckptconv.convert(there, back, change=api.Change("tf-torch", inverse=True), target=forced)
+        before, reader = ckptconv.open(source, weights_only=True), tf.train.load_checkpoint(str(back))
+        assert sorted(reader.get_variable_to_shape_map()) == sorted(before)
+        assert [n for n in before if not same(reader.get_tensor(n), before[n].numpy())] == []
+    assert ckptconv.open(there)["up.bias_hh_l0"].numpy().tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
