@@ -613,3 +613,10 @@ def test_a_real_one(shared: Path) -> None:
     assert list(got) == list(expected)
     for name, t in expected.items():
         assert same(got[name].numpy(), t.numpy())
+
+
+def test_values_that_are_no_tensors_are_json(tmp_path: Path) -> None:
+    values = {"loss": float("nan"), "best": float("-inf"), "dtype": np.dtype("f4"), "lr": 0.5}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": np.ones(2), **values}, protocol=2))
+    shown = ckptconv.open(tmp_path / "a.pkl").details["values"]
+    assert json.loads(json.dumps(shown, allow_nan=False)) == {"loss": "nan", "best": "-inf", "dtype": "f4", "lr": 0.5}

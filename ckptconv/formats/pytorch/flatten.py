@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from ...errors import CkptError, NameCollision, listing
 from ...tensor import Checkpoint, Note, Tensor, c_strides, held, view
-from .arrays import PickledArray
+from .arrays import ArrayType, PickledArray
 from .containers import Leaf, Walk, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Absent, Pieces, Storage, StorageType, TorchType, View
@@ -175,6 +176,8 @@ def _overlapping(spots: list[tuple[int, int, str]]) -> list[str]:
 def _plain(value: Any, room: int = 50) -> Any:
     """A value as JSON can hold it, cut short where it is long."""
     kind = type(value)
+    if kind is float and not isfinite(value):
+        return str(value)  # JSON has no word for it
     if kind in (str, int, bool, float) or value is None:
         return value if kind is not str or len(value) < 1000 else value[:1000] + "..."
     if kind in (list, tuple, set, frozenset):
@@ -183,6 +186,8 @@ def _plain(value: Any, room: int = 50) -> Any:
         return str(value.path)
     if kind in (TorchType, StorageType):
         return f"torch.{value.name}"
+    if kind is ArrayType:
+        return value.spelling
     if kind is bytes:
         return f"{len(value)} bytes"
     return str(value)[:1000]
