@@ -243,7 +243,8 @@ class Comparison:
     def __str__(self) -> str:
         worst = max((s.difference for s in self.steps), default=0.0)
         if self.first is None:
-            return f"the same: {len(self.steps)} outputs, the largest difference is {worst:.3g}"
+            count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"
+            return f"the same: {count}, the largest difference is {worst:.3g}"
         name = self.first.name or "(the whole module)"
         before = [s for s in self.steps if s.same][-1:]
         after = f"; {before[0].name} before it is the same" if before and before[0].name else ""

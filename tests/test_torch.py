@@ -256,4 +256,4 @@ def test_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
                 assert fits(step.expected, shown), f"$ {step.command}\n{shown}"
     assert ran > 8
     sys.modules.pop("digits", None)
-    assert "the same: 1 outputs" in capsys.readouterr().out
+    assert "the same: 1 output," in capsys.readouterr().out

@@ -45,6 +45,7 @@ KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_i
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 12
+FEW = 500  # names of equal tensors that are compared one by one
 CHUNK = 500  # rows of likeness at a time, where all would not fit
 ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
@@ -159,6 +160,8 @@ def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]
     if len(many_a) == 1 and len(many_b) == 1:
         return [(many_a[0], many_b[0])]
     a, b = items(many_a, dict.fromkeys(many_a)), items(many_b, dict.fromkeys(many_b))
+    if len(a) * len(b) > FEW**2:
+        return [(n.a, n.b) for n in match(a, b)]
     gain = likeness([i.words for i in a], [j.words for j in b]) + 0.01
     for r, i in enumerate(a):
         for c, j in enumerate(b):

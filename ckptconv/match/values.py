@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..verify import first_difference
 from . import orders
 from .names import alike
 from .orders import Order
-from .pairs import Pair, folded, leaf, parent
+from .pairs import LISTED, Pair, folded, leaf, parent
 
 Array = np.ndarray[Any, Any]
 PROBE = 256  # elements compared before all are
@@ -130,7 +131,7 @@ class Values:
             if order is None:
                 self.found.notes.append(f"{a} and {b} hold the same elements, in an order that no simple layout gives")
                 continue
-            rivals = tuple(n for n in many_b if n != b) if several and len(many_a) > 1 else ()
+            rivals = tuple(islice((n for n in many_b if n != b), LISTED + 1)) if several and len(many_a) > 1 else ()
             why = ("several tensors hold these values: names decide which is which",) if rivals else ()
             self.found.pairs.append(Pair((a,), (b,), order, "equal" if rivals else "values", not rivals, why, rivals))
         taken_a, taken_b = {a for a, _ in chosen}, {b for _, b in chosen}
