@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -620,3 +621,12 @@ def test_values_that_are_no_tensors_are_json(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": np.ones(2), **values}, protocol=2))
     shown = ckptconv.open(tmp_path / "a.pkl").details["values"]
     assert json.loads(json.dumps(shown, allow_nan=False)) == {"loss": "nan", "best": "-inf", "dtype": "f4", "lr": 0.5}
+
+
+def test_values_of_a_distributed_checkpoint_are_json(tmp_path: Path) -> None:
+    saving = pytest.importorskip("torch.distributed.checkpoint", reason="torch writes it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        saving.save({"loss": float("nan"), "step": 3}, checkpoint_id=tmp_path / "d", no_dist=True)
+    shown = ckptconv.open(tmp_path / "d").details["values"]
+    assert json.loads(json.dumps(shown, allow_nan=False)) == {"loss": "nan", "step": 3}

@@ -20,6 +20,7 @@ from ...store import Reader, Seen, is_dir, join, read_all, sibling
 from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
 from .archive import enter
 from .containers import Leaf, segment, unwrap
+from .flatten import jsonable
 from .pickle import load
 from .plain import Inert, Known, shown
 from .rebuild import TORCH, View
@@ -147,7 +148,7 @@ class Folder:
 
     def value(self, name: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
         value = self.load(name, places.get((name, ())))
-        return value if type(value) in (int, float, bool, str) else f"{type(value).__name__}"
+        return jsonable(value) if type(value) in (int, float, bool, str) else f"{type(value).__name__}"
 
     def tensor(
         self, name: Any, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]

@@ -89,7 +89,7 @@ class Made:
         elif kind is Storage:
             self.skipped["bare storages, which have no shape"].append(name)
         else:
-            self.values[name] = _plain(leaf.value)
+            self.values[name] = jsonable(leaf.value)
 
     def put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:
@@ -126,7 +126,7 @@ class Made:
     def split(self, name: str, p: Pieces, role: str) -> None:
         for part, v in p.parts.items():
             self.view(f"{name}.{part}" if part else name, v, role)
-        numbers = {k: _plain(v) for k, v in p.details.items()}
+        numbers = {k: jsonable(v) for k, v in p.details.items()}
         self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), **numbers}
 
     def ties(self) -> tuple[tuple[str, ...], ...]:
@@ -173,7 +173,7 @@ def _overlapping(spots: list[tuple[int, int, str]]) -> list[str]:
     return list(out)
 
 
-def _plain(value: Any, room: int = 50) -> Any:
+def jsonable(value: Any, room: int = 50) -> Any:
     """A value as JSON can hold it, cut short where it is long."""
     kind = type(value)
     if kind is float and not isfinite(value):
@@ -181,7 +181,7 @@ def _plain(value: Any, room: int = 50) -> Any:
     if kind in (str, int, bool, float) or value is None:
         return value if kind is not str or len(value) < 1000 else value[:1000] + "..."
     if kind in (list, tuple, set, frozenset):
-        return [_plain(v, room) for v in list(value)[:room]]
+        return [jsonable(v, room) for v in list(value)[:room]]
     if kind in (Known, Inert):
         return str(value.path)
     if kind in (TorchType, StorageType):
@@ -193,4 +193,4 @@ def _plain(value: Any, room: int = 50) -> Any:
     return str(value)[:1000]
 
 
-__all__ = ["METADATA", "checkpoint"]
+__all__ = ["METADATA", "checkpoint", "jsonable"]
