@@ -98,7 +98,7 @@ class Rule:
     optional: bool = False  # not worth a note when it never matches
     backward: bool = False  # an inverse: conditions and sizes speak of its targets
 
-    @property
+    @cached_property
     def label(self) -> str:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
