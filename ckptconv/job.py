@@ -223,6 +223,8 @@ class _Log:
 
     def end(self, job: Job) -> Receipt:
         return Receipt(job, tuple(self.written), tuple(self.read), self.loss)
+
+
 def chunk_digests(view: memoryview) -> tuple[bytes, ...]:
     """BLAKE3 (16 bytes) of every `CHUNK` bytes; the view starts at a multiple of it."""
     from blake3 import blake3

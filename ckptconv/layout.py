@@ -68,10 +68,6 @@ class Layout:
         """The names of axes whose sizes may be given."""
         return {b for side in self.sources for axis in side for b in bases(axis) if b[0] not in "#."}
 
-    def rank(self, side: Sequence[Sequence[Axis]], index: int = 0) -> int | None:
-        """Number of axes of a tensor, None if `...` leaves it open."""
-        return None if "..." in side[index] else len(side[index])
-
     def fail(self, why: str, shapes: Sequence[Shape] = (), sizes: Sizes | None = None) -> LayoutError:
         text = f"layout {self.text!r}"
         if shapes:

@@ -182,9 +182,10 @@ def template(text: Any) -> Template:
             raise UsageError(f"template {text!r}: {m[0]!r} opens or closes nothing; write {m[0] * 2} for a brace")
         else:
             word = m[0][0] if m[0] in ("{{", "}}") else m[0]
-            if parts and isinstance(parts[-1], str):
-                word = parts.pop() + word  # type: ignore[operator]  # a str, as just seen
-            parts.append(word)
+            if parts and isinstance(last := parts[-1], str):
+                parts[-1] = last + word
+            else:
+                parts.append(word)
     _check(text, parts)
     return Template(text, tuple(_whole(parts)))
 

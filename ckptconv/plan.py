@@ -161,7 +161,6 @@ def compile_plan(
     folder: str,
     memory: Memory,
     *,
-    notes: tuple[Note, ...] = (),
     moved: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Cut the placed tensors into jobs."""
@@ -172,7 +171,7 @@ def compile_plan(
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, placement.slots, memory))
-    return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *notes), moved or {})
+    return Plan(folder, placement, jobs, tensors, memory, checkpoint.notes, moved or {})
 
 
 def _check_casts(tensors: Mapping[str, Tensor]) -> None:

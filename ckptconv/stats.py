@@ -23,6 +23,7 @@ from .run import windows
 from .tensor import Tensor
 
 BLOCK = 2**17  # elements looked at together: as float64 they stay in the second-level cache
+BINS = 32  # of a histogram
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -167,7 +168,7 @@ class Picture(NamedTuple):
     sample: tuple[float, ...]
 
 
-def picture(t: Tensor, sources: Sources, bins: int = 32, side: int = 24, *, sample: bool = True) -> Picture:
+def picture(t: Tensor, sources: Sources, side: int = 24, *, sample: bool = True) -> Picture:
     """Statistics, histogram and sample; a tensor of one window is read once, a larger one twice."""
     kept = list(_copies(values(t, sources))) if t.nbytes <= 4 * 2**20 else None
     sums = _Sums()
@@ -176,13 +177,13 @@ def picture(t: Tensor, sources: Sources, bins: int = 32, side: int = 24, *, samp
             sums.take(flat)
     found = sums.done()
     rows, columns, places = _places(t, side) if sample else (0, 0, np.empty(0, np.int64))
-    counts, taken, at = np.zeros(bins, np.int64), list[float](), 0
+    counts, taken, at = np.zeros(BINS, np.int64), list[float](), 0
     again = kept if kept is not None else values(t, sources) if found.min is not None else ()
     for flat in again:
         inside = places[(places >= at) & (places < at + flat.size)] - at
         taken += flat[inside].astype(np.float64).tolist()
         at += flat.size
-        counts += _histogram(flat, found, bins)
+        counts += _histogram(flat, found)
     return Picture(found, tuple(counts.tolist()), rows, columns, tuple(taken))
 
 
@@ -191,8 +192,8 @@ def _copies(pieces: Iterator[Array]) -> Iterator[Array]:
         yield piece.copy()
 
 
-def _histogram(flat: Array, found: Stats, bins: int) -> Array:
-    counts = np.zeros(bins, np.int64)
+def _histogram(flat: Array, found: Stats) -> Array:
+    counts = np.zeros(BINS, np.int64)
     if found.min is None or found.max is None:
         return counts
     low, high = float(found.min), float(found.max)
@@ -203,8 +204,8 @@ def _histogram(flat: Array, found: Stats, bins: int) -> Array:
     for at in range(0, flat.size, BLOCK):
         block = flat[at : at + BLOCK].astype(np.float64)
         block = block[np.isfinite(block)] / scale
-        place = (block - low / scale) / (high / scale - low / scale) * bins
-        counts += np.bincount(np.clip(place.astype(np.int64), 0, bins - 1), minlength=bins)
+        place = (block - low / scale) / (high / scale - low / scale) * BINS
+        counts += np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)
     return counts
 
 

@@ -265,7 +265,7 @@ def view(
 
 def tiled(
     name: str, kind: DType, shape: Sequence[int], tiles: Sequence[tuple[Sequence[int], Sequence[int], Data]], *,
-    ops: tuple[str, ...] = (), role: str = "",
+    ops: tuple[str, ...] = (),
 ) -> Tensor:  # fmt: skip
     """Make a tensor from boxes `(start, shape, data)` that cover it without overlap, each C-contiguous in its data."""
     steps = c_strides(shape)
@@ -273,7 +273,7 @@ def tiled(
         Part(data, kind, tuple(box), 0, c_strides(box), sum(a * b for a, b in zip(at, steps, strict=True)), steps, ops)
         for at, box, data in tiles
     )
-    return Tensor(name, kind, tuple(shape), parts, role)
+    return Tensor(name, kind, tuple(shape), parts)
 
 
 def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:

@@ -59,7 +59,7 @@ def text(name: str) -> str:
 
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
-    """A table of the distinct values, most frequent use first seen, and an index into it for each row."""
+    """A table of the distinct values in the order in which they first appear, and an index into it for each row."""
     place: dict[str, int] = {}
     table = list[Any]()
     rows = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from ckptconv import checksum
 from ckptconv.checksum import mask, unmask
@@ -18,6 +19,8 @@ from ckptconv.store import Reader
 from ckptconv.tensor import Coded
 
 from .table import read_varint, varint
+
+Order = Literal["little", "big"]
 
 
 def coded(url: str, start: int, size: int, count: int, crc: int, swapped: bool) -> Coded:
@@ -30,10 +33,10 @@ def decode(piece: Coded) -> Iterator[bytes]:
     start, count, crc, order = piece.key.split(":")
     with Reader(piece.url) as f:
         data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(crc, 16), order, piece.url))
+    return iter(unpack(data, int(count), int(crc, 16), "big" if order == "big" else "little", piece.url))
 
 
-def unpack(data: bytes, count: int, crc: int, order: str, url: str) -> list[bytes]:
+def unpack(data: bytes, count: int, crc: int, order: Order, url: str) -> list[bytes]:
     if not count and not data:
         return []
     lengths, at = _lengths(data, count, url)
@@ -41,7 +44,7 @@ def unpack(data: bytes, count: int, crc: int, order: str, url: str) -> list[byte
     if ends[-1] != len(data):
         raise CorruptCheckpoint(f"{count} strings take {ends[-1]} bytes, {len(data)} are stored", url=url)
     running = _crc_of(lengths, order)
-    if running != unmask(int.from_bytes(data[at : at + 4], order)):  # type: ignore[arg-type]
+    if running != unmask(int.from_bytes(data[at : at + 4], order)):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
     if checksum.crc("crc32c", memoryview(data)[at:], running) != crc:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
@@ -60,9 +63,9 @@ def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
     return lengths, at
 
 
-def _crc_of(lengths: Sequence[int], order: str) -> int:
+def _crc_of(lengths: Sequence[int], order: Order) -> int:
     """CRC of the lengths as fixed-width integers, a run of equal widths at once."""
-    fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)  # type: ignore[arg-type]
+    fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
     return checksum.crc("crc32c", fixed)
 
 
