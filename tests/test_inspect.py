@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 from fractions import Fraction
@@ -309,3 +310,14 @@ def test_values_that_are_no_tensors_are_shown_where_the_note_says(cli: Run, fixt
     shown = json.loads(cli("inspect", fixtures / "torch" / "training.pt", "--graph", "--json").stdout)
     assert shown["graph"] is None
     assert shown["details"]["values"]["epoch"] == 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
+def test_names_that_the_output_cannot_hold_are_escaped(cli: Run, tmp_path: Path, encoding: str) -> None:
+    odd = ["日本", "\U0001f600", "é", "a\udcf2b"]
+    ckptconv.save({n: np.ones(1, "f4") for n in odd}, tmp_path / "a.pt")
+    how = {"env": {**os.environ, "PYTHONIOENCODING": encoding}, "encoding": encoding}
+    listed = cli("inspect", "a.pt", **how)
+    assert (listed.returncode, "Traceback" in listed.stderr) == (0, False)
+    shown = cli("inspect", "a.pt", "--json", **how)
+    assert [t["name"] for t in json.loads(shown.stdout)["tensors"]] == odd

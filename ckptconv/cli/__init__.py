@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, printable, redacted
-from . import complete, convert, converters, diff, formats, inspect, match, report, verify, zoo
+from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -84,6 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     if "_CKPTCONV_COMPLETE" in os.environ:
         os.environ.update(complete.with_verb(os.environ, VERBS))
     argv = with_verb(sys.argv[1:] if argv is None else argv)
+    show.escape_unwritable()
     try:
         app(argv, prog_name="ckptconv")
     except CkptError as e:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
@@ -75,7 +76,19 @@ def _items(rows: Sequence[Any], indent: str) -> str:
     return "[\n" + ",\n".join(f"{pad}  {_compact(row)}" for row in rows) + f"\n{pad}]" if rows else "[]"
 
 
-_compact = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_AS_IT_IS, _ESCAPED = (json.JSONEncoder(ensure_ascii=escape, default=str).encode for escape in (False, True))
+
+
+def _compact(value: Any) -> str:
+    """One line of JSON, readable where the output can hold every letter."""
+    return (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
+
+
+def escape_unwritable() -> None:
+    """Have names that the terminal's encoding cannot hold, and lone surrogates, written as \\u escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def talk(text: str) -> None:
