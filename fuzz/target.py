@@ -116,6 +116,7 @@ class Judge:
         self.family, self.folder = family, work / "findings"
         self.folder.mkdir(parents=True, exist_ok=True)
         memory = Path("/dev/shm")
+        ckptconv.formats.hdf5.child.PATIENCE = 3.0  # an input on which the library hangs would cost ten others
         if family == "rules":
             known = sample()
             self.attempt = lambda data: rules(data, known)

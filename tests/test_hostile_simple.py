@@ -1,4 +1,4 @@
-"""Hostile safetensors, NumPy, Flax and index files: each gives its error, or opens with its note; nothing runs."""
+"""Hostile safetensors, NumPy, Flax, TensorFlow and index files: each gives its error or opens with a note; nothing runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import ckptconv
 
 HOME = Path(__file__).parents[1] / "fixtures" / "hostile"
-KINDS = ("safetensors", "numpy", "flax", "sharded")
+KINDS = ("safetensors", "numpy", "flax", "sharded", "tf")
 CASES = [
     (kind, file, error, words)
     for kind in KINDS
     for file, (error, words) in json.loads((HOME / kind / "expected.json").read_text()).items()
 ]
-CODES = {"CorruptCheckpoint": 4, "UnsafeCheckpoint": 5, "UnknownFormat": 3, "NameCollision": 6}
+CODES = {"CorruptCheckpoint": 4, "UnsafeCheckpoint": 5, "UnknownFormat": 3, "NameCollision": 6, "StorageError": 9}
 
 
 @pytest.mark.parametrize(("kind", "file", "error", "words"), CASES, ids=[f"{k}/{f}" for k, f, _, _ in CASES])

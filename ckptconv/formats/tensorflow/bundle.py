@@ -42,7 +42,9 @@ def sniff(seen: Seen) -> int:
             return 2
         return 2 if state or exists(seen.url.rstrip("/") + ".index") else 0
     if seen.tail.endswith(MAGIC):
-        return 3 if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A) else 0
+        if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
+            return 3
+        return int(seen.base.endswith(".index"))  # a table, but damaged at its head: opening says how
     if seen.base == "checkpoint":
         return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
     prefix = locate.prefix_of(seen.url)
