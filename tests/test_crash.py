@@ -107,7 +107,7 @@ def readable(folder: Path, kind: str) -> str:
 @pytest.mark.skipif(os.name == "nt", reason="kill -9 is not Windows'")
 def test_killed_at_any_moment(sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path) -> None:
     """Each kind of output in turn, with and without a checkpoint to replace."""
-    choose, seen = random.Random(8), {"old": 0, "new": 0, "none": 0}
+    choose, seen, lasts = random.Random(8), {"old": 0, "new": 0, "none": 0}, dict[str, float]()
     for n in range(KILLS):
         kind, force = list(TARGETS)[n % len(TARGETS)], n // len(TARGETS) % 2 == 0
         folder = tmp_path / str(n)
@@ -117,9 +117,12 @@ def test_killed_at_any_moment(sources: list[Path], wanted: dict[str, tuple[Names
         child = start(sources[1], folder, kind, force)
         assert child.stdout is not None
         child.stdout.readline()
-        time.sleep(choose.uniform(0, 0.12))
-        child.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        if kind in lasts:  # how long the last of this kind that was let live took
+            time.sleep(choose.uniform(0, 1.1 * lasts[kind]))
+            child.send_signal(signal.SIGKILL)
         child.wait()
+        lasts.setdefault(kind, time.monotonic() - began)
         old, new = wanted[kind]
         left = snapshot(folder)
         state = readable(folder, kind)

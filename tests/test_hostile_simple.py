@@ -1,4 +1,4 @@
-"""Hostile safetensors, NumPy, Flax, TensorFlow and index files: each gives its error or opens with a note; nothing runs."""
+"""Hostile safetensors, NumPy, Flax, TensorFlow and index files give their error or open with a note; nothing runs."""
 
 from __future__ import annotations
 
