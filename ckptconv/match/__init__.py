@@ -21,12 +21,14 @@ from ..errors import CkptError
 from ..tensor import DTYPES, Checkpoint, Tensor
 from . import names as by_name
 from . import orders
+from .aligned import Unique
 from .judged import Judge, voted
 from .pairs import Named, Pair, leaf, parent
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
 ALIKE = 0.2  # likeness below which names say nothing
+CLOSE = 0.3  # likeness that goes before equal dimensions
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class _Match:
         self.a = {n: t for n, t in source.items() if not t.role}
         self.b = {n: t for n, t in target.items() if not t.role}
         self.judge = Judge(self.a)
+        self.unique = Unique(*(by_name.items(side, dict.fromkeys(side)) for side in (self.a, self.b)))
         self.pairs: list[Pair] = []
         self.ties: list[tuple[str, ...]] = []
         self.copies: dict[str, str] = {}
@@ -122,9 +125,10 @@ class _Match:
     # --- names ----------------------------------------------------------------------------------------------------
 
     def by_names(self) -> None:
-        """Pair what values did not, tensors of the same dimensions first, then of the same number of elements."""
-        self._named(lambda t: tuple(sorted(n for n in t.shape if n != 1)), "")
-        self._named(lambda t: t.count, "the dimensions differ")
+        """Pair what values did not: what is alike first, of the same dimensions or as many elements."""
+        for least in (CLOSE, 0.0):
+            self._named(lambda t: tuple(sorted(n for n in t.shape if n != 1)), "", least)
+            self._named(lambda t: t.count, "the dimensions differ", least)
         self.pairs = voted(self.pairs, self.a, self.b)
         self._tied()
 
@@ -136,7 +140,7 @@ class _Match:
             {n: t for n, t in self.b.items() if n not in done_b},
         )
 
-    def _named(self, dims: Any, told: str) -> None:
+    def _named(self, dims: Any, told: str, least: float) -> None:
         open_a, open_b = self._open()
         if told and not (open_a and open_b):
             return
@@ -149,13 +153,15 @@ class _Match:
         if not set(groups[0].values()) & set(groups[1].values()):
             return
         items_a, items_b = (by_name.items(g, g) for g in groups)
-        homes = {(p.sources[0], p.targets[0]) for p in self.pairs if len(p.sources) == len(p.targets) == 1}
+        proved = [p for p in self.pairs if p.sure or p.evidence == "equal"]
+        homes = {(p.sources[0], p.targets[0]) for p in proved if len(p.sources) == len(p.targets) == 1}
         near = Counter((_home(x), _home(y)) for x, y in homes)
-        found = by_name.match(items_a, items_b, dict.fromkeys(near, 1.0))
-        at_home = {(parent(x), parent(y)) for x, y in homes if not told}
+        found = by_name.match(items_a, items_b, dict.fromkeys(near, 1.0), self.unique)
+        known = [p for p in proved if p.evidence == "values" and not told]  # modules whose other tensors are proved
+        at_home = {(parent(p.sources[0]), parent(p.targets[0])) for p in known}
         counts = [Counter(g.values()) for g in groups]
         self.lone |= {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not told}
-        for named in self._sound(found):
+        for named in self._sound([n for n in found if n.likeness >= least]):
             self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
 
     def _nearest(self, groups: list[dict[str, Hashable]], sides: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:

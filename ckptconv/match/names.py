@@ -179,11 +179,19 @@ def sorts(found: Iterable[Item]) -> list[Sort]:
     return [Sort(w, m) for w, m in out.items()]
 
 
-def match(a: Sequence[Item], b: Sequence[Item], homes: Mapping[tuple[str, str], float] | None = None) -> list[Named]:
-    """Pair the tensors of two checkpoints; `homes` says which words are known to belong together."""
+def match(
+    a: Sequence[Item],
+    b: Sequence[Item],
+    homes: Mapping[tuple[str, str], float] | None = None,
+    unique: Unique | None = None,
+) -> list[Named]:
+    """Pair tensors of two checkpoints; `homes` says which words are known to belong together.
+
+    `unique` knows the names of all tensors, if these are but what is left of them.
+    """
     out: list[Named] = []
     left_a, left_b = list(a), list(b)
-    unique = Unique(a, b)
+    unique = unique or Unique(a, b)
     for _ in range(ROUNDS):
         shared = {i.group for i in left_a} & {i.group for i in left_b}
         sorts_a = sorts(i for i in left_a if i.group in shared)
