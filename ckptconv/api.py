@@ -178,7 +178,7 @@ def plan_for(
     if target.hash:
         from . import hashes
 
-        reserved = hashes.entries(hashes.names(row, checkpoint.tensors), {})
+        reserved = hashes.entries(checkpoint, {})
         checkpoint = replace(checkpoint, metadata={**checkpoint.metadata, **reserved})
     placement = writer.place(checkpoint)
     if target.hash:
@@ -245,7 +245,7 @@ def write(
         digest=target.verify == "full" or target.hash,
         map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
-        patched=_patched(made, writer, row) if target.hash else None,
+        patched=_patched(made, writer) if target.hash else None,
     )
     if target.verify != "none":
         confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
@@ -258,14 +258,13 @@ def write(
     )  # fmt: skip
 
 
-def _patched(made: Plan, writer: Writer, row: Format) -> Patched:
+def _patched(made: Plan, writer: Writer) -> Patched:
     """What fills the hashes in when the jobs are done."""
     from . import hashes
 
     def patches(outcome: Outcome, sources: Sources) -> Sequence[Patch]:
-        names = hashes.names(row, made.tensors)
-        found = {new: outcome.digests.get(old) or hash_tensor(made.tensors[old], sources) for new, old in names.items()}
-        return hashes.filled(names, found, made.placement, writer)
+        found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
+        return hashes.filled(found, made.placement, writer)
 
     return patches
 
@@ -342,7 +341,7 @@ def check(
     expected = prepare(many, select, change)
     if target.skip_unrepresentable and row.writes:
         expected = _holdable(expected, row.load().writer(url))
-    same(expected, formats.open_checkpoint(url, format=row.name), url, row, workers=resources.workers)
+    same(expected, formats.open_checkpoint(url, format=row.name), url, workers=resources.workers)
     return expected
 
 

@@ -42,13 +42,6 @@ def _placeholder(name: str) -> str:
     return blake2b(key, digest_size=WIDTH // 2, person=b"ckptconv").hexdigest()
 
 
-def names(row: Format, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The names under which the format reads tensors back, and those that they have now."""
-    module = row.load()
-    spelled = dict(module.names_written(tensors)) if hasattr(module, "names_written") else {}
-    return {spelled.get(n, n): n for n in tensors}
-
-
 def placed(reserved: Mapping[str, str], placement: Placement, row: Format) -> None:
     """Raise Unrepresentable unless every entry has its place in the output."""
     data = [p.data for p in placement.patches]
@@ -58,13 +51,12 @@ def placed(reserved: Mapping[str, str], placement: Placement, row: Format) -> No
             raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave --hash out")
 
 
-def filled(names: Iterable[str], hashes: Mapping[str, str], placement: Placement, writer: Writer) -> Sequence[Patch]:
+def filled(hashes: Mapping[str, str], placement: Placement, writer: Writer) -> Sequence[Patch]:
     """The placement's patches with the hashes in their places.
 
     A writer that has computed checksums over its metadata is told by `amend`.
     """
-    names = list(names)
-    before, after = entries(names, {}), entries(names, hashes)
+    before, after = entries(hashes, {}), entries(hashes, hashes)
     pairs = [(before[k].encode(), after[k].encode()) for k in before if k != HASHES]
     patches = list(placement.patches)
     for i, patch in enumerate(patches):
@@ -151,9 +143,4 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     return replace(checkpoint.with_tensors(kept, *notes), metadata=stripped(checkpoint.metadata))
 
 
-def ledger(notes: Iterable[Note]) -> dict[str, str]:
-    """What was lost, by name."""
-    return {name: note.text for note in notes if note.kind == "damaged" for name in note.names}
-
-
-__all__ = ["Checked", "check", "entries", "filled", "ledger", "salvaged", "stated"]
+__all__ = ["Checked", "check", "entries", "filled", "salvaged", "stated"]

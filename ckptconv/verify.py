@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .confirm import listed, unlike, written
+from .confirm import listed, unlike
 from .errors import UsageError, VerifyError, listing
-from .formats import Format
 from .job import Sources, read_strings
 from .moves import Array
 from .names import fold
@@ -293,15 +292,13 @@ def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> 
 # --- what was written -------------------------------------------------------------------------------------------
 
 
-def same(expected: Checkpoint, got: Checkpoint, url: str, row: Format, *, workers: int = 1) -> None:
+def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -> None:
     """VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
-    names = written(row, expected.tensors)
-    wrong = unlike(expected.tensors, got, names)
-    meant = {names.get(n, n) for n in expected}
-    wrong |= {n: "not expected" for n in got if n not in meant}
+    wrong = unlike(expected.tensors, got)
+    wrong |= {n: "not expected" for n in got if n not in expected}
     if wrong:
         raise VerifyError(f"{len(wrong)} tensors are not what the conversion gives:\n{listed(wrong)}", url=url)
-    pairs = [(t, got[names.get(n, n)]) for n, t in expected.items()]
+    pairs = [(t, got[n]) for n, t in expected.items()]
     found = zip(pairs, each(pairs, lambda pair, s: first_difference(pair[0], pair[1], s), workers), strict=True)
     bad = [(t.name, index) for (t, _), index in found if index is not None]
     if bad:
