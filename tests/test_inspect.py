@@ -7,6 +7,7 @@ import math
 import os
 import re
 import struct
+import subprocess
 from fractions import Fraction
 from pathlib import Path
 
@@ -321,3 +322,11 @@ def test_names_that_the_output_cannot_hold_are_escaped(cli: Run, tmp_path: Path,
     assert (listed.returncode, "Traceback" in listed.stderr) == (0, False)
     shown = cli("inspect", "a.pt", "--json", **how)
     assert [t["name"] for t in json.loads(shown.stdout)["tensors"]] == odd
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk_under_the_listing_is_a_message(cli: Run, model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = cli("inspect", model, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 9
+    assert done.stderr.startswith("error: cannot write")

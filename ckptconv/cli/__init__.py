@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..errors import CkptError, printable, redacted
+from ..errors import CkptError, StorageError, printable, redacted
 from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -95,6 +95,8 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as e:  # what the library meets is a StorageError: this is our own output
+        fail(StorageError(f"cannot write what there is to say: {e.strerror or e}"), as_json=False)
 
 
 def fail(e: CkptError, *, as_json: bool) -> None:
