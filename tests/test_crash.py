@@ -189,7 +189,7 @@ def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.Monkey
     with monkeypatch.context() as m:
         for name in ("rename", "replace", "unlink"):
             m.setattr(os, name, counted(getattr(os, name)))
-        m.setattr(store.Output, "discard", store.Output._close)
+        m.setattr(store.Output, "discard", store.Output.close)
         try:
             do()
         except Killed:
@@ -231,6 +231,15 @@ def test_a_note_from_a_stranger_touches_only_the_destination(sources: list[Path]
         note.write_text(__import__("json").dumps(todo._asdict()))
     write(sources[0], tmp_path, "single")
     assert victim.read_bytes() == b"precious"
+
+
+def test_a_reader_is_told_of_an_unfinished_replacement(
+    sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(sources[0], tmp_path, "shards")
+    assert interrupted(lambda: write(sources[1], tmp_path, "shards", force=True), 3, monkeypatch)
+    with pytest.raises(StorageError, match="killed while it replaced it"):
+        ckptconv.open(tmp_path / "out.safetensors")
 
 
 def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> None:

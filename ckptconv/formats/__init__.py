@@ -7,7 +7,7 @@ A format is a module with these functions (see safetensors.py for the shortest w
 
     sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content can be nothing else;
                                          4 it is one file of a whole that this format reads
-    open(url, opaque=False) -> Checkpoint
+    open(url, opaque=False) -> Checkpoint           it may also take `salvage` and `densify`, see open_checkpoint
     decode(coded) -> Iterator[buffer]    only if it makes `Coded` data: the decoded bytes in C order, little-endian;
                                          of a string tensor, one bytes object per element
     writer(url, max_shard_size=None) -> Writer      only if it writes
@@ -37,7 +37,7 @@ from ..errors import (
     UsageError,
     listing,
 )  # fmt: skip
-from ..store import File, Seen
+from ..store import File, Seen, names
 from ..tensor import Checkpoint, Coded, Tensor
 from . import strangers
 
@@ -91,6 +91,8 @@ class Writer(Protocol):
 
     def cannot_hold(self, tensor: Tensor) -> str:
         """Why the format cannot hold this tensor (dtype or name), or ''."""
+
+    # Where `seal` depends on metadata there is `amend(old: bytes, new: bytes)`, too: hashes.py put `new` for `old`.
 
 
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
@@ -199,6 +201,8 @@ def _refuse_stand_in(seen: Seen) -> None:
         what = "holds no checkpoint: " + (f"its files are {', '.join(seen.files[:8])}" if seen.files else "it is empty")
     elif seen.size < 0:
         near = f"; beside it are {', '.join(seen.files[:8])}" if seen.files else ""
+        if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in names(seen.folder)):
+            near = "; a run was killed while it replaced it: the next one that writes it finishes that first"
         raise StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
     elif seen.size == 0:
         what = "is empty (0 bytes)"
