@@ -292,6 +292,12 @@ class Matcher:
         return self.first(name, index + 1)
 
 
+def separator(names: Iterable[str]) -> str:
+    """'/' or '.', whichever the names use as a path."""
+    seen = list(names)
+    return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."
+
+
 # --- folding ----------------------------------------------------------------------------------------------------
 
 

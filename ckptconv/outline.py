@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .errors import UsageError
-from .names import fold
+from .names import fold, separator
 from .tensor import Checkpoint, Tensor
 
 # What --sort takes; sizes fall, all else rises.
@@ -111,12 +111,6 @@ class Node:
             yield from node.lines()
 
 
-def separator(names: Iterable[str]) -> str:
-    """'/' or '.', whichever the names use as a path."""
-    seen = list(names)
-    return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."
-
-
 def tree(tensors: Sequence[Tensor]) -> Node:
     """Fold, and hang the lines into a tree by scope; a scope with a single child is joined with it."""
     cut = re.compile(re.escape(separator(t.name for t in tensors)) + r"(?![^{}]*\})")
@@ -203,4 +197,4 @@ def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
             yield from _layers(row, f"{path}{name}/")
 
 
-__all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "separator", "totals", "tree"]
+__all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "totals", "tree"]

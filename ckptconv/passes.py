@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from fnmatch import translate
 
 from .errors import NameCollision, UsageError, listing, printable
+from .names import separator
 from .tensor import Checkpoint, DType, Note, Tensor
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -143,7 +144,7 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Put all names under `name`, with '/' or '.', whichever the names use themselves."""
-    sep = "/" if any("/" in n for n in checkpoint.tensors) or not any("." in n for n in checkpoint.tensors) else "."
+    sep = separator(checkpoint)
     return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
 
 
@@ -199,6 +200,6 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
 
 def without(checkpoint: Checkpoint, names: Iterable[str], why: str) -> Checkpoint:
     """Drop tensors by name, with a note."""
-    gone = tuple(names)
-    keep = {n: t for n, t in checkpoint.tensors.items() if n not in set(gone)}
-    return checkpoint.with_tensors(keep, Note("dropped", why, gone))
+    gone = dict.fromkeys(names)
+    keep = {n: t for n, t in checkpoint.tensors.items() if n not in gone}
+    return checkpoint.with_tensors(keep, Note("dropped", why, tuple(gone)))

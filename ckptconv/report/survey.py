@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import outline
 from ..job import Sources
+from ..names import separator
 from ..run import Progress
 from ..stats import Picture, each, picture
 from ..tensor import Checkpoint, Tensor
@@ -33,7 +34,7 @@ def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress 
     natural = {t.name: i for i, t in enumerate(outline.ordered(tensors, "name"))}
     out: dict[str, Any] = {
         "format": c.format,
-        "separator": outline.separator(c.tensors),
+        "separator": separator(c.tensors),
         "totals": total._asdict(),
         "metadata": {text(k): text(v[:2000]) for k, v in c.metadata.items()},
         "notes": [[n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)] for n in c.notes],
