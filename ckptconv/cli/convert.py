@@ -25,6 +25,8 @@ from .options import (
     Quiet,
     Rename,
     Scope,
+    SkipUnrepresentable,
+    Verify,
     WeightsOnly,
 )  # fmt: skip
 
@@ -43,6 +45,7 @@ EXAMPLES = """Examples:
 
 if TYPE_CHECKING:
     from ..api import Report, Select
+    from ..plan import Plan
     from ..tensor import Checkpoint
 
 
@@ -74,17 +77,13 @@ def convert(
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Bound on buffers.")] = "512MB",
     jobs: Jobs = None,
     engine: Engine = "local",
-    verify: Annotated[
-        bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
-    ] = None,
+    verify: Verify = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a killed run stopped; if this one is, keep what it did.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     force: Force = False,
-    skip_unrepresentable: Annotated[
-        bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
-    ] = False,
+    skip_unrepresentable: SkipUnrepresentable = False,
     opaque: Opaque = False,
     densify: Densify = False,
     hash_: Annotated[bool, typer.Option("--hash", help="Carry hashes, which `verify FILE` checks.")] = False,
@@ -107,7 +106,7 @@ def convert(
         options.size(max_shard_size) if max_shard_size else None,
         skip_unrepresentable,
         force,
-        {None: "receipts", True: "full", False: "none"}[verify],
+        options.verification(verify),
         resume=resume,
         hash=hash_,
     )
@@ -169,25 +168,14 @@ def _suggest(sources: list[str], select: Select) -> None:
         )
 
 
-def _show_plan(plan: object, as_json: bool) -> None:
-    from ..plan import Plan
-
-    if not isinstance(plan, Plan):
-        raise TypeError(plan)
+def _show_plan(plan: Plan, as_json: bool) -> None:
     made = plan.to_json()
     if as_json:
         show.as_json(made)
         return
     rows = [
-        [
-            row["name"],
-            row["dtype"],
-            "x".join(map(str, row["shape"])) or "scalar",
-            show.bytes_(row["bytes"]),
-            row["how"],
-            row["file"],
-        ]
-        for row in made["plan"]
+        [r["name"], r["dtype"], show.shape(tuple(r["shape"])), show.bytes_(r["bytes"]), r["how"], r["file"]]
+        for r in made["plan"]
     ]
     show.table(("name", "dtype", "shape", "size", "how", "file"), rows, "lllr")
     show.notes(plan.notes)

@@ -70,6 +70,12 @@ WeightsOnly = Annotated[
 ]
 Densify = Annotated[bool, typer.Option("--densify", help="Compute sparse and quantised tensors of PyTorch files.")]
 Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
+Verify = Annotated[
+    bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
+]
+SkipUnrepresentable = Annotated[
+    bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on success.")]
@@ -103,6 +109,11 @@ def change(
     from ..api import Change
 
     return Change(converter, inverse, params(param), rename or (), scope or (), dtype)
+
+
+def verification(verify: bool | None) -> str:
+    """What `api.Target` calls it."""
+    return {None: "receipts", True: "full", False: "none"}[verify]
 
 
 def size(text: str) -> int:

@@ -14,6 +14,7 @@ from .options import (
     Ema,
     Engine,
     Exclude,
+    Force,
     From,
     Include,
     Inverse,
@@ -23,6 +24,8 @@ from .options import (
     Param,
     Quiet,
     Rename,
+    SkipUnrepresentable,
+    Verify,
     WeightsOnly,
 )  # fmt: skip
 
@@ -65,14 +68,10 @@ def zoo(
     max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Of all workers together.")] = "512MB",
     jobs: Jobs = None,
     engine: Engine = "local",
-    verify: Annotated[
-        bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
-    ] = None,
+    verify: Verify = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and stop.")] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")] = False,
-    skip_unrepresentable: Annotated[
-        bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
-    ] = False,
+    force: Force = False,
+    skip_unrepresentable: SkipUnrepresentable = False,
     opaque: Opaque = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -87,10 +86,8 @@ def zoo(
     settings = many.Settings(
         options.select(from_, include, exclude, opaque, weights_only, ema),
         options.change(converter, inverse, param, rename, dtype),
-        api.Target(
-            to, None, skip_unrepresentable, force, {None: "receipts", True: "full", False: "none"}[verify]
-        ),
-    )  # fmt: skip
+        api.Target(to, None, skip_unrepresentable, force, options.verification(verify)),
+    )
     if dry_run:
         known = many.remembered(ledger or output) if resume else {}
         items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=hashed)
