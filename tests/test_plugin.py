@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import formats
+from ckptconv import formats, rules
 from ckptconv.errors import CorruptCheckpoint
 from ckptconv.formats import Format, Patch, Placement, Slot, refuse_unheld
 from ckptconv.store import File, Reader, Seen, split
@@ -110,3 +111,27 @@ def test_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Point, "load", lambda self: ROW._replace(name="safetensors"))
     formats.table.cache_clear()
     assert formats.get("safetensors").module == "ckptconv.formats.safetensors"
+
+
+RULES = """
+[[rule]]
+from = "mine/w"
+to = "theirs.w"
+"""
+
+
+def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(RULES)
+    points = [EntryPoint(name, f"test:{name}", "ckptconv.converters") for name in ("mine", "bert")]
+    monkeypatch.setattr(EntryPoint, "load", lambda self: file)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [p for p in points if p.group == group])
+    rules._installed.cache_clear()
+    try:
+        assert rules.names().count("mine") == 1
+        ckptconv.save({"mine/w": np.arange(3)}, tmp_path / "a.npz")
+        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", change=ckptconv.Change(converter="mine"))
+        assert list(ckptconv.open(tmp_path / "b.npz")) == ["theirs.w"]
+        assert len(rules.load("bert").rules) > 1  # ours, not the package's
+    finally:
+        rules._installed.cache_clear()
