@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.errors import CkptError
+from ckptconv.errors import CkptError, UsageError
 from ckptconv.lint import lint
 from ckptconv.rules import parse
 
@@ -62,3 +63,12 @@ def test_seeds_are_read(family: str, families: ModuleType, tmp_path: Path) -> No
         if sound >= 4:
             return
     raise AssertionError(f"only {sound} seeds of {family} are sound")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.msgpack", "a.hdf5", "tf_model.h5"])
+def test_shards_that_a_format_has_not_are_refused(name: str, tmp_path: Path) -> None:
+    """HDF5 took --max-shard-size and wrote one file."""
+    arrays = {"a/w": np.zeros(100, "f4"), "b/w": np.zeros(100, "f4")}
+    with pytest.raises(UsageError, match="--max-shard-size needs a format that can be split"):
+        ckptconv.save(arrays, tmp_path / name, max_shard_size=400)
+    assert ckptconv.save(arrays, tmp_path / name, max_shard_size=800).tensors == 2

@@ -106,6 +106,12 @@ def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
         )
 
 
+def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None:
+    """Raise UsageError where one file would pass the size asked for and the format knows no shards."""
+    if limit is not None and checkpoint.nbytes > limit:
+        raise UsageError(f"{title} is one file; --max-shard-size needs a format that can be split")
+
+
 class Format(NamedTuple):
     """A row of the table: what it is called, where it lives, and what its files are called."""
 

@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UsageError, listing
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
 from ..store import File, Reader, Seen, split
 from ..tensor import DTYPES, Checkpoint, Held, Note, Part, Span, Tensor, elements, plain
-from . import Patch, Placement, Slot, refuse_unheld
+from . import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 
 SUFFIX = ".msgpack"
@@ -145,8 +145,7 @@ class FlaxWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Flax")
-        if self.limit is not None and checkpoint.nbytes > self.limit:
-            raise UsageError("msgpack is one file; --max-shard-size needs a format that can be split", url=self.file)
+        refuse_shards(checkpoint, self.limit, "msgpack")
         out = Packed()
         out.map(_nested(checkpoint.tensors.values()))
         out.flush()

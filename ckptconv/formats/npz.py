@@ -16,10 +16,10 @@ from functools import lru_cache
 from itertools import chain
 
 from ..checksum import combine, crc
-from ..errors import CorruptCheckpoint, Unrepresentable, UsageError
+from ..errors import CorruptCheckpoint, Unrepresentable
 from ..store import File, Reader, Seen, split
 from ..tensor import Checkpoint, Coded, Data, Note, Span, Tensor
-from . import Patch, Placement, Slot, refuse_unheld
+from . import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .npy import (
     MAX_HEAD,
     OBJECTS,
@@ -158,8 +158,7 @@ class NpzWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "npz")
-        if self.limit is not None and checkpoint.nbytes > self.limit:
-            raise UsageError("an .npz is one file; --max-shard-size needs a format that can be split", url=self.file)
+        refuse_shards(checkpoint, self.limit, "an .npz")
         twins = [name for name in checkpoint if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in checkpoint]
         if twins:
             raise Unrepresentable(f"NumPy takes {twins[0]!r} for the name without {SUFFIX}, which is there as well")

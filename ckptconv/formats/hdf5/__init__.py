@@ -183,4 +183,4 @@ def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:
     """Write one file; HDF5 has no shards."""
     from ckptconv.formats.hdf5.writing import Hdf5Writer
 
-    return Hdf5Writer(url)
+    return Hdf5Writer(url, max_shard_size)

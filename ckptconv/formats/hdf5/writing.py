@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptconv.formats import Patch, Placement, refuse_unheld
+from ckptconv.formats import Patch, Placement, refuse_shards, refuse_unheld
 from ckptconv.formats.hdf5 import layout
 from ckptconv.store import File, split
 from ckptconv.tensor import Checkpoint, Tensor
@@ -17,6 +17,7 @@ from ckptconv.tensor import Checkpoint, Tensor
 @dataclass(frozen=True)
 class Hdf5Writer:
     url: str
+    max_shard_size: int | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
@@ -25,6 +26,7 @@ class Hdf5Writer:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "HDF5")
+        refuse_shards(checkpoint, self.max_shard_size, "HDF5")
         layout.checked(list(checkpoint), checkpoint.metadata, "HDF5")
         owner = checkpoint.owners()
         first = [layout.item(t, name) for name, t in checkpoint.items() if owner[name] == name]

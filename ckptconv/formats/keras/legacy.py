@@ -255,4 +255,4 @@ def writer(url: str, max_shard_size: int | None = None) -> LegacyWriter:
     """Write one file; the format has no shards."""
     from ckptconv.formats.keras.writing import LegacyWriter
 
-    return LegacyWriter(url)
+    return LegacyWriter(url, max_shard_size)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import Unrepresentable, UsageError, listing
-from ckptconv.formats import Patch, Placement, Slot, refuse_unheld
+from ckptconv.formats import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ckptconv.formats.hdf5 import layout
 from ckptconv.formats.hdf5.writing import placed
 from ckptconv.formats.keras.legacy import OPTIMIZER, TOP, join
@@ -49,12 +49,14 @@ def cannot_hold(tensor: Tensor) -> str:
 @dataclass(frozen=True)
 class LegacyWriter:
     url: str
+    max_shard_size: int | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras legacy HDF5")
+        refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
         layers = remembered(checkpoint) or derived(checkpoint)
         slots = {n: n.removeprefix(OPTIMIZER + "/") for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
