@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from kit import same
 
 import ckptconv
 from ckptconv import api, passes, rules
-from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+from ckptconv.tensor import DTYPES, Checkpoint, Held, Span, plain
 
 ORIGINALS = Path(__file__).parents[1] / "fixtures" / "originals"
 NAMES = Path(__file__).parents[1] / "fixtures" / "names"
@@ -84,11 +85,11 @@ AUTO = {
 
 def published(family: str) -> Checkpoint:
     """The tensors of the published checkpoint, without data."""
-    nothing, out = np.zeros((), np.float32), {}
+    out = {}
     for line in (NAMES / f"{family}.txt").read_text().splitlines():
         name, _, shape = line.partition(" ")
         size = tuple(json.loads(shape))
-        out[name] = plain(name, DTYPES["float32"], size, Held(np.broadcast_to(nothing, size)))
+        out[name] = plain(name, DTYPES["float32"], size, Span(f"nowhere/{name}", 0, 4 * prod(size)))
     bare = {n.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): t for n, t in out.items()}  # as the object graph calls them
     return passes.roles(Checkpoint({n: t.renamed(n) for n, t in bare.items()}))
 
