@@ -346,6 +346,6 @@ def check(
 
 
 __all__ = [
-    "Change", "Report", "Resources", "Select", "Target", "content_hash", "convert", "dry_run", "open", "prepare",
-    "save", "threads", "write",
+    "Change", "Report", "Resources", "Select", "Target", "check", "content_hash", "convert", "diff", "dry_run", "open",
+    "prepare", "save", "threads", "write",
 ]  # fmt: skip

@@ -320,8 +320,3 @@ def _crc_of(span: Span, kind: str, sources: Sources) -> int:
     for at in range(0, span.size, CHUNK):
         value = checksum.crc(kind, reader.read(span.start + at, min(CHUNK, span.size - at)), value)
     return value
-
-
-def found_in(span: Span, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that a damaged span belongs to."""
-    return [n for n, t in tensors.items() if any(p.data == span for p in t.parts)]

@@ -227,3 +227,10 @@ def test_zip64_offsets(tmp_path: Path) -> None:
         assert [info.file_size for info in z.infolist()] == [e.size for e in entries]
     with Reader(str(tmp_path / "x.zip")) as f:
         assert [(m.start, m.size) for m in zip.members(f).values()] == [(e.start, e.size) for e in entries]
+
+
+def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
+        z.writestr("archive/data.pkl", b"")
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="without any [.]npy member"):
+        ckptconv.open(tmp_path / "a.npz", format="npz")

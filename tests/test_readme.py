@@ -15,7 +15,7 @@ def test_its_tables_are_not_stale() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "converters" / "README.md", *(ROOT / "docs").glob("*.md")]
     links = [(p, link) for p in pages for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", p.read_text())]
     assert [f"{p.name}: {link}" for p, link in links if not (p.parent / link).exists()] == []
     assert len(links) > 5

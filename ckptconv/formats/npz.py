@@ -47,6 +47,8 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         found = members(f, files=False).values()
         arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, opaque)) for m in found if m.name.endswith(SUFFIX)]
     others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
+    if others and not arrays:
+        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
     return collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
 
 
