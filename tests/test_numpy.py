@@ -232,5 +232,5 @@ def test_zip64_offsets(tmp_path: Path) -> None:
 def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
         z.writestr("archive/data.pkl", b"")
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="without any [.]npy member"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="is a zip without any"):
         ckptconv.open(tmp_path / "a.npz", format="npz")
