@@ -117,7 +117,7 @@ def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
     return Checkpoint({n: held(n, np.array([i, -i], "i4")) for i, n in enumerate(names)})
 
 
-# --- helpers that third parties may use as well -----------------------------------------------------------------
+# --- what third parties may use as well --------------------------------------------------------------------------
 
 
 def write(checkpoint: Checkpoint, path: Path, name: str) -> None:
