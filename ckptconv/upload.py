@@ -39,7 +39,7 @@ class Upload:
         self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
             self._out = Output(self._stage, files)
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no stage behind
             self.discard()
             raise
 
@@ -65,7 +65,7 @@ class Upload:
                 remote.upload(os.path.join(self._stage, name), url)
                 sent.append(url)
                 os.unlink(os.path.join(self._stage, name))
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no half of a checkpoint behind
             for url in sent:
                 if url not in self._there:
                     _quietly(url)

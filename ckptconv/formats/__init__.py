@@ -260,7 +260,7 @@ def uncollected() -> Iterator[None]:
 
 def decode(coded: Coded) -> Iterator[Any]:
     """The decoded bytes of `coded`, in pieces."""
-    return get(coded.format).load().decode(coded)  # type: ignore[no-any-return]
+    return get(coded.format).load().decode(coded)  # type: ignore[no-any-return]  # modules are found by name
 
 
 def target(url: str, name: str | None = None, source: str = "") -> Format:

@@ -29,6 +29,7 @@ HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
 ALIKE = 0.2  # likeness below which names say nothing
 CLOSE = 0.3  # likeness that goes before equal dimensions
+Group = tuple[Hashable, ...]  # kind, dimensions, content: what two tensors must share to be paired
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _Match:
         for named in self._sound([n for n in found if n.likeness >= least]):
             self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
 
-    def _nearest(self, groups: list[dict[str, Hashable]], sides: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
+    def _nearest(self, groups: list[dict[str, Group]], sides: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
         """Let tensors whose dimensions the other side lacks be of the class they can be reshaped to: heads apart."""
         shapes = [{g: sides[k][n].shape for n, g in groups[k].items()} for k in (0, 1)]
         for k in (0, 1):
@@ -172,12 +173,12 @@ class _Match:
             for group, shape in shapes[k].items():
                 if group in other or len(shape) not in (2, 3):
                     continue
-                fits = [g for g, s in other.items() if len(s) == len(shape) - 1 and g[0] == group[0]]  # type: ignore[index]
+                fits = [g for g, s in other.items() if len(s) == len(shape) - 1 and g[0] == group[0]]
                 fits = [g for g in fits if orders.simple(shape, other[g])]
                 if fits:
                     groups[k].update({n: fits[0] for n, g in groups[k].items() if g == group})
 
-    def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Hashable:
+    def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Group:
         """What two tensors must share to be paired: in a trained target the content too."""
         return (t.dtype.kind, dims(t), self.prints[side].get(name) if self.trained else None)
 

@@ -199,18 +199,18 @@ class Values:
         for name, p in wholes.items():
             want[p[:3]].append(name)
         used: set[str] = set()
-        for axis, names in [*self._stacks(parts), *self._siblings(parts)]:
+        for names in [*self._stacks(parts), *self._siblings(parts)]:
             if used & set(names) or len({parts[n].kind for n in names}) > 1:
                 continue
             total = sum(parts[n].total for n in names) % WORD
             key = (parts[names[0]].kind, sum(parts[n].elements for n in names), total)
             for whole in want.get(key, ()):
-                if whole not in used and (pair := self._cut(side, whole, names, axis)):
+                if whole not in used and (pair := self._cut(side, whole, names)):
                     self.found.pairs.append(pair)
                     used |= {whole, *names}
                     break
 
-    def _stacks(self, parts: Mapping[str, Print]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _stacks(self, parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
         """Names that differ in one number, which counts from 0: slices along an axis."""
         groups: dict[tuple[object, ...], dict[int, str]] = defaultdict(dict)
         for name in parts:
@@ -219,9 +219,9 @@ class Values:
                 groups[(text, k, numbers[:k], numbers[k + 1 :], parts[name].elements)][n] = name
         for found in groups.values():
             if len(found) > 1 and set(found) == set(range(len(found))):
-                yield "e", tuple(found[i] for i in range(len(found)))
+                yield tuple(found[i] for i in range(len(found)))
 
-    def _siblings(self, parts: Mapping[str, Print]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _siblings(self, parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
         """Few tensors of one module."""
         groups: dict[str, list[str]] = defaultdict(list)
         for name in parts:
@@ -230,9 +230,9 @@ class Values:
         for names in groups.values():
             if 1 < len(names) <= MAX_SIBLINGS:
                 for chosen in orders.subsets(len(names), range(2, MAX_PIECES + 1)):
-                    yield "", tuple(names[i] for i in chosen)
+                    yield tuple(names[i] for i in chosen)
 
-    def _cut(self, side: int, whole: str, names: tuple[str, ...], axis: str) -> Pair | None:
+    def _cut(self, side: int, whole: str, names: tuple[str, ...]) -> Pair | None:
         """The layout that cuts the whole into the named parts; backwards, if the whole is in the target."""
         one = self._decoded((self.a, self.b)[side][whole])
         many = [self._decoded((self.b, self.a)[side][n]) for n in names]

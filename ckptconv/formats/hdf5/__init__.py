@@ -17,16 +17,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CkptError, CorruptCheckpoint
-from ckptconv.store import Reader, Seen
-from ckptconv.tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, elements, plain
-
+from ...errors import CkptError, CorruptCheckpoint
+from ...store import Reader, Seen
+from ...tensor import DTYPES, Checkpoint, Coded, Note, Span, Tensor, elements, plain
 from . import child
 from . import member as archive
 from .child import Window
 
 if TYPE_CHECKING:
-    from ckptconv.formats.hdf5.writing import Hdf5Writer
+    from .writing import Hdf5Writer
 
 LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a byte of the file may hold more than the dtype has values
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -181,6 +180,6 @@ def try_look(url: str, member: str = "") -> Tree | None:
 
 def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:
     """Write one file; HDF5 has no shards."""
-    from ckptconv.formats.hdf5.writing import Hdf5Writer
+    from .writing import Hdf5Writer
 
     return Hdf5Writer(url, max_shard_size)

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, Protocol
 
-from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 
 PATIENCE = 30.0
 HEADWAY = 6  # seconds of processor time between two frames
@@ -240,7 +240,7 @@ def ask(window: Window, **request: str) -> Iterator[tuple[bytes, bytes]]:
     child = next((kept.pop(i) for i, c in enumerate(kept) if c.window.name == window.name), None) or Child(window)
     try:
         yield from child.ask(**request)
-    except BaseException:
+    except BaseException:  # GeneratorExit, too: an answer that was not read to its end is still in the pipe
         child.close()
         raise
     kept.append(child)

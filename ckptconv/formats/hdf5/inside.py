@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
-from ckptconv.formats.hdf5.child import COMMAND, FRAME, HEADWAY, MEMORY
-from ckptconv.formats.hdf5.scan import RATIO, Refused, pieces, tree
+from .child import COMMAND, FRAME, HEADWAY, MEMORY
+from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
 BLOCKS = 256

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ckptconv.errors import Unrepresentable, listing
-from ckptconv.formats import Patch, Slot
-from ckptconv.tensor import DType, Tensor
+from ...errors import Unrepresentable, listing
+from ...tensor import DType, Tensor
+from .. import Patch, Slot
 
 PAGE = 1 << 12
 LIMIT = 64_512  # an attribute in an object header; what Keras splits its lists at

@@ -15,12 +15,12 @@ from threading import Lock
 from typing import IO, NamedTuple
 from zlib import crc32
 
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, printable
-from ckptconv.formats import zip
-from ckptconv.formats.hdf5.child import Window
-from ckptconv.formats.hdf5.scan import RATIO
-from ckptconv.formats.zip import Member
-from ckptconv.store import Reader
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
+from ...store import Reader
+from .. import zip
+from ..zip import Member
+from .child import Window
+from .scan import RATIO
 
 PIECE = 2**20
 

@@ -207,7 +207,7 @@ def _integer(kind: Any, size: int) -> tuple[str, bool, str]:
 
 def _opaque(size: int, said: str) -> tuple[str, bool, str]:
     """Keras writes bfloat16 and float8 as opaque bytes, newer versions with an attribute that names the dtype."""
-    from ckptconv.tensor import DTYPES
+    from ...tensor import DTYPES
 
     row = DTYPES.get(said)
     if row and row.itemsize == size and row.kind in "fiu":

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptconv.formats import Patch, Placement, refuse_shards, refuse_unheld
-from ckptconv.formats.hdf5 import layout
-from ckptconv.store import File, split
-from ckptconv.tensor import Checkpoint, Tensor
+from ...store import File, split
+from ...tensor import Checkpoint, Tensor
+from .. import Patch, Placement, refuse_shards, refuse_unheld
+from . import layout
 
 
 @dataclass(frozen=True)

@@ -32,16 +32,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CorruptCheckpoint, listing
-from ckptconv.formats import hdf5
-from ckptconv.formats.hdf5 import Stored, Tree
-from ckptconv.formats.index import weight_map
-from ckptconv.formats.keras import naming
-from ckptconv.store import Reader, Seen, sibling
-from ckptconv.tensor import Checkpoint, Coded, Note, Span, Tensor
+from ...errors import CorruptCheckpoint, listing
+from ...store import Reader, Seen, sibling
+from ...tensor import Checkpoint, Coded, Note, Span, Tensor
+from .. import hdf5
+from ..hdf5 import Stored, Tree
+from ..index import weight_map
+from . import naming
 
 if TYPE_CHECKING:
-    from ckptconv.formats.keras.writing import LegacyWriter
+    from .writing import LegacyWriter
 
 INDEX = ".h5.index.json"
 TOP = "top_level_model_weights"
@@ -253,6 +253,6 @@ def unread(found: Tree, used: set[str]) -> list[Note]:
 
 def writer(url: str, max_shard_size: int | None = None) -> LegacyWriter:
     """Write one file; the format has no shards."""
-    from ckptconv.formats.keras.writing import LegacyWriter
+    from .writing import LegacyWriter
 
     return LegacyWriter(url, max_shard_size)

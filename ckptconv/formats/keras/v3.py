@@ -26,15 +26,15 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError, listing
-from ckptconv.formats import hdf5
-from ckptconv.formats.hdf5 import Stored, Tree, member
-from ckptconv.formats.keras import legacy, naming
-from ckptconv.store import Seen, exists, is_dir, join, read_all, sibling
-from ckptconv.tensor import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError, listing
+from ...store import Seen, exists, is_dir, join, read_all, sibling
+from ...tensor import Checkpoint, Note, Tensor
+from .. import hdf5
+from ..hdf5 import Stored, Tree, member
+from . import legacy, naming
 
 if TYPE_CHECKING:
-    from ckptconv.formats.keras.writing import Keras3Writer
+    from .writing import Keras3Writer
 
 WEIGHTS = "model.weights.h5"
 PICKLED = "model.weights.npz"
@@ -277,7 +277,7 @@ def _unique(labels: Mapping[str, str]) -> dict[str, str]:
 
 def writer(url: str, max_shard_size: int | None = None) -> Keras3Writer:
     """Write `.weights.h5`, or shards when the name ends in `.weights.json`."""
-    from ckptconv.formats.keras.writing import Keras3Writer
+    from .writing import Keras3Writer
 
     if url.endswith(".keras"):
         raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=url)

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.errors import Unrepresentable, UsageError, listing
-from ckptconv.formats import Patch, Placement, Slot, refuse_shards, refuse_unheld
-from ckptconv.formats.hdf5 import layout
-from ckptconv.formats.hdf5.writing import placed
-from ckptconv.formats.keras.legacy import OPTIMIZER, TOP, join
-from ckptconv.store import File, split
-from ckptconv.tensor import Checkpoint, Tensor
+from ...errors import Unrepresentable, UsageError, listing
+from ...store import File, split
+from ...tensor import Checkpoint, Tensor
+from .. import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from ..hdf5 import layout
+from ..hdf5.writing import placed
+from .legacy import OPTIMIZER, TOP, join
 
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without one, Keras takes the file for Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.checksum import unmask
-from ckptconv.errors import CkptError, CorruptCheckpoint, listing
-from ckptconv.store import Reader, Seen, exists, is_remote
-from ckptconv.tensor import Checkpoint, Coded, Data, DType, Note, Part, Span, Tensor, c_strides, elements, tiled
-
+from ...checksum import unmask
+from ...errors import CkptError, CorruptCheckpoint, listing
+from ...store import Reader, Seen, exists, is_remote
+from ...tensor import Checkpoint, Coded, Data, DType, Note, Part, Span, Tensor, c_strides, elements, tiled
 from . import dtypes, locate, slices, strings
 from .shards import Entry, Shards
 from .table import MAGIC, Table, first_value_tag

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CorruptCheckpoint
-from ckptconv.tensor import DType
-
+from ...errors import CorruptCheckpoint
+from ...tensor import DType
 from .table import read_varint
 
 if TYPE_CHECKING:

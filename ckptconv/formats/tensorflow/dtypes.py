@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.tensor import DTYPES, DType, Note
+from ...tensor import DTYPES, DType, Note
 
 RESOURCE, VARIANT, STRING = 20, 21, 7
 

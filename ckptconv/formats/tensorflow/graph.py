@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptCheckpoint, StorageError
-from ckptconv.store import Reader, Seen, exists, is_dir, join, read_all, split
-from ckptconv.tensor import Checkpoint, Note
-
+from ...errors import CorruptCheckpoint, StorageError
+from ...store import Reader, Seen, exists, is_dir, join, read_all, split
+from ...tensor import Checkpoint, Note
 from . import locate, saved_model
 from .table import read_varint
 from .wire import Bytes, Memory, fields, messages

@@ -14,9 +14,9 @@ import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ckptconv.errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, listing
-from ckptconv.store import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
-from ckptconv.tensor import Note
+from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, listing
+from ...store import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
+from ...tensor import Note
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE = b"model_checkpoint_path"

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.tensor import DType, Held, Part, Span, Tensor, c_strides, elements, plain
-
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
+from ...tensor import DType, Held, Part, Span, Tensor, c_strides, elements, plain
 from . import constants, dtypes
 from . import messages_pb2 as pb
 from .wire import Bytes, Memory, messages

@@ -14,10 +14,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError
-from ckptconv.store import Reader, exists, join, split
-from ckptconv.tensor import Checkpoint, Note, Span, Tensor
-
+from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...store import Reader, exists, join, split
+from ...tensor import Checkpoint, Note, Span, Tensor
 from . import objects
 from .table import varint
 from .wire import Bytes, messages

@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptconv.checksum import mask
-from ckptconv.errors import UsageError
-from ckptconv.formats import Patch, Placement, Slot, refuse_unheld
-from ckptconv.store import File, split
-from ckptconv.tensor import Checkpoint, Tensor
-
+from ...checksum import mask
+from ...errors import UsageError
+from ...store import File, split
+from ...tensor import Checkpoint, Tensor
+from .. import Patch, Placement, Slot, refuse_unheld
 from . import strings
 from .bundle import OBJECT_GRAPH
 from .locate import prefix_of

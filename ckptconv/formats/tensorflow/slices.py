@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.tensor import Data
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...tensor import Data
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb

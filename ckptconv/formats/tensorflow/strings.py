@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from ckptconv import checksum
-from ckptconv.checksum import mask, unmask
-from ckptconv.errors import CorruptCheckpoint
-from ckptconv.store import Reader
-from ckptconv.tensor import Coded
-
+from ... import checksum
+from ...checksum import mask, unmask
+from ...errors import CorruptCheckpoint
+from ...store import Reader
+from ...tensor import Coded
 from .table import read_varint, varint
 
 Order = Literal["little", "big"]

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from struct import pack, unpack_from
 
-from ckptconv.checksum import crc, mask, unmask
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.store import Reader
+from ...checksum import crc, mask, unmask
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...store import Reader
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48

@@ -15,10 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, listing
-from ckptconv.store import Reader, Seen, exists, is_dir, names, sibling, split
-from ckptconv.tensor import Checkpoint, Coded, DType, Tensor, elements, plain, tiled
-
+from ...errors import CkptError, CorruptCheckpoint, StorageError, listing
+from ...store import Reader, Seen, exists, is_dir, names, sibling, split
+from ...tensor import Checkpoint, Coded, DType, Tensor, elements, plain, tiled
 from . import constants, dtypes, locate, slices
 from .table import MAGIC, Table, first_value_tag
 

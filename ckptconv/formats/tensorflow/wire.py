@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from ckptconv.errors import CorruptCheckpoint
-
+from ...errors import CorruptCheckpoint
 from .table import read_varint
 
 WINDOW = 65536
