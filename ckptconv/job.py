@@ -63,7 +63,7 @@ class Receipt(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where jobs write: `store.Output`, or what an engine's workers use in its place."""
+    """Where jobs write: `output.Output`, or what an engine's workers use in its place."""
 
     def write(self, name: str, start: int, data: Any) -> None: ...
 

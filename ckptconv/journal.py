@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from .errors import StorageError, UsageError
+from .destination import part_name
+from .errors import UsageError
 from .job import Read, Receipt, Sources, Written
+from .lines import Lines
+from .output import Output
 from .plan import Job, Plan
-from .store import Output, is_remote, join, local, refused
+from .store import is_remote, join, local
 from .tensor import Held, Loss, Span
 
 MARK = "resume"
@@ -38,46 +41,30 @@ class Journal:
             raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
         last = plan.placement.files[-1].name
         folder, base = os.path.split(join(plan.folder, last))
-        self.path = local(os.path.join(folder, f".{base[:200]}.{MARK}.journal"))
+        path = local(os.path.join(folder, f".{base[:200]}.{MARK}.journal"))
         self._folder = local(plan.folder)
         self.receipts: list[Receipt] = []
         self.publishing = False
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
+        self._lines = Lines(path, "another run is writing this destination")
         try:
-            os.makedirs(folder or ".", exist_ok=True)
-            self._file = open(self.path, "a+b")  # noqa: SIM115 - closed by close()
-        except OSError as e:
-            raise refused(e, self.path) from e
-        try:
-            self._lock()
             self._take_up(plan, fingerprint(plan, sources, digest))
         except BaseException:
-            self._file.close()
+            self.close()
             raise
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # no locks on this system
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StorageError("another run is writing this destination", url=self.path) from None
 
     def _take_up(self, plan: Plan, mark: str) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
-        self._file.seek(0)
-        lines = list(_lines(self._file.read()))
+        lines = list(_parsed(self._lines.read()))
         head = lines[0][0] if lines else {}
         if head.get("plan") != mark:
             self._forget(head)
-            self._file.truncate(0)
+            self._lines.cut(0)
             files = [f.name for f in plan.placement.files]
             self._append({"plan": mark, "files": files})
             return
-        self._file.truncate(lines[-1][1])
+        self._lines.cut(lines[-1][1])
         jobs = {(j.file, j.start): j for j in plan.jobs}
         for line, _ in lines[1:]:
             self.publishing = self.publishing or bool(line.get("publish"))
@@ -89,7 +76,7 @@ class Journal:
             folder, base = os.path.split(str(name))
             if ".." in folder.split(os.sep) or os.path.isabs(folder):
                 continue
-            path = os.path.join(self._folder, folder, Output.part(base, MARK))
+            path = os.path.join(self._folder, folder, part_name(base, MARK))
             if os.path.isfile(path) and PART.fullmatch(path):
                 os.unlink(path)
 
@@ -114,19 +101,14 @@ class Journal:
         self.publishing = True
 
     def _append(self, line: dict[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as e:
-            raise refused(e, self.path) from e
+        self._lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def remove(self) -> None:
         """The destination is there: the journal has served."""
-        os.unlink(self.path)
+        os.unlink(self._lines.path)
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -135,7 +117,7 @@ class Journal:
         self.close()
 
 
-def _lines(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
     """The whole lines from the start, each with where it ends; nothing after the first that is damaged."""
     at = 0
     for line in raw.split(b"\n")[:-1]:

@@ -3,7 +3,7 @@
     s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH     and all others of fsspec
 
 Reading:  `File` fetches ranges; small reads near one another share a window that doubles while it is read in order.
-Writing:  `upload` sends finished local files, the last one last (store.Upload).
+Writing:  `upload` sends finished local files, the last one last (upload.Upload).
 
 Credentials are the file systems' own business (environment, config files); what a url itself holds of them is never
 shown: see errors.redacted.

@@ -21,8 +21,9 @@ from .errors import CorruptCheckpoint, listing, printable, redacted
 from .formats import Patch, Writer
 from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
 from .journal import MARK, Journal
+from .output import Output
 from .plan import CHUNK, Job, Memory, Piece, Plan
-from .store import Output, is_remote
+from .store import is_remote
 from .tensor import Loss, Span, Tensor
 from .upload import Upload
 

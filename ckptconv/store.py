@@ -1,7 +1,7 @@
-"""The only module that touches bytes: local files by positioned reads and writes, all else through remote.py.
+"""Names and reading: local files by positioned reads, all else through remote.py. output.py writes.
 
-Reading:  `peek(url)` looks once at what detection needs; `Reader` reads ranges, checked against the file's size.
-Writing:  `Output` fills temporary files beside the destination and publishes them whole or not at all.
+    Seen(url)        what detection needs, looked at once
+    Reader(url)      ranges of one file, checked against its size
 
 Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
 """
@@ -11,23 +11,16 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
+from typing import IO, Any, NamedTuple
 
-from . import publish, remote
-from .errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint, printable
-from .publish import Publication
+from . import remote
+from .errors import CorruptCheckpoint, UnsafeCheckpoint, printable
 from .remote import Stat, filesystem, is_remote, refused
 
-if TYPE_CHECKING:
-    from collections.abc import Buffer
-
-OPEN = 256  # files of an output whose descriptors are kept open
 PEEK = 4096  # bytes of a file's head and tail that detection sees
 
 
@@ -72,6 +65,17 @@ def sibling(url: str, name: str) -> str:
         if not (inside or blob or beside):
             raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=url)
     return path
+
+
+class File(NamedTuple):
+    """One file of an output: its name relative to the destination's folder, and its final size in bytes.
+
+    `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
+    """
+
+    name: str
+    size: int
+    shared: bool = False
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -308,332 +312,7 @@ class _Raw(io.RawIOBase):
         return len(view)
 
 
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-class File(NamedTuple):
-    """One file of an output: its name relative to the destination's folder, and its final size in bytes.
-
-    `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
-    """
-
-    name: str
-    size: int
-    shared: bool = False
-
-
-class Output:
-    """Temporary files beside the destination, filled by positioned writes, published together (publish.py says how).
-
-    A destination that is a folder of its own is built whole under a temporary name if it is not there yet, or if it
-    has no index (`unit`). `stale`: a pattern of names that belong to an older checkpoint of this name.
-
-    With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
-    an earlier run filled them, in part; `whole`: it filled them all and began to rename them.
-    """
-
-    def __init__(
-        self, folder: str, files: Sequence[File], *, force: bool = False, mark: str = "", kept: bool = False,
-        whole: bool = False, stale: str = "", unit: bool = False,
-    ) -> None:  # fmt: skip
-        self.folder, self.force = local(folder), force
-        self._final = {f.name: os.path.join(self.folder, f.name) for f in files}
-        self._own = [f.name for f in files if not f.shared]
-        self._stale = re.compile(stale) if stale else None
-        self._mark, self._stays, self._kept, self._whole = mark or os.urandom(4).hex(), bool(mark), kept, whole
-        self._fds: dict[str, int] = {}
-        self._ready: list[str] = []  # files that are there to be written and renamed
-        self._few = len(files) <= OPEN
-        self._made: list[str] = []
-        self._lock = -1
-        self.cleared = self._clear()
-        self._free()
-        self._stage = self._staged(unit)
-        try:
-            for f in files:
-                self.create(f)
-        except BaseException:
-            self.discard()
-            raise
-
-    def _clear(self) -> list[str]:
-        """Finish or remove what killed runs left at this destination; returns names of what it was."""
-        if not self._own or not os.path.isdir(self.folder or "."):
-            return []
-        try:
-            with publish.alone(self.folder):
-                left = publish.finish(self.folder, self._title(), self._ours)
-            for at, names in self._by_folder().items():
-                left += publish.clear(at, names, self.part)
-        except OSError as e:
-            raise refused(e, self.folder) from e
-        return left
-
-    def _title(self) -> str:
-        """What a note of this output is called by: its index, or its folder."""
-        return self._own[-1].split("/")[0]
-
-    def _by_folder(self) -> dict[str, list[str]]:
-        """The base names in each folder of the output, and the folder's own in the one around it."""
-        out: dict[str, list[str]] = {}
-        for path in self._final.values():
-            at, base = os.path.split(path)
-            out.setdefault(at, []).append(base)
-        for at in [a for a in out if a != self.folder]:
-            above, base = os.path.split(at)
-            out.setdefault(above, []).append(base)
-        return out
-
-    def _ours(self, name: str) -> bool:
-        """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
-        top = {n.split("/")[0] for n in self._own if "/" in n}
-        return name in self._final or name in top or bool(self._stale and self._stale.fullmatch(name))
-
-    def _free(self) -> None:
-        """Refuse, before any work, a destination that is taken."""
-        if self.force or self._whole:
-            return
-        taken = [p for n in self._own if os.path.lexists(p := self._final[n])]
-        if taken:
-            raise StorageError("already exists; --force replaces it", url=taken[0])
-        if older := self._older():
-            where = os.path.join(self.folder, older[0])
-            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
-
-    def _staged(self, unit: bool) -> str:
-        """The folder that is built under a temporary name, or ''."""
-        tops = {n.split("/")[0] if n.count("/") == 1 else "" for n in self._final}
-        top = tops.pop() if len(tops) == 1 else ""
-        path = os.path.join(self.folder, top)
-        if not top or self._mark == "" or self._stays:
-            return ""
-        there = os.path.lexists(path)
-        if there and (not unit or os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path)):
-            return ""
-        return top
-
-    def temporary(self, name: str) -> str:
-        """The path that file `name` has until it is published."""
-        if self._stage:
-            return os.path.join(self.folder, self.part(self._stage, self._mark), os.path.basename(name))
-        folder, base = os.path.split(self._final[name])
-        return os.path.join(folder, self.part(base, self._mark))
-
-    @staticmethod
-    def part(base: str, mark: str) -> str:
-        """The name of a temporary file; long names are cut and told apart by a checksum."""
-        base = base if len(base) <= 200 else f"{base[:180]}-{crc32(base.encode('utf-8', 'surrogateescape')):08x}"
-        return f".{base}.{mark}.part"
-
-    def create(self, f: File) -> None:
-        path = self.temporary(f.name)
-        if self._whole and not os.path.lexists(path):
-            return  # renamed already
-        try:
-            self._folders(os.path.dirname(path))
-            how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
-            how |= getattr(os, "O_NOFOLLOW", 0)  # a name that can be foretold may be a link somebody laid out
-            fd = self._opened(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0))
-            self._fds[f.name] = fd
-            self._ready.append(f.name)
-            if f.size and not self._whole:
-                self._reserve(fd, f.size)
-            if not self._few:
-                if self._lock < 0:
-                    self._lock = os.dup(fd)
-                os.close(self._fds.pop(f.name))
-        except OSError as e:
-            raise refused(e, path) from e
-
-    def _opened(self, path: str, how: int) -> int:
-        """Open and lock; once more if a run that clears litter came between the two."""
-        fd = os.open(path, how, 0o666)
-        if not self._stays and not (publish.lock(fd) and os.fstat(fd).st_nlink):
-            os.close(fd)
-            _quietly(os.unlink, path)
-            fd = os.open(path, how, 0o666)
-            publish.lock(fd)
-        return fd
-
-    def _folders(self, folder: str) -> None:
-        missing = []
-        while folder and not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for path in reversed(missing):
-            try:
-                os.mkdir(path)
-                self._made.append(path)
-            except FileExistsError:  # another process was faster
-                if not os.path.isdir(path):
-                    raise
-
-    @staticmethod
-    def _reserve(fd: int, size: int) -> None:
-        """Fail now rather than half-way when the disk is too small."""
-        space = os.fstatvfs(fd)
-        if space.f_bavail * space.f_frsize < size - os.fstat(fd).st_blocks * 512:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.ftruncate(fd, size)
-
-    def write(self, name: str, start: int, data: Buffer) -> None:
-        with self._open(name) as fd:
-            _write(fd, start, data, self._final[name])
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[int]:
-        """The descriptor of a file; of very many files none is kept open."""
-        if name in self._fds:
-            yield self._fds[name]
-            return
-        fd = os.open(self.temporary(name), os.O_RDWR | getattr(os, "O_BINARY", 0))
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def hurry(self, name: str, start: int, size: int) -> None:
-        """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
-
-        The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
-        """
-        if name in self._fds and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fds[name], start, size, os.POSIX_FADV_DONTNEED)
-
-    def paths(self) -> dict[str, str]:
-        """Where each file is until it is published."""
-        return {name: os.path.abspath(self.temporary(name)) for name in self._final}
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """What arrives in another process only writes."""
-        return Paths, (self.paths(),)
-
-    def settle(self) -> None:
-        """Make durable what was written so far."""
-        try:
-            for name in self._ready:
-                with self._open(name) as fd:
-                    os.fsync(fd)
-        except OSError as e:
-            raise refused(e, self.folder) from e
-
-    def publish(self, *, sync: bool = True) -> None:
-        """Make all files durable, then bring them under their names: all, or after a kill all by the next run."""
-        if sync:
-            self.settle()
-        try:
-            with publish.alone(self.folder):
-                self._free()
-                self._rename(sync)
-        except OSError as e:
-            raise refused(e, self.folder) from e
-        self.close()
-        self._made = []
-
-    def _rename(self, sync: bool) -> None:
-        if os.name == "nt":
-            self.close()  # it renames no open files
-        todo = self._todo()
-        several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
-        if (several or self._stage) and not self._stays:
-            with publish.noted(self.folder, self._title(), self._mark, todo):
-                publish.perform(self.folder, todo, self._ours)
-                self._sync(sync)
-        else:
-            publish.perform(self.folder, todo, self._ours)
-            self._sync(sync)
-        self._ready = []
-
-    def _todo(self) -> Publication:
-        """Where files are replaced under their own names, the old index goes first; older files go last."""
-        older = tuple(self._older()) if self.force else ()
-        if self._stage:
-            return Publication((), ((self.part(self._stage, self._mark), self._stage),), ())
-        moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in self._ready)
-        index = self._own[-1] if self._own else ""
-        replaced = any(n != index and os.path.lexists(self._final[n]) for n in self._ready if n in self._own)
-        first = (index,) if replaced and index in self._ready and os.path.lexists(self._final[index]) else ()
-        return Publication(first, moves, older)
-
-    def _sync(self, sync: bool) -> None:
-        if sync:
-            for folder in {os.path.dirname(p) for p in self._final.values()} | {self.folder}:
-                publish.sync(folder)
-
-    def _older(self) -> list[str]:
-        """Names, relative to the destination's folder, that match the pattern and are not written now."""
-        if not self._stale:
-            return []
-        folders = sorted({os.path.dirname(name) for name in self._final})
-        here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
-        return [old for old in here if self._stale.fullmatch(old) and old not in self._final]
-
-    def close(self) -> None:
-        """Close what is open."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def discard(self) -> None:
-        """Remove every trace (but what a later run is to find); the destination stays as it was."""
-        if not self._stays:
-            for name in self._final:
-                _quietly(os.unlink, self.temporary(name))
-        self.close()
-        for path in reversed(self._made) if not self._stays else ():
-            _quietly(os.rmdir, path)
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.discard()
-
-
-class Paths:
-    """The files of an `Output` of another process, opened by their paths."""
-
-    def __init__(self, paths: dict[str, str]) -> None:
-        self._paths, self._fds = paths, dict[str, int]()
-
-    def paths(self) -> dict[str, str]:
-        return self._paths
-
-    def write(self, name: str, start: int, data: Buffer) -> None:
-        path = self._paths[name]
-        if name not in self._fds:
-            try:
-                self._fds[name] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
-            except OSError as e:
-                raise refused(e, path) from e
-        _write(self._fds[name], start, data, path)
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
-
-
-def _write(fd: int, start: int, data: Buffer, path: str) -> None:
-    view = memoryview(data).cast("B")
-    at = 0
-    while at < len(view):
-        try:
-            at += os.pwrite(fd, view[at:], start + at)
-        except OSError as e:
-            raise refused(e, path) from e
-
-
-def _quietly(do: Any, path: str) -> None:
-    try:
-        do(path)
-    except OSError:
-        pass
-
-
 __all__ = [
-    "File", "Output", "Paths", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote",
-    "join", "local", "names", "read_all", "refused", "sibling", "split", "stat", "walk",
+    "File", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join", "local",
+    "names", "read_all", "refused", "sibling", "split", "stat", "walk",
 ]  # fmt: skip

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from . import remote
 from .errors import CkptError, StorageError
-from .store import File, Output, join, names, split
+from .output import Output
+from .store import File, join, names, split
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
 
 class Upload:
-    """As store.Output, for a remote folder."""
+    """As output.Output, for a remote folder."""
 
     def __init__(self, folder: str, files: Sequence[File], *, force: bool = False, stale: str = "") -> None:
         self.folder, self.force = folder, force

@@ -16,8 +16,10 @@ PACKAGE = Path(ckptconv.__file__).parent
 LAYERS = [
     ["errors", "checksum"],
     ["remote", "publish"],
-    ["tensor"],
+    ["lines", "tensor"],
     ["axes", "boxes", "layout", "moves", "elements", "names", "store"],
+    ["destination"],
+    ["output"],
     ["upload"],
     ["assign", "converter", "memory", "rewrite", "rules", "lint"],
     ["formats", "passes", "outline"],

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api, publish, store
+from ckptconv import api, output, publish, store
 from ckptconv.errors import CkptError, StorageError
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "15"))
@@ -189,7 +189,7 @@ def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.Monkey
     with monkeypatch.context() as m:
         for name in ("rename", "replace", "unlink"):
             m.setattr(os, name, counted(getattr(os, name)))
-        m.setattr(store.Output, "discard", store.Output.close)
+        m.setattr(output.Output, "discard", output.Output.close)
         try:
             do()
         except Killed:
@@ -209,7 +209,7 @@ def test_litter_of_a_dead_run_is_cleared_and_named(sources: list[Path], tmp_path
 
 
 def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
-    with store.Output(str(tmp_path), [store.File("out.safetensors", 10)]):
+    with output.Output(str(tmp_path), [store.File("out.safetensors", 10)]):
         there = set(os.listdir(tmp_path))
         write(sources[0], tmp_path, "single")
         assert set(os.listdir(tmp_path)) == there | {"out.safetensors"}
@@ -389,7 +389,7 @@ def test_refused_before_anything_is_written(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a byte was written")
 
-    monkeypatch.setattr(store.Output, "create", never)
+    monkeypatch.setattr(output.Output, "create", never)
     with pytest.raises(StorageError, match="--force"):
         write(sources[1], tmp_path, kind)
     assert snapshot(tmp_path) == before

@@ -20,6 +20,7 @@ from typing import Any
 from .. import store
 from ..api import Change, Path, Resources, Select, prepare
 from ..errors import MissingExtra
+from ..output import Output
 from . import survey
 
 
@@ -44,7 +45,7 @@ def report(
         data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
     page = render(data).encode()
     folder, name = store.split(os.fspath(output))
-    with store.Output(folder, [store.File(name, len(page))], force=force) as out:
+    with Output(folder, [store.File(name, len(page))], force=force) as out:
         out.write(name, 0, page)
         out.publish()
     return len(page)

@@ -11,12 +11,12 @@ here is a stranger's and never replaced; `done` after it is durable. A line that
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..errors import CorruptCheckpoint, StorageError
-from ..store import Reader, refused
+from ..lines import Lines
+from ..store import Reader
 
 NAME = ".ckptconv-zoo.jsonl"
 
@@ -67,37 +67,21 @@ class Ledger:
     def __init__(self, path: str, *, resume: bool) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
+        self._lines = Lines(path, "another run is at work in this folder")
         try:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            self._file = open(self.path, "a+b")  # noqa: SIM115 - closed by close()
-            try:
-                self._lock()
-                self._load(resume)
-            except BaseException:
-                self._file.close()
-                raise
-        except OSError as e:
-            raise refused(e, self.path) from e
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # no locks on this system
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StorageError("another run is at work in this folder", url=self.path) from None
+            self._load(resume)
+        except BaseException:
+            self.close()
+            raise
 
     def _load(self, resume: bool) -> None:
-        self._file.seek(0)
-        raw = self._file.read()
+        raw = self._lines.read()
         if raw and not resume:
             raise StorageError("a zoo was converted here before; --resume goes on with it", url=self.path)
         self.entries = _parse(raw, self.path)
         torn = len(raw) - raw.rfind(b"\n") - 1
         if torn:  # killed while it wrote: forget that line
-            self._file.truncate(len(raw) - torn)
+            self._lines.cut(len(raw) - torn)
 
     @staticmethod
     def read(path: str) -> dict[str, Entry]:
@@ -110,16 +94,11 @@ class Ledger:
         entries = list(entries)
         if not entries:
             return
-        try:
-            self._file.write(b"".join(e.line() for e in entries))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as e:
-            raise refused(e, self.path) from e
+        self._lines.append(b"".join(e.line() for e in entries))
         self.entries.update((e.at, e) for e in entries)
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Ledger:
         return self
