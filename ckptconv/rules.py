@@ -23,7 +23,7 @@ from typing import Any
 
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .errors import LayoutError, UsageError, listing
-from .names import Domain, Fold, Template, domain, fold, template
+from .names import Domain, Fold, Matcher, Template, domain, fold, template
 from .tensor import Checkpoint
 
 if sys.version_info >= (3, 11):
@@ -346,7 +346,23 @@ def change(
         checkpoint = (rules.inverse if inverse else rules).apply(checkpoint, params)
     elif inverse or params:
         raise UsageError("--inverse and --param say something to a converter; choose one with -c")
-    return renaming(renames).apply(checkpoint) if renames else checkpoint
+    if not renames:
+        return checkpoint
+    _sought(made := renaming(renames), checkpoint)
+    return made.apply(checkpoint)
+
+
+def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
+    """Refuse renames of names that are not there: they are misspelt more often than meant."""
+    lost = []
+    for source in (t for rule in renames.rules if not rule.optional for t in rule.sources):
+        matcher = Matcher([(source, {})])
+        if not any(map(matcher.first, checkpoint)):
+            text = "".join(p for p in source.parts if isinstance(p, str))
+            near = get_close_matches(text, checkpoint, 3, 0.4)
+            lost.append(source.text + (f"; near are {', '.join(near)}" if near else ""))
+    if lost:
+        raise UsageError(f"no tensor matches these --rename; `ckptconv inspect` lists the names:\n{listing(lost)}")
 
 
 def renaming(renames: Sequence[str]) -> Converter:

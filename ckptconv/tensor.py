@@ -111,11 +111,27 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look a dtype up by name; UsageError lists those there are."""
+    """Look a dtype up by name; UsageError says which is meant, or lists those there are."""
     try:
         return DTYPES[name]
     except KeyError:
-        raise UsageError(f"no dtype is called {name!r}; known are {', '.join(DTYPES)}") from None
+        meant = _meant(name)
+        hint = f"did you mean {meant}?" if meant else f"known are {', '.join(DTYPES)}"
+        raise UsageError(f"no dtype is called {name!r}; {hint}") from None
+
+
+_SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",
+          "fp": "float", "i": "int", "u": "uint"}  # fmt: skip
+
+
+def _meant(name: str) -> str:
+    """The dtype that other programs call so: fp16, bf16, f32, half, torch.float16; '' if there is none."""
+    from difflib import get_close_matches
+
+    word = name.lower().rpartition(".")[2]
+    stem = word.rstrip("0123456789")
+    long = _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
+    return next((n for n in (long, *get_close_matches(word, DTYPES, 1, 0.8)) if n in DTYPES), "")
 
 
 def castable(kind: DType, to: DType) -> bool:

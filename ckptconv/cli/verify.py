@@ -70,8 +70,12 @@ def verify(
     from ..errors import UsageError
 
     if len(paths) == 1:
-        if converter or rename or dtype or scope:
-            raise UsageError("a conversion is verified with its source and its result: ckptconv verify SRC DST")
+        given = {
+            "--converter": converter, "--inverse": inverse, "--param": param, "--rename": rename, "--scope": scope,
+            "--dtype": dtype, "--skip-unrepresentable": skip_unrepresentable,
+        }  # fmt: skip
+        if idle := ", ".join(name for name, value in given.items() if value):
+            raise UsageError(f"only a conversion has {idle}; give its source and its result: ckptconv verify SRC DST")
         chosen = options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify)
         _show(api.check_itself(paths[0], select=chosen, resources=api.Resources(jobs=jobs)), as_json, quiet)
         return
