@@ -12,12 +12,15 @@ place in the code, and fuzzing goes on. Findings are
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import resource
 import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -28,12 +31,15 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.api
     import ckptconv.converter
     import ckptconv.formats.flax
+    import ckptconv.formats.gpt
     import ckptconv.formats.hdf5
+    import ckptconv.formats.hdf5.inside
     import ckptconv.formats.keras.legacy
     import ckptconv.formats.keras.v3
     import ckptconv.formats.npz
     import ckptconv.formats.pytorch.archive
     import ckptconv.formats.pytorch.bare
+    import ckptconv.formats.pytorch.dcp
     import ckptconv.formats.pytorch.legacy
     import ckptconv.formats.pytorch.torchscript
     import ckptconv.formats.safetensors
@@ -47,42 +53,57 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.rewrite
     import ckptconv.rules
     import ckptconv.run
-from families import FAMILIES, LARGEST, seeds
+    import ckptconv.zoo.discover
+    import ckptconv.zoo.manifest
+from families import FAMILIES, LARGEST, attempt, dictionary, packed, records, seeds
 
 from ckptconv.errors import CkptError
-from ckptconv.formats import open_checkpoint
 from ckptconv.tensor import Checkpoint, held
 
 SECONDS = 5.0
 MEMORY = 1 << 30  # of address space, beyond what the process has when it starts
-READ = 1 << 20  # bytes of a tensor that is read
+CLOCK = 10  # seconds between two lines of the log that tell the time
 
 
 class Budget(Exception):
     """One input took too long."""
 
 
-def read(path: Path, format: str | None) -> None:
-    found = open_checkpoint(str(path), format=format)
-    left = 4 * READ
-    for tensor in found.values():
-        if tensor.nbytes <= min(READ, left):
-            left -= tensor.nbytes
-            tensor.numpy()
-
-
-def layouts(family: str, home: Path) -> object:
+def layouts(family: str, home: Path) -> Callable[[bytes], object]:
     """Make the function that tries one input of a family of formats."""
-    ways = FAMILIES[family]
 
-    def attempt(data: bytes) -> None:
-        if not data:
-            return
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir()
-        read(*ways[data[0] % len(ways)].lay(data[1:], home))
+    def run(data: bytes) -> None:
+        if data:
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
+            attempt(family, data, home)
 
-    return attempt
+    return run
+
+
+def mutated(family: str, data: bytes, largest: int, seed: int) -> bytes:
+    """Change one record of an input that is records, so that its lengths stay right; else libFuzzer's own way."""
+    choose = random.Random(seed)
+    ways = FAMILIES.get(family)
+    if not ways or not data or not ways[data[0] % len(ways)].packed or choose.random() < 0.1:
+        return bytes(atheris.Mutate(data, largest))
+    pairs = records(data[1:])
+    if not pairs:
+        return bytes(atheris.Mutate(data, largest))
+    at, what = choose.randrange(len(pairs)), choose.random()
+    if what < 0.06:
+        pairs.insert(choose.randrange(len(pairs) + 1), pairs[at])
+    elif what < 0.12 and len(pairs) > 1:
+        pairs.pop(at)
+    elif what < 0.18:
+        other = choose.randrange(len(pairs))
+        pairs[at], pairs[other] = (pairs[at][0], pairs[other][1]), (pairs[other][0], pairs[at][1])
+    else:
+        side = choose.random() < 0.7 or not pairs[at][0]
+        changed = bytes(atheris.Mutate(pairs[at][side], max(64, min(largest, len(pairs[at][side]) + 256))))
+        pairs[at] = (pairs[at][0], changed) if side else (changed, pairs[at][1])
+    made = data[:1] + packed(pairs)
+    return made if len(made) <= largest else data
 
 
 def sample() -> Checkpoint:
@@ -119,11 +140,16 @@ class Judge:
         ckptconv.formats.hdf5.child.PATIENCE = 3.0  # an input on which the library hangs would cost ten others
         if family == "rules":
             known = sample()
-            self.attempt = lambda data: rules(data, known)
+            self.attempt: Callable[[bytes], object] = lambda data: rules(data, known)
         else:
             self.attempt = layouts(family, (memory if memory.is_dir() else work) / f"fuzz-{os.getpid()}")
 
+        self.began = self.said = time.monotonic()
+        self.children: dict[int, float] = {}
+
     def __call__(self, data: bytes) -> None:
+        if time.monotonic() - self.said > CLOCK:
+            self.clock()
         began = time.process_time()
         try:
             self.attempt(data)
@@ -135,6 +161,17 @@ class Judge:
         took = time.process_time() - began
         if took > SECONDS:
             self.note(data, Budget(f"{took:.1f} s"))
+
+    def clock(self) -> None:
+        """Log the time since the start, and the processor time of this process and of HDF5's (see summary.py)."""
+        self.said = time.monotonic()
+        for nursery in ckptconv.formats.hdf5.child._nurseries.values():
+            pid = nursery._process.pid
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                self.children[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        spent = sum(os.times()[:2]), sum(self.children.values())
+        print(f"clock {self.said - self.began:.1f} {spent[0]:.1f} {spent[1]:.1f}", file=sys.stderr, flush=True)
 
     def note(self, data: bytes, e: BaseException) -> None:
         frames = [f for f in traceback.extract_tb(e.__traceback__) if "/ckptconv/" in f.filename]
@@ -159,9 +196,16 @@ def main() -> None:
     with open("/proc/self/statm") as f:
         now = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+    words = work / f"{family}.dict"
+    words.write_text(dictionary(family))
     options = [f"-max_len={LARGEST}", "-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1", "-len_control=0"]
-    options += [f"-artifact_prefix={work}/findings/{family}-", *sys.argv[3:]]
-    atheris.Setup([sys.argv[0], *options, str(corpus)], judge)
+    options += ["-report_slow_units=60"]
+    options += [f"-artifact_prefix={work}/findings/{family}-", f"-dict={words}", *sys.argv[3:]]
+
+    def mutate(data: bytes, largest: int, seed: int) -> bytes:
+        return mutated(family, data, largest, seed)
+
+    atheris.Setup([sys.argv[0], *options, str(corpus)], judge, custom_mutator=mutate)
     atheris.Fuzz()
 
 
