@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from kit import Run
 
 import ckptconv
+from ckptconv.errors import CorruptCheckpoint
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
 INDEX = "model_epoch_14_gs_27956.index"
@@ -79,19 +81,46 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "code", "says"),
     [
-        ("model.onnx", b"\x08\x08\x12\x04spox2\0", "ONNX"),
-        ("model.keras", b"PK\3\4\x14\0\0\0\x08\0", "truncated?"),
-        ("model.pkl", b"\x80\x04\x95\x7e\1\0\0\0\0\0\0}", "truncated?"),
-        ("model.pkl", b"(dp1\nS'a'\nI1\ns.", "protocol 2"),
+        ("model.onnx", b"\x08\x08\x12\x04spox2\0", 3, "ONNX"),
+        ("model.keras", b"PK\3\4\x14\0\0\0\x08\0", 4, "truncated?"),
+        ("model.pkl", b"\x80\x04\x95\x7e\1\0\0\0\0\0\0}", 4, "truncated?"),
+        ("model.pkl", b"(dp1\nS'a'\nI1\ns.", 3, "protocol 2"),
+        ("model.pt", b"P", 4, "has 1 bytes"),
+        ("model", b"P", 3, "begins with 50"),
     ],
 )
-def test_nearly_a_checkpoint(name: str, content: bytes, says: str, cli: Run, tmp_path: Path) -> None:
+def test_nearly_a_checkpoint(name: str, content: bytes, code: int, says: str, cli: Run, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     done = cli("inspect", name)
-    assert (done.returncode, done.stdout) == (3, "")
+    assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "flax/dtypes.msgpack", "flax/dtypes.npz", "keras/deflated.keras", "keras/legacy3.h5", "keras/net.keras",
+        "keras/net.weights.h5", "tf/frozen.pb", "tf/v1", "torch/module.pt", "torch/script.pt", "torch/stream.pt",
+        "vision/mixer-npz.safetensors",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99, 1])
+def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtures: Path, tmp_path: Path) -> None:
+    whole = (fixtures / path).read_bytes()
+    cut = tmp_path / Path(path).name
+    cut.write_bytes(whole[: min(int(len(whole) * kept), len(whole) - 1)])
+    with pytest.raises(CorruptCheckpoint):
+        ckptconv.open(cut)
+
+
+def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as z:
+        z.writestr("readme.txt", "hello")
+    done = cli("inspect", "model.zip")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "readme.txt" in done.stderr
 
 
 def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:

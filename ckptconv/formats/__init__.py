@@ -192,7 +192,8 @@ def detect(url: str, *, but: str = "") -> Format:
     if len(found) > 1:
         raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with --from {found[0]}", url=url)
     if not found:
-        what = strangers.damaged(seen) or f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
+        _refuse_damaged(seen)
+        what = strangers.other(seen) or f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"
         raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=url)
     return get(found[0])
 
@@ -215,6 +216,15 @@ def _refuse_stand_in(seen: Seen) -> None:
     elif not (what := strangers.known(seen)):
         return
     raise UnknownFormat(f"{what}. `ckptconv formats` lists what can be read", url=seen.url)
+
+
+def _refuse_damaged(seen: Seen) -> None:
+    """Raise CorruptCheckpoint if the beginning, or of a tiny file the name, says what it was before it was cut."""
+    what = strangers.damaged(seen)
+    if not what and 0 <= seen.size < 8 and any(seen.base.lower().endswith(s) for f in TABLE for s in f.suffixes):
+        what = f"has {seen.size} bytes, too few for a checkpoint (truncated?)"
+    if what:
+        raise CorruptCheckpoint(what, url=seen.url)
 
 
 def open_checkpoint(

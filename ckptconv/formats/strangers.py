@@ -9,8 +9,10 @@ Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlo
 
 from __future__ import annotations
 
+from ..errors import printable
 from ..store import Seen
 
+SHOWN = 8  # members of a zip
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"),
@@ -38,11 +40,19 @@ def known(seen: Seen) -> str:
 
 
 def damaged(seen: Seen) -> str:
-    """What a file may have been that no format claims, not even by its name, or ''."""
-    if seen.head.startswith(b"PK\3\4"):
-        return "is a zip without a whole directory, or of files that are no checkpoint (truncated?)"
+    """What a file was, by its beginning, before it was cut, or ''."""
+    if seen.head.startswith(b"PK\3\4") and not seen.members:
+        return "begins as a zip but has no directory at its end (truncated?)"
     if seen.head[:1] == b"\x80" and seen.head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return "begins as a pickle but does not end as one (truncated?)"
+    return ""
+
+
+def other(seen: Seen) -> str:
+    """What a file is that no format claims, not even by its name, or ''."""
+    if seen.members:
+        more = ", ..." if len(seen.members) > SHOWN else ""
+        return f"is a zip of files that are no checkpoint: {', '.join(map(printable, seen.members[:SHOWN]))}{more}"
     if seen.head.startswith((b"(dp", b"(lp")):
         return "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
     return ""

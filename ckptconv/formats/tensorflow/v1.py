@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
 META_TAG = 0x0A  # field 1, which a V2 header has as a number
+_VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
+BEGINNING = re.compile(  # of a table, maybe behind what snappy says first: no key, a value of meta > tensor > name
+    rb"(?:(?!\0).{2,14})?\0\0" + 3 * (_VARINT + rb"\x0a"), re.DOTALL
+)
 
 
 def sniff(seen: Seen) -> int:
@@ -37,6 +41,8 @@ def sniff(seen: Seen) -> int:
             return 0
     if seen.tail.endswith(MAGIC):
         return 3 if first_value_tag(seen.head) == META_TAG else 0
+    if first_value_tag(seen.head) == META_TAG and BEGINNING.match(seen.head):
+        return 2  # cut, which opening will say
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
