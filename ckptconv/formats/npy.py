@@ -14,9 +14,10 @@ Specification: numpy.lib.format, NEP 1.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
@@ -214,9 +215,18 @@ def strings(head: Head, raw: bytes) -> Iterator[bytes]:
     if not head.nbytes:
         yield from [b""] * elements(head.shape)
         return
+    check_text(raw, np.dtype(head.descr))
     array = np.frombuffer(raw, head.descr).reshape(head.shape, order="F" if head.fortran else "C")
     for item in array.ravel():
         yield item.encode("utf-8", "surrogatepass") if isinstance(item, str) else bytes(item)
+
+
+def check_text(raw: bytes, kind: Any) -> None:
+    """Refuse characters that are none in elements of NumPy's dtype `kind`: reading one is a SystemError."""
+    import numpy as np
+
+    if kind.kind == "U" and raw and int(np.frombuffer(raw, kind.byteorder + "u4").max()) > sys.maxunicode:
+        raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

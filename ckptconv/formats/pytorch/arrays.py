@@ -16,6 +16,7 @@ from typing import Any
 
 from ...errors import CorruptCheckpoint
 from ...tensor import elements
+from ..npy import check_text
 from .plain import Known, shown
 
 _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")
@@ -27,13 +28,11 @@ class ArrayType:
     __slots__ = ("order", "spelling")
 
     def __init__(self, spelling: object, *_: object) -> None:
-        if type(spelling) is Known:
-            spelling = spelling.path
-        elif type(spelling) is bytes:
+        if type(spelling) is bytes:
             spelling = spelling.decode("latin1")
-        elif type(spelling) is not str or not _SPELLING.match(spelling):
+        if type(spelling) is not Known and (type(spelling) is not str or not _SPELLING.match(spelling)):
             raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {shown(spelling)}")
-        self.spelling = str(spelling)
+        self.spelling = spelling.path if type(spelling) is Known else str(spelling)
         self.order = "|"
 
     def build(self, state: Any) -> None:
@@ -50,7 +49,10 @@ class ArrayType:
             import ml_dtypes
 
             return np.dtype(getattr(ml_dtypes, self.spelling))
-        kind = np.dtype(self.spelling)
+        try:
+            kind = np.dtype(self.spelling)
+        except TypeError:
+            raise CorruptCheckpoint(f"numpy has no dtype {self.spelling!r}") from None
         return kind.newbyteorder(">") if self.order == ">" else kind
 
 
@@ -96,7 +98,9 @@ class PickledArray:
             for i, item in enumerate(self.items):
                 out[i] = item
             return out.reshape(self.shape, order=order)
-        array = np.frombuffer(self.items, self.kind.numpy()).reshape(self.shape, order=order)
+        kind = self.kind.numpy()
+        check_text(self.items, kind)
+        array = np.frombuffer(self.items, kind).reshape(self.shape, order=order)
         return array if self.axes is None else array.transpose(self.axes)
 
 
