@@ -65,15 +65,17 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     with ExitStack() as files:
         folder = Folder(path, opaque, files)
         for name, about in described.items():
+            if type(name) is not str:
+                raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is no text", url=path)
             nested = planned.get(name) if type(planned) is dict else None
-            top = segment(nested[0]) if type(nested) is tuple and nested else str(name)
+            top = segment(nested[0]) if type(nested) is tuple and nested else name
             if type(about) is not Inert or "TensorStorageMetadata" not in about.path:
-                values[str(name)] = folder.value(name, places)
+                values[name] = folder.value(name, places)
                 continue
             found, first = folder.tensor(name, about, places)
-            role = ("step" if str(name).endswith(".step") else "slot") if top.startswith("optim") else ""
-            leaves.append(Leaf(str(name), first, role, top))
-            tensors[str(name)] = found
+            role = ("step" if name.endswith(".step") else "slot") if top.startswith("optim") else ""
+            leaves.append(Leaf(name, first, role, top))
+            tensors[name] = found
     made, notes = unwrap(leaves)
     named = {
         new.name: Tensor(new.name, parts[0].dtype, shape, parts, new.role)
@@ -94,6 +96,14 @@ def _get(thing: Any, name: str, kind: type, url: str) -> Any:
     return value
 
 
+def _numbers(thing: Any, name: str, url: str) -> tuple[int, ...]:
+    """An attribute that must be a tuple of whole numbers."""
+    value: tuple[int, ...] = _get(thing, name, tuple, url)
+    if any(type(n) is not int for n in value):
+        raise CorruptCheckpoint(f"{shown(thing)} has the {name} {shown(value)}, not whole numbers", url=url)
+    return value
+
+
 class Place(NamedTuple):
     file: str
     start: int
@@ -104,7 +114,8 @@ def _places(stored: dict[Any, Any], url: str) -> dict[tuple[str, tuple[int, ...]
     """Where each chunk lies, by name and offset in the tensor (an object: no offset)."""
     out = {}
     for index, info in stored.items():
-        name, offset = _get(index, "fqn", str, url), index.state.get("offset") or ()
+        name = _get(index, "fqn", str, url)
+        offset = () if index.state.get("offset") is None else _numbers(index, "offset", url)
         file, start, size = (
             _get(info, n, k, url) for n, k in (("relative_path", str), ("offset", int), ("length", int))
         )
@@ -112,7 +123,7 @@ def _places(stored: dict[Any, Any], url: str) -> dict[tuple[str, tuple[int, ...]
             raise CorruptCheckpoint(
                 "is stored through a transform (compressed?), which is not read", url=url, tensor=name
             )
-        out[name, tuple(offset)] = Place(file, start, size)
+        out[name, offset] = Place(file, start, size)
     return out
 
 
@@ -129,38 +140,40 @@ class Folder:
     def opened(self) -> list[str]:
         return [f.url for f in self.files.values()]
 
-    def load(self, name: Any, place: Place | None) -> Any:
+    def load(self, name: str, place: Place | None) -> Any:
         """The object of the archive at one place."""
         if place is None:
-            raise CorruptCheckpoint("a chunk of it is described but not stored", url=self.url, tensor=str(name))
+            raise CorruptCheckpoint("a chunk of it is described but not stored", url=self.url, tensor=name)
         f = self.files.get(place.file)
         if f is None:
             f = self.files[place.file] = self.stack.enter_context(Reader(sibling(self.url, place.file)))
         if place.start < 0 or place.size < 0 or place.start + place.size > f.size:
             raise CorruptCheckpoint(
                 f"lies at bytes {place.start} to {place.start + place.size} of {f.size} (truncated?)",
-                url=f.url, tensor=str(name),
+                url=f.url, tensor=name,
             )  # fmt: skip
         window = cast(Reader, Window(f, place.start, place.size))
         archive = enter(window, place.start)
         raw = archive.pickle(window, "data.pkl")
         return load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=self.opaque, url=f.url)
 
-    def value(self, name: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
+    def value(self, name: str, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
         value = self.load(name, places.get((name, ())))
         return jsonable(value) if type(value) in (int, float, bool, str) else f"{type(value).__name__}"
 
     def tensor(
-        self, name: Any, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]
+        self, name: str, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]
     ) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], View]:
         """A tensor's shape and parts, one for each chunk; and the view of its first chunk."""
-        shape = _get(about, "size", tuple, self.url)
+        shape = _numbers(about, "size", self.url)
         total, steps = elements(shape, url=self.url, tensor=name), c_strides(shape)
         parts: list[Part] = []
         boxes, view = [], None
         for chunk in _get(about, "chunks", list, self.url):
-            at, size = _get(chunk, "offsets", tuple, self.url), _get(chunk, "sizes", tuple, self.url)
-            view = self.load(name, places.get((name, tuple(at))))
+            at, size = _numbers(chunk, "offsets", self.url), _numbers(chunk, "sizes", self.url)
+            if len(at) != len(shape):
+                raise CorruptCheckpoint(f"a chunk at {list(at)} is no part of it", url=self.url, tensor=name)
+            view = self.load(name, places.get((name, at)))
             if type(view) is not View or view.row is None or view.storage.data is None:
                 raise CorruptCheckpoint("a chunk of it is no plain tensor", url=self.url, tensor=name)
             if view.shape != size or (parts and view.row is not parts[0].dtype):
