@@ -17,7 +17,7 @@ from .errors import UsageError, redacted
 from .formats import Format, Patch, Writer
 from .job import Sources
 from .plan import Memory, Plan, compile_plan
-from .run import Map, Outcome, Patched, Progress, content_hash, execute, hash_tensor, stripped, threads
+from .run import Map, Outcome, Patched, Progress, content_hash, execute, hash_tensor, threads
 from .tensor import Checkpoint, Note, Tensor, dtype, held
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Target:
     force: bool = False
     verify: str = "receipts"  # none, receipts, full
     sync: bool = True
-    hash: bool = False  # carry a hash of each tensor in the metadata
+    hash: bool | None = None  # carry a hash of each tensor in the metadata; None: where the format has no checksums
     resume: bool = False  # go on where a killed run of the same plan stopped, and let the next one do so
 
 
@@ -125,9 +125,16 @@ def open(
 
 
 def _open(url: str, select: Select) -> Checkpoint:
-    found = formats.open_checkpoint(
+    return _selected(_opened(url, select), select)
+
+
+def _opened(url: str, select: Select) -> Checkpoint:
+    return formats.open_checkpoint(
         url, format=select.format, opaque=select.opaque, salvage=select.keep_going, densify=select.densify
     )
+
+
+def _selected(found: Checkpoint, select: Select) -> Checkpoint:
     found = passes.select(passes.roles(found), select.include, select.exclude)
     if select.ema:
         found = passes.averages(found)
@@ -174,15 +181,14 @@ def plan_for(
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
         checkpoint = _holdable(checkpoint, writer)
-    checkpoint = replace(checkpoint, metadata=stripped(checkpoint.metadata))
-    if target.hash:
+    if _hashed(target, row):
         from . import hashes
 
         reserved = hashes.entries(checkpoint, {})
-        checkpoint = replace(checkpoint, metadata={**checkpoint.metadata, **reserved})
-    placement = writer.place(checkpoint)
-    if target.hash:
+        placement = writer.place(replace(checkpoint, metadata=checkpoint.metadata | reserved))
         hashes.placed(reserved, placement, row)
+    else:
+        placement = writer.place(checkpoint)
     folder, _ = store.split(url.rstrip("/"))
     memory = Memory.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})
@@ -242,10 +248,10 @@ def write(
         force=target.force,
         sync=target.sync,
         resume=target.resume,
-        digest=target.verify == "full" or target.hash,
+        digest=target.verify == "full" or _hashed(target, row),
         map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
-        patched=_patched(made, writer) if target.hash else None,
+        patched=_patched(made, writer) if _hashed(target, row) else None,
     )
     if target.verify != "none":
         confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
@@ -256,6 +262,10 @@ def write(
         {n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()}, outcome.verified, target.verify,
         {name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
     )  # fmt: skip
+
+
+def _hashed(target: Target, row: Format) -> bool:
+    return row.hashes if target.hash is None else target.hash
 
 
 def _patched(made: Plan, writer: Writer) -> Patched:
@@ -320,7 +330,8 @@ def check_itself(source: Path, *, select: Select = Select(), resources: Resource
     """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged."""
     from . import hashes
 
-    return hashes.check(_open(os.fspath(source), select), workers=resources.workers)
+    whole = _opened(os.fspath(source), select)
+    return hashes.check(_selected(whole, select), hashes.stated(whole), workers=resources.workers)
 
 
 def check(

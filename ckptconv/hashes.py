@@ -1,26 +1,27 @@
-"""Content hashes that travel with a checkpoint, and what to do when tensors do not match them or cannot be read.
+"""Content hashes that travel along with a checkpoint, and what to do when tensors do not match them or cannot be read.
 
-    metadata "ckptconv.blake3.0": "9f3c..."     32 digits for each tensor, the tensors sorted by name; .1, .2 after 1000
-    metadata "ckptconv.blake3":   "1503"        how many there are
+    metadata "ckptconv.xxh3.0": "9f3c..."     32 digits for each tensor, the tensors sorted by name; .1, .2 after 1000
+    metadata "ckptconv.xxh3":   "1503"        how many there are
 
 The digits are `run.content_hash` of dtype, shape and bytes. Their place is laid out before any data exists, filled with
 placeholders of the same width, and patched when all jobs are done; so every format that keeps metadata can carry them.
-They go stale when a tensor changes: conversions therefore drop them and, if asked, make them anew.
+Formats with a row that says `hashes` do unless told otherwise. Of shards the index carries them. They go stale when a
+tensor changes: what is opened has them in its details, not in its metadata, and conversions make them anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import NamedTuple
 
 from .errors import CkptError, Unrepresentable, UsageError, VerifyError
 from .formats import Format, Patch, Placement, Writer
 from .job import Sources
-from .run import HASHES, hash_tensor, spans_of, stripped, windows
+from .run import hash_tensor, spans_of
 from .stats import each
-from .tensor import Checkpoint, Note, Tensor
+from .tensor import HASHES, Checkpoint, Note, Tensor
 
 GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB
 WIDTH = 32
@@ -44,11 +45,22 @@ def _placeholder(name: str) -> str:
 
 def placed(reserved: Mapping[str, str], placement: Placement, row: Format) -> None:
     """Raise Unrepresentable unless every entry has its place in the output."""
-    data = [p.data for p in placement.patches]
-    for key, value in reserved.items():
-        if key != HASHES and not any(value.encode() in d for d in data):
-            why = "it has its own checksum for each" if placement.check else "it keeps no metadata"
-            raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave --hash out")
+    wanted = [value.encode() for key, value in reserved.items() if key != HASHES]
+    if len(list(_places(placement.patches, wanted))) < len(wanted):
+        why = "it has its own checksum for each" if placement.check else "it keeps no metadata"
+        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave --hash out")
+
+
+def _places(patches: Sequence[Patch], needles: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """Where each needle is: number of the patch and place in it. They nearly always come in order, read once."""
+    left = list(needles)[::-1]
+    for i, patch in enumerate(patches):
+        at = 0
+        while left and (at := patch.data.find(left[-1], at)) >= 0:
+            yield left.pop(), i, at
+    for needle in left:
+        found = ((i, at) for i, patch in enumerate(patches) if (at := patch.data.find(needle)) >= 0)
+        yield from ((needle, i, at) for i, at in islice(found, 1))
 
 
 def filled(hashes: Mapping[str, str], placement: Placement, writer: Writer) -> Sequence[Patch]:
@@ -57,29 +69,29 @@ def filled(hashes: Mapping[str, str], placement: Placement, writer: Writer) -> S
     A writer that has computed checksums over its metadata is told by `amend`.
     """
     before, after = entries(hashes, {}), entries(hashes, hashes)
-    pairs = [(before[k].encode(), after[k].encode()) for k in before if k != HASHES]
-    patches = list(placement.patches)
-    for i, patch in enumerate(patches):
-        data = patch.data
-        for old, new in pairs:
-            data = data.replace(old, new)
-        patches[i] = patch._replace(data=data)
+    new = {before[k].encode(): after[k].encode() for k in before if k != HASHES}
+    places = list(_places(placement.patches, new))
+    made = {i: bytearray(placement.patches[i].data) for _, i, _ in places}
+    for old, i, at in places:
+        made[i][at : at + len(old)] = new[old]
     amend = getattr(writer, "amend", None)
     if amend:
-        for old, new in pairs:
-            amend(old, new)
-    return patches
+        for old, now in new.items():
+            amend(old, now)
+    return [p._replace(data=bytes(made[i])) if i in made else p for i, p in enumerate(placement.patches)]
 
 
 def stated(checkpoint: Checkpoint) -> dict[str, str]:
     """The hashes that a checkpoint carries; VerifyError unless they are of these tensors."""
-    if HASHES not in checkpoint.metadata:
+    carried = checkpoint.details.get("hashes", {})
+    if HASHES not in carried:
         return {}
-    text = "".join(checkpoint.metadata.get(f"{HASHES}.{i}", "") for i in range(len(checkpoint) // GROUP + 2))
-    count = checkpoint.metadata[HASHES]
+    text = "".join(carried.get(f"{HASHES}.{i}", "") for i in range(len(checkpoint) // GROUP + 2))
+    count = carried[HASHES]
     if count != str(len(checkpoint)) or len(text) != WIDTH * len(checkpoint):
         raise VerifyError(
-            f"its hashes are of {count:.20} tensors, but it holds {len(checkpoint)}; of shards, verify their index",
+            f"its hashes are of {count:.20} tensors, but it holds {len(checkpoint)}: "
+            "whatever changed it kept its metadata",
             url=checkpoint.urls[0] if checkpoint.urls else None,
         )
     return {n: text[WIDTH * i : WIDTH * (i + 1)] for i, n in enumerate(sorted(checkpoint))}
@@ -93,20 +105,10 @@ class Checked(NamedTuple):
     checked: int
 
 
-def check(checkpoint: Checkpoint, *, workers: int = 1) -> Checked:
+def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> Checked:
     """Read everything; VerifyError names every tensor that is not what its hash or checksum says."""
-    hashes = stated(checkpoint)
-
-    def one(t: Tensor, sources: Sources) -> str:
-        try:
-            same = hash_tensor(t, sources) == hashes.get(t.name, "") or t.name not in hashes
-        except CkptError as e:
-            return e.message
-        return "" if same else "other content than its hash says"
-
-    whys = zip(checkpoint, each(list(checkpoint.values()), one, workers), strict=True)
-    bad = {name: why for name, why in whys if why}
-    if bad:
+    hashes = {n: h for n, h in hashes.items() if n in checkpoint}
+    if bad := _damaged(checkpoint, hashes, workers):
         from .confirm import listed
 
         url = checkpoint.urls[0] if checkpoint.urls else None
@@ -115,32 +117,34 @@ def check(checkpoint: Checkpoint, *, workers: int = 1) -> Checked:
     return Checked(len(checkpoint), len(hashes), sum(s.size for s in spans))
 
 
+def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Read everything: the tensors that are not what their hash or checksum says, and why."""
+
+    def why(t: Tensor, sources: Sources) -> str:
+        try:
+            same = hash_tensor(t, sources) == hashes.get(t.name, "") or t.name not in hashes
+        except CkptError as e:
+            return e.message
+        return "" if same else "other content than its hash says"
+
+    whys = zip(checkpoint, each(list(checkpoint.values()), why, workers), strict=True)
+    return {name: why for name, why in whys if why}
+
+
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     """Without the tensors that cannot be read or do not match their checksums, each noted with the reason.
 
     Everything is read once for that. UsageError if nothing is left.
     """
 
-    def one(t: Tensor, sources: Sources) -> str:
-        try:
-            if t.dtype.kind == "s":
-                hash_tensor(t, sources)
-                return ""
-            for _ in windows(t, sources):
-                pass
-        except CkptError as e:
-            return e.message
-        return ""
-
-    whys = zip(checkpoint, each(list(checkpoint.values()), one, workers), strict=True)
-    bad = {name: why for name, why in whys if why}
+    bad = _damaged(checkpoint, {}, workers)
     if not bad:
         return checkpoint
     kept = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
     notes = [Note("damaged", " ".join(why.split()), (name,)) for name, why in bad.items()]
     if not kept:
         raise UsageError(f"--keep-going: all {len(bad)} tensors are damaged: {notes[0].text}")
-    return replace(checkpoint.with_tensors(kept, *notes), metadata=stripped(checkpoint.metadata))
+    return checkpoint.with_tensors(kept, *notes)
 
 
 __all__ = ["Checked", "check", "entries", "filled", "salvaged", "stated"]

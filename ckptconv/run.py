@@ -7,7 +7,6 @@ The seam to other engines is `map`: anything that applies a function to jobs and
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from .moves import Array
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
-HASHES = "ckptconv.blake3"  # metadata of this name carries hashes, see hashes.py
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -218,20 +216,14 @@ def _start(w: Written) -> int:
 def content_hash(t: Tensor, digests: Iterable[bytes]) -> str:
     """Hash of dtype, shape and logical bytes: equal for equal tensors in any format.
 
-    BLAKE3, 16 bytes, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
-    the 16-byte BLAKE3 of each 4 MiB of the tensor's bytes (C order, little-endian).
+    XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
+    the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
     """
-    from blake3 import blake3
+    from xxhash import xxh3_128_hexdigest
 
-    shape = json.dumps(list(t.shape), separators=(",", ":"))
-    return blake3(
-        b"\0".join([b"ckptconv.tensor.1", t.dtype.name.encode(), shape.encode(), b"".join(digests)])
-    ).hexdigest(length=16)
-
-
-def stripped(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Metadata without the hashes of tensors: those of what is made from it are others."""
-    return {k: v for k, v in metadata.items() if k != HASHES and not k.startswith(HASHES + ".")}
+    shape = ",".join(map(str, t.shape))
+    head = f"ckptconv.tensor.1\0{t.dtype.name}\0[{shape}]\0"
+    return xxh3_128_hexdigest(head.encode() + b"".join(digests))
 
 
 def hash_tensor(t: Tensor, sources: Sources) -> str:

@@ -328,6 +328,19 @@ def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None
     return total
 
 
+HASHES = "ckptconv.xxh3"  # metadata of this name carries hashes of the tensors: see hashes.py
+
+
+def hashes_of(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The entries that carry hashes of tensors: they are of all tensors together, and of nothing made from them."""
+    return {k: v for k, v in metadata.items() if k == HASHES or k.startswith(HASHES + ".")}
+
+
+def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The entries that do not."""
+    return {k: v for k, v in metadata.items() if k != HASHES and not k.startswith(HASHES + ".")}
+
+
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, Tensor]):
     """An ordered mapping from names to tensors, with what else a file says.

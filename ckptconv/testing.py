@@ -120,10 +120,10 @@ def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
 # --- what third parties may use as well --------------------------------------------------------------------------
 
 
-def write(checkpoint: Checkpoint, path: Path, name: str) -> None:
+def write(checkpoint: Checkpoint, path: Path, name: str, **options: Any) -> None:
     """Write in a format, without the check of the result that tests do themselves."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    api.write(checkpoint, path, api.Target(format=name, verify="none", sync=False, force=True))
+    api.write(checkpoint, path, api.Target(format=name, verify="none", sync=False, force=True, **options))
 
 
 def read(path: Path, name: str) -> dict[str, Any]:

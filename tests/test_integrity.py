@@ -16,6 +16,7 @@ import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
 from ckptconv.hashes import GROUP
+from ckptconv.tensor import HASHES
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
 CARRY: dict[str, dict[str, object]] = {
@@ -100,8 +101,39 @@ def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
 def test_a_shard_alone_is_not_what_the_hashes_are_of(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "s.safetensors", hash=True, max_shard_size=500)
     shard = next(iter(sorted(tmp_path.glob("*-00001-of-*"))))
-    with pytest.raises(VerifyError, match="index"):
-        api.check_itself(shard, select=api.Select(format="safetensors"))
+    assert api.check_itself(shard, select=api.Select(format="safetensors")).hashed == 0
+    assert api.check_itself(shard).hashed == len(values())  # its index makes it a whole
+
+
+@pytest.mark.parametrize("name", [n for n in CARRY if not n.endswith((".pt", ".bin"))])
+def test_formats_without_checksums_carry_hashes_unless_told_otherwise(name: str, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "a" / name, **CARRY[name])
+    assert api.check_itself(tmp_path / "a" / name).hashed == len(ckptconv.open(tmp_path / "a" / name))
+    ckptconv.save(values(), tmp_path / "b" / name, hash=False, **CARRY[name])
+    assert api.check_itself(tmp_path / "b" / name).hashed == 0
+    assert not any(HASHES.encode() in p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "m.pt"])
+def test_formats_with_checksums_carry_none_unasked(name: str, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / name, **(CARRY | OTHERS)[name])
+    assert not any(HASHES.encode() in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_some_tensors_of_what_carries_hashes(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    found = api.check_itself(tmp_path / "m.safetensors", select=api.Select(include=["layer*"]))
+    assert (found.tensors, found.hashed) == (8, 8)
+
+
+def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    raw = (tmp_path / "m.safetensors").read_bytes()
+    kept = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    save_file({n: np.asarray(a) for n, a in values().items()} | {"new": np.ones(3)}, tmp_path / "n.safetensors", kept)
+    with pytest.raises(VerifyError, match="its hashes are of 11 tensors, but it holds 12"):
+        api.check_itself(tmp_path / "n.safetensors")
 
 
 def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: Path) -> None:
@@ -115,7 +147,7 @@ def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
     shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
     done = cli("verify", "g2p")
     assert (done.returncode, done.stderr) == (0, "verified: 57 tensors, by checksums of 4.3 MB\n")
-    assert cli("g2p", "-o", "m.safetensors", "--hash").returncode == 0
+    assert cli("g2p", "-o", "m.safetensors").returncode == 0
     assert cli("verify", "m.safetensors").stderr == "verified: 57 tensors, by 57 hashes\n"
     assert json.loads(cli("verify", "m.safetensors", "--json").stdout)["hashed"] == 57
     with (tmp_path / "m.safetensors").open("r+b") as f:

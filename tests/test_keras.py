@@ -187,7 +187,7 @@ def test_a_shared_variable_is_one_tensor(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b.h5") as f:
         assert f["dec/emb/w:0"] == f["enc/emb/w:0"]
         assert f["dec"].attrs["weight_names"].tolist() == [b"emb/w:0", b"c:0"]
-    assert ckptconv.open(tmp_path / "b.h5").details == got.details
+    assert ckptconv.open(tmp_path / "b.h5").details | {"hashes": 0} == got.details | {"hashes": 0}
 
 
 def test_variables_of_one_name_stay_apart(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_bytes_are_those_of_the_reference(tmp_path: Path) -> None:
     tensors += [held(n, np.arange(3, dtype="f4")) for n in ('é"\\\n\x01/\x7f', "Z", "a", "日本", "😀", "")]
     tensors += [held("scalar", np.array(1.5)), held("none", np.zeros((0, 3), "i2"))]
     whole = Checkpoint({t.name: t for t in tensors})
-    write(whole, tmp_path / "x.safetensors", "safetensors")
+    write(whole, tmp_path / "x.safetensors", "safetensors", hash=False)
     assert (tmp_path / "x.safetensors").read_bytes() == reference(whole, {"format": "pt"})
 
 

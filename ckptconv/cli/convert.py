@@ -16,6 +16,7 @@ from .options import (
     Exclude,
     Force,
     From,
+    Hash,
     Include,
     Inverse,
     Jobs,
@@ -86,7 +87,7 @@ def convert(
     skip_unrepresentable: SkipUnrepresentable = False,
     opaque: Opaque = False,
     densify: Densify = False,
-    hash_: Annotated[bool, typer.Option("--hash", help="Carry hashes, which `verify FILE` checks.")] = False,
+    hashed: Hash = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Leave out damaged tensors, list them, and exit with 1.")
     ] = False,
@@ -108,7 +109,7 @@ def convert(
         force,
         options.verification(verify),
         resume=resume,
-        hash=hash_,
+        hash=hashed,
     )
     if into:
         made = _loaded(into, api.prepare(sources, select, change), quiet, dry_run)

@@ -73,6 +73,9 @@ Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the
 Verify = Annotated[
     bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
 ]
+Hash = Annotated[
+    bool | None, typer.Option("--hash/--no-hash", help="Carry hashes in the metadata, which `verify FILE` checks.")
+]
 SkipUnrepresentable = Annotated[
     bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
 ]

@@ -64,7 +64,7 @@ def verify(
     """Derive again what DST should hold, and compare every bit.
 
     Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs.
-    One path alone is read whole and compared with its own checksums, and with the hashes that --hash put there.
+    One path alone is read whole and compared with its own checksums, and with the hashes that it carries.
     """
     from .. import api
     from ..errors import UsageError

@@ -16,6 +16,7 @@ from .options import (
     Exclude,
     Force,
     From,
+    Hash,
     Include,
     Inverse,
     Jobs,
@@ -53,7 +54,9 @@ def zoo(
     ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Only what is not done or has changed.")] = False,
     latest: Annotated[bool, typer.Option("--latest/--all-steps", help="Of a training series only the newest.")] = False,
-    hashed: Annotated[bool, typer.Option("--hash", help="Know sources by content, not time and size.")] = False,
+    by_content: Annotated[
+        bool, typer.Option("--by-content", help="Know sources by content, not time and size.")
+    ] = False,
     ledger: Annotated[str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger here, not in DIR.")] = "",
     from_: From = None,
     converter: Converter = None,
@@ -73,6 +76,7 @@ def zoo(
     force: Force = False,
     skip_unrepresentable: SkipUnrepresentable = False,
     opaque: Opaque = False,
+    hashed: Hash = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -86,18 +90,18 @@ def zoo(
     settings = many.Settings(
         options.select(from_, include, exclude, opaque, weights_only, ema),
         options.change(converter, inverse, param, rename, dtype),
-        api.Target(to, None, skip_unrepresentable, force, options.verification(verify)),
+        api.Target(to, None, skip_unrepresentable, force, options.verification(verify), hash=hashed),
     )
     if dry_run:
         known = many.remembered(ledger or output) if resume else {}
-        items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=hashed)
+        items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=by_content)
         _show_items(items, as_json)
         return
     try:
         with show.progress(quiet or as_json) as progress:
             done = many.convert(
-                sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=hashed, ledger=ledger,
-                resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
+                sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=by_content,
+                ledger=ledger, resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
             )  # fmt: skip
     except KeyboardInterrupt:
         show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")

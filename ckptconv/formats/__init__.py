@@ -21,6 +21,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
@@ -38,7 +39,7 @@ from ..errors import (
     listing,
 )  # fmt: skip
 from ..store import File, Seen, names
-from ..tensor import Checkpoint, Coded, Tensor
+from ..tensor import Checkpoint, Coded, Tensor, hashes_of, unhashed
 from . import strangers
 
 
@@ -121,6 +122,7 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     reads: bool
     writes: bool
+    hashes: bool = False  # it has metadata and no checksum of its own: what we write carries hashes (hashes.py)
 
     def load(self) -> Any:
         """Import the module that implements it."""
@@ -135,8 +137,8 @@ TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
     Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
-    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True),
-    Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True),
+    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, True),
+    Format("hf", "Hugging Face folder or index", _HERE + "sharded", (), True, True, True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
@@ -146,9 +148,9 @@ TABLE: tuple[Format, ...] = (
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "gpt", (), True, False),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
-    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True),
-    Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True),
-    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True),
+    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, True),
+    Format("hdf5", "HDF5", _HERE + "hdf5", (".hdf5", ".h5"), True, True, True),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, True),
 )
 
 
@@ -244,13 +246,20 @@ def open_checkpoint(
             takes = signature(module.open).parameters
             asked = {"salvage": salvage, "densify": densify}
             more = {name: True for name, on in asked.items() if on and name in takes}
-            return module.open(url, opaque=opaque, **more)  # type: ignore[no-any-return]  # a plugin's is untyped
+            return _apart(module.open(url, opaque=opaque, **more))
     except CkptError:
         raise
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested or sized beyond reason", url=url) from e
     except Exception as e:  # the one place where a parser's surprise becomes our error
         raise CorruptCheckpoint(f"cannot be read as {row.name}: {type(e).__name__}: {e}", url=url) from e
+
+
+def _apart(found: Checkpoint) -> Checkpoint:
+    """Take the hashes that a file carries (hashes.py) out of its metadata: they are not for what is made from it."""
+    if not (carried := hashes_of(found.metadata)):
+        return found
+    return replace(found, metadata=unhashed(found.metadata), details=found.details | {"hashes": carried})
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..errors import CorruptCheckpoint
 from ..store import File, read_all
+from ..tensor import Checkpoint, hashes_of
 from . import Patch, Placement, Slot
 
 SUFFIX = ".index.json"
@@ -45,13 +46,22 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def weight_map(url: str) -> dict[str, str]:
-    """Which file holds which tensor; CorruptCheckpoint unless the index says so of at least one."""
+class Index(NamedTuple):
+    """Which file holds which tensor, and the hashes of all tensors (hashes.py), if they are there."""
+
+    weight_map: dict[str, str]
+    metadata: dict[str, str]
+
+
+def read(url: str) -> Index:
+    """Parse an index; CorruptCheckpoint unless it says of at least one tensor where it is."""
     said = parse_json(read_all(url, MAX_SIZE), url)
     found = said.get("weight_map") if isinstance(said, dict) else None
     if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
         raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
-    return found
+    about = said.get("metadata")
+    texts = {k: v for k, v in about.items() if isinstance(v, str)} if isinstance(about, dict) else {}
+    return Index(found, hashes_of(texts))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -63,22 +73,23 @@ def shard_names(whole: str, suffix: str, count: int) -> list[str]:
     return [whole] if count == 1 else [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)]
 
 
-def joined(whole: str, suffix: str, shards: Sequence[Placement], names: Iterable[str]) -> Placement:
-    """One placement of all shards, with slots in the order of `names`, and the index if there are several."""
+def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Checkpoint) -> Placement:
+    """One placement of all shards, with slots in the order of the names, and the index if there are several."""
     files = [f for p in shards for f in p.files]
     slots = {name: slot for p in shards for name, slot in p.slots.items()}
     patches = [patch for p in shards for patch in p.patches]
     if len(shards) > 1:
-        index = _encoded(slots)
+        index = _encoded(slots, hashes_of(checkpoint.metadata))
         files.append(File(whole + SUFFIX, len(index)))
         patches.append(Patch(whole + SUFFIX, 0, index))
     stem = re.escape(whole.removesuffix(suffix))
     stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{stem}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
-    return Placement(files, {name: slots[name] for name in names}, patches, shards[0].check, stale)
+    return Placement(files, {name: slots[name] for name in checkpoint}, patches, shards[0].check, stale)
 
 
-def _encoded(slots: Mapping[str, Slot]) -> bytes:
+def _encoded(slots: Mapping[str, Slot], hashes: Mapping[str, str]) -> bytes:
     """The JSON as transformers writes it; what is tied counts once."""
     total = sum(size for _, _, size in {(s.file, s.start, s.size) for s in slots.values()})
-    said = {"metadata": {"total_size": total}, "weight_map": {name: slots[name].file for name in sorted(slots)}}
+    files = {name: slots[name].file for name in sorted(slots)}
+    said = {"metadata": {"total_size": total, **hashes}, "weight_map": files}
     return (json.dumps(said, indent=2) + "\n").encode()

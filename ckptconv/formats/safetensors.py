@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import CorruptCheckpoint, Unrepresentable
 from ..store import File, Reader, Seen, exists, split
-from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain
+from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain, unhashed
 from . import Patch, Placement, Slot, index, refuse_unheld
 
 SUFFIX = ".safetensors"
@@ -172,6 +172,7 @@ class SafetensorsWriter:
         shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
         _, base = split(self.url)
         names = index.shard_names(base, SUFFIX, len(shards))
+        metadata = metadata if len(shards) == 1 else unhashed(metadata)  # the index has the hashes
         placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
         return index.joined(base, SUFFIX, placed, checkpoint)
 

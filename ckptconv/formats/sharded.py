@@ -53,7 +53,7 @@ def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
         return _open_folder(url, opaque, salvage)
     if beside := index_of(url):
         base = split(url)[1]
-        if base not in index.weight_map(beside).values():
+        if base not in index.read(beside).weight_map.values():
             raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
         whole = open_index(beside, opaque, salvage)
         note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
@@ -91,7 +91,7 @@ def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpo
 
     salvage: what is missing or cannot be opened is noted as damaged, by the names that the index gives.
     """
-    weight_map = index.weight_map(url)
+    weight_map, metadata = index.read(url)
     files = sorted(set(weight_map.values()))
     paths = {file: sibling(url, file) for file in files}
     if salvage:
@@ -104,7 +104,8 @@ def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpo
     lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
     if lost:
         raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
-    return _joined(url, weight_map, shards)
+    whole = _joined(url, weight_map, shards)
+    return replace(whole, metadata=whole.metadata | metadata)
 
 
 def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], opaque: bool) -> Checkpoint:

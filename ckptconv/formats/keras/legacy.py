@@ -35,9 +35,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import CorruptCheckpoint, listing
 from ...store import Reader, Seen, sibling
 from ...tensor import Checkpoint, Coded, Note, Span, Tensor
-from .. import hdf5
+from .. import hdf5, index
 from ..hdf5 import Stored, Tree
-from ..index import weight_map
 from . import naming
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def weights(found: Tree, base: str) -> Iterator[Listed]:
 
 def _open_index(url: str) -> Checkpoint:
     """Take every tensor that the index names from the shard that it names; a shard leaves the model's name out."""
-    places = weight_map(url)
+    places = index.read(url).weight_map
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
     used: dict[str, set[str]] = {file: set() for file in trees}

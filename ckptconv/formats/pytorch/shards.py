@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...store import join, split
-from ...tensor import Checkpoint, Tensor
+from ...tensor import Checkpoint, Tensor, unhashed
 from .. import Patch, Placement, index, refuse_unheld
 from .write import TorchWriter
 
@@ -63,5 +63,7 @@ def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:
     groups: list[dict[str, Tensor]] = [{} for _ in sizes]
     for name, t in checkpoint.items():
         groups[shard[name]][name] = t
+    if len(groups) > 1:  # the index has the hashes
+        checkpoint = replace(checkpoint, metadata=unhashed(checkpoint.metadata))
     whole = replace(checkpoint, notes=())
     return [whole.with_tensors(group) for group in groups]
