@@ -101,7 +101,8 @@ def zoo(
         with show.progress(quiet or as_json) as progress:
             done = many.convert(
                 sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=by_content,
-                ledger=ledger, resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
+                ledger=ledger,
+                resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
             )  # fmt: skip
     except KeyboardInterrupt:
         show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
