@@ -1,29 +1,29 @@
-"""The names of one output: where each file goes, what it is called until then, and what is there already.
+"""The names of one output: where each file goes, where it is made until then, and what is there already.
 
-    out.safetensors                              where it goes
-    .out.safetensors.3f9a01bc.part               until it is published; the mark tells the runs apart
-    out/a.npy   ->   .out.3f9a01bc.part/a.npy    a folder of its own that is built whole under a temporary name
+    m-00001-of-00002.safetensors   m.safetensors.index.json        where they go
+    .m.safetensors.index.json.3f9a01bc.part/                       where they are made, under the same names
+
+So the format's own reader opens what was made before it is published. The mark tells the runs apart. A folder that is
+an output by itself is made whole, and the temporary folder becomes it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
-from zlib import crc32
+from collections.abc import Callable, Collection, Sequence
 
 from . import publish
 from .errors import StorageError
-from .publish import Publication
+from .publish import Publication, part
 from .store import File, local, names, refused
 
 
 class Destination:
     """The files of an output in a local folder.
 
-    A folder of its own is built whole under a temporary name if it is not there yet, or if it has no index (`unit`).
-    `stale`: a pattern of names that belong to an older checkpoint of this name. A `mark` that is given is one that a
-    later run knows as well.
+    A folder of its own is made whole if it is not there yet, or if it has no index (`unit`). `stale`: a pattern of
+    names that belong to an older checkpoint of this name. A `mark` that is given is one that a later run knows as well.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Destination:
         self._built = "" if mark else self._staged(unit)
 
     def _staged(self, unit: bool) -> str:
-        """The folder that is built under a temporary name, or ''."""
+        """The folder that is made whole, or ''."""
         tops = {n.split("/")[0] if n.count("/") == 1 else "" for n in self.final}
         top = tops.pop() if len(tops) == 1 else ""
         path = os.path.join(self.folder, top)
@@ -55,15 +55,26 @@ class Destination:
 
     @property
     def whole(self) -> bool:
-        """Whether a folder of its own is built under a temporary name."""
+        """Whether a folder of its own is made whole."""
         return bool(self._built)
 
     def temporary(self, name: str) -> str:
         """The path that file `name` has until it is published."""
+        base = os.path.basename(name)
         if self._built:
-            return os.path.join(self.folder, part_name(self._built, self.mark), os.path.basename(name))
-        folder, base = os.path.split(self.final[name])
-        return os.path.join(folder, part_name(base, self.mark))
+            return os.path.join(self.folder, part(self._built, self.mark), base)
+        return os.path.join(os.path.dirname(self.final[name]), part(os.path.basename(self._own[-1]), self.mark), base)
+
+    @property
+    def stages(self) -> list[str]:
+        """The temporary folders."""
+        return sorted({os.path.dirname(self.temporary(name)) for name in self.final})
+
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+        inside = [name for name in self.final if name.startswith(f"{base}/")]
+        stage = os.path.dirname(self.temporary(inside[0] if inside else self._own[-1]))
+        return stage if inside else os.path.join(stage, base)
 
     def ours(self, name: str) -> bool:
         """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
@@ -93,28 +104,22 @@ class Destination:
             return []
         try:
             with publish.alone(self.folder):
-                left = publish.finish(self.folder, self.title, self.ours)
-            for at, bases in self._by_folder().items():
-                left += publish.clear(at, bases, part_name)
+                left = publish.finish(self.folder, self._titles(""), self.ours)
+            for at in sorted({os.path.dirname(name) for name in self._own} | {""}):
+                left += publish.clear(os.path.join(self.folder, at), self._titles(at))
         except OSError as e:
             raise refused(e, self.folder) from e
         return left
 
-    def _by_folder(self) -> dict[str, list[str]]:
-        """The base names in each folder of the output, and the folder's own in the one around it."""
-        out: dict[str, list[str]] = {}
-        for path in self.final.values():
-            at, base = os.path.split(path)
-            out.setdefault(at, []).append(base)
-        for at in [a for a in out if a != self.folder]:
-            above, base = os.path.split(at)
-            out.setdefault(above, []).append(base)
-        return out
+    def _titles(self, at: str) -> Callable[[str], bool]:
+        """Whether temporary files of that title, in that folder, are of this checkpoint or an older one of its name."""
+        short = {publish.short(os.path.basename(n)) for n in self._own if os.path.dirname(n) == at}
+        return lambda title: title in short or self.ours(os.path.join(at, title))
 
     def publication(self, ready: Collection[str], *, force: bool) -> Publication:
         """Where files are replaced under their own names, the old index goes first; older files go last."""
         if self._built:
-            return Publication((), ((part_name(self._built, self.mark), self._built),), ())
+            return Publication((), ((part(self._built, self.mark), self._built),), ())
         moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in ready)
         index = self._own[-1] if self._own else ""
         replaced = any(n != index and os.path.lexists(self.final[n]) for n in ready if n in self._own)
@@ -122,10 +127,4 @@ class Destination:
         return Publication(first, moves, tuple(self.older()) if force else ())
 
 
-def part_name(base: str, mark: str) -> str:
-    """The name of a temporary file; long names are cut and told apart by a checksum."""
-    base = base if len(base) <= 200 else f"{base[:180]}-{crc32(base.encode('utf-8', 'surrogateescape')):08x}"
-    return f".{base}.{mark}.part"
-
-
-__all__ = ["Destination", "part_name"]
+__all__ = ["Destination"]

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from .destination import part_name
+from . import publish
+from .destination import Destination
 from .errors import UsageError
 from .job import Read, Receipt, Sources, Written
 from .lines import Lines
 from .output import Output
 from .plan import Job, Plan
-from .store import is_remote, join, local
+from .store import File, is_remote, join, local
 from .tensor import Held, Loss, Span
 
 MARK = "resume"
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
-PART = re.compile(rf"[^\0]*\.{MARK}\.part")
 
 
 class Journal:
@@ -41,7 +41,7 @@ class Journal:
             raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
         last = plan.placement.files[-1].name
         folder, base = os.path.split(join(plan.folder, last))
-        path = local(os.path.join(folder, f".{base[:200]}.{MARK}.journal"))
+        path = local(os.path.join(folder, f".{publish.short(base)}.{MARK}.journal"))
         self._folder = local(plan.folder)
         self.receipts: list[Receipt] = []
         self.publishing = False
@@ -58,7 +58,8 @@ class Journal:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
         lines = list(_parsed(self._lines.read()))
         head = lines[0][0] if lines else {}
-        if head.get("plan") != mark:
+        renaming = any(line.get("publish") for line, _ in lines)
+        if head.get("plan") != mark or not (renaming or self._there(plan)):
             self._forget(head)
             self._lines.cut(0)
             files = [f.name for f in plan.placement.files]
@@ -70,15 +71,19 @@ class Journal:
             self.publishing = self.publishing or bool(line.get("publish"))
             self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
 
+    def _there(self, plan: Plan) -> bool:
+        """Whether the temporary files that an earlier run filled are still there."""
+        to = Destination(self._folder, plan.placement.files, mark=MARK)
+        return all(os.path.isfile(to.temporary(f.name)) for f in plan.placement.files)
+
     def _forget(self, head: dict[str, Any]) -> None:
-        """Remove the temporary files of another plan."""
-        for name in head.get("files", ()):
-            folder, base = os.path.split(str(name))
-            if ".." in folder.split(os.sep) or os.path.isabs(folder):
-                continue
-            path = os.path.join(self._folder, folder, part_name(base, MARK))
-            if os.path.isfile(path) and PART.fullmatch(path):
-                os.unlink(path)
+        """Remove the temporary files of another plan; a journal may be a stranger's."""
+        named = head.get("files")
+        files = [File(str(name), 0) for name in named] if isinstance(named, list) else []
+        if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
+            for stage in Destination(self._folder, files, mark=MARK).stages:
+                if not os.path.islink(stage):
+                    shutil.rmtree(stage, ignore_errors=True)
 
     def add(self, receipt: Receipt, out: Output) -> None:
         """Note a job that is done; once in a while make all noted ones durable."""

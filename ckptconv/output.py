@@ -1,4 +1,4 @@
-"""Write: temporary files beside the destination, filled by positioned writes, published whole or not at all.
+"""Write: files in a temporary folder beside where they go, filled by positioned writes, published whole or not at all.
 
     Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
     Paths                     the same files in another process, by their paths
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from . import publish
 from .destination import Destination
@@ -39,10 +40,11 @@ class Output:
         self._ready: list[str] = []  # files that are there to be written and renamed
         self._few = len(files) <= OPEN
         self._made: list[str] = []
-        self._lock = -1
+        self._locks: list[int] = []
         self.cleared = self._to.clear()
         self._free()
         try:
+            self._stage()
             for f in files:
                 self.create(f)
         except BaseException:
@@ -54,35 +56,35 @@ class Output:
         if not (self._force or self._whole):
             self._to.free()
 
+    def _stage(self) -> None:
+        """Make and lock the temporary folders."""
+        for path in self._to.stages:
+            try:
+                while not self._whole or os.path.lexists(path):
+                    self._folders(path)
+                    fd = publish.hold(path)
+                    if fd >= 0:
+                        self._locks.append(fd)
+                        break
+            except OSError as e:
+                raise refused(e, path) from e
+
     def create(self, f: File) -> None:
         path = self._to.temporary(f.name)
         if self._whole and not os.path.lexists(path):
             return  # renamed already
         try:
-            self._folders(os.path.dirname(path))
-            how = 0 if self._kept else os.O_TRUNC if self._stays else os.O_EXCL
+            how = 0 if self._kept else os.O_CREAT | (os.O_TRUNC if self._stays else os.O_EXCL)
             how |= getattr(os, "O_NOFOLLOW", 0)  # a name that can be foretold may be a link somebody laid out
-            fd = self._opened(path, os.O_RDWR | os.O_CREAT | how | getattr(os, "O_BINARY", 0))
+            fd = os.open(path, os.O_RDWR | how | getattr(os, "O_BINARY", 0), 0o666)
             self._fds[f.name] = fd
             self._ready.append(f.name)
             if f.size and not self._whole:
                 self._reserve(fd, f.size)
             if not self._few:
-                if self._lock < 0:
-                    self._lock = os.dup(fd)
                 os.close(self._fds.pop(f.name))
         except OSError as e:
-            raise refused(e, path) from e
-
-    def _opened(self, path: str, how: int) -> int:
-        """Open and lock; once more if a run that clears litter came between the two."""
-        fd = os.open(path, how, 0o666)
-        if not self._stays and not (publish.lock(fd) and os.fstat(fd).st_nlink):
-            os.close(fd)
-            _quietly(os.unlink, path)
-            fd = os.open(path, how, 0o666)
-            publish.lock(fd)
-        return fd
+            raise refused(e, self._to.final[f.name]) from e
 
     def _folders(self, folder: str) -> None:
         missing = []
@@ -133,6 +135,10 @@ class Output:
         """Where each file is until it is published."""
         return {name: os.path.abspath(self._to.temporary(name)) for name in self._to.final}
 
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+        return self._to.unpublished(base)
+
     def __reduce__(self) -> tuple[object, ...]:
         """What arrives in another process only writes."""
         return Paths, (self.paths(),)
@@ -143,6 +149,8 @@ class Output:
             for name in self._ready:
                 with self._open(name) as fd:
                     os.fsync(fd)
+            for folder in self._to.stages:
+                publish.sync(folder)
         except OSError as e:
             raise refused(e, self._to.folder) from e
 
@@ -157,7 +165,7 @@ class Output:
         except OSError as e:
             raise refused(e, self._to.folder) from e
         self.close()
-        self._made = []
+        self._made, self._stays = [], False
 
     def _rename(self, sync: bool) -> None:
         if os.name == "nt":
@@ -182,18 +190,18 @@ class Output:
         """Close what is open."""
         while self._fds:
             os.close(self._fds.popitem()[1])
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        while self._locks:
+            os.close(self._locks.pop())
 
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""
         if not self._stays:
-            for name in self._to.final:
-                _quietly(os.unlink, self._to.temporary(name))
+            for path in self._to.stages:
+                shutil.rmtree(path, ignore_errors=True)
         self.close()
         for path in reversed(self._made) if not self._stays else ():
-            _quietly(os.rmdir, path)
+            with suppress(OSError):
+                os.rmdir(path)
 
     def __enter__(self) -> Output:
         return self
@@ -234,13 +242,6 @@ def _write(fd: int, start: int, data: Buffer, path: str) -> None:
             at += os.pwrite(fd, view[at:], start + at)
         except OSError as e:
             raise refused(e, path) from e
-
-
-def _quietly(do: Any, path: str) -> None:
-    try:
-        do(path)
-    except OSError:
-        pass
 
 
 __all__ = ["Output", "Paths"]

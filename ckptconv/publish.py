@@ -1,6 +1,6 @@
 """Bring finished temporary files under their names, so that a kill leaves the old or the new; and clear what it left.
 
-    .model.safetensors.3f9a01bc.part       a temporary file (or a folder of them), locked while its run lives
+    .model.safetensors.3f9a01bc.part/      a folder of temporary files, locked while its run lives
     .model.safetensors.3f9a01bc.publish    JSON: the renames and removals of a set of files, until all are done
 
 One file is one rename. A set is published in order, its index last: with shards of new names its rename decides.
@@ -15,13 +15,26 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+from zlib import crc32
 
 MARK = r"[0-9a-f]{8}"
-NOTE = ".publish"  # a note that is not yet whole is a temporary file of this name
 PART = re.compile(rf"\.(.+)\.({MARK})\.part", re.DOTALL)
+NOTE = re.compile(rf"\.(.+)\.({MARK})\.publish", re.DOTALL)
+LONGEST = 200  # bytes of a title: a file's name has at most 255
+
+
+def short(title: str) -> str:
+    """The title as it stands in other names; long ones are cut and told apart by a checksum."""
+    raw = os.fsencode(title)
+    return title if len(raw) <= LONGEST else f"{raw[: LONGEST - 20].decode(errors='ignore')}-{crc32(raw):08x}"
+
+
+def part(title: str, mark: str) -> str:
+    """The name of a temporary folder."""
+    return f".{short(title)}.{mark}.part"
 
 
 class Publication(NamedTuple):
@@ -50,6 +63,9 @@ def perform(folder: str, todo: Publication, ours: Callable[[str], bool]) -> None
             _keep_strangers(old, target, final, ours)
     for name in todo.last:
         _gone(os.path.join(folder, name))
+    for stage in {os.path.dirname(made) for made, _ in todo.moves} - {""}:
+        with suppress(OSError):
+            os.rmdir(os.path.join(folder, stage))
 
 
 def _keep_strangers(old: str, new: str, name: str, ours: Callable[[str], bool]) -> None:
@@ -68,10 +84,11 @@ def _gone(path: str) -> None:
 
 
 @contextmanager
-def noted(folder: str, base: str, mark: str, todo: Publication) -> Iterator[None]:
+def noted(folder: str, title: str, mark: str, todo: Publication) -> Iterator[None]:
     """Keep what is to be done written down, durably, until it is done."""
-    path = os.path.join(folder, f".{base[:200]}.{mark}.publish")
-    draft = os.path.join(folder, f".{base[:200]}{NOTE}.{mark}.part")
+    path = os.path.join(folder, f".{short(title)}.{mark}.publish")
+    made = todo.moves[0][0]
+    draft = os.path.join(folder, made if made.endswith(".part") else os.path.dirname(made), f".{mark}.publish")
     with open(draft, "wb") as f:
         f.write(json.dumps(todo._asdict()).encode())
         f.flush()
@@ -91,15 +108,15 @@ def sync(folder: str) -> None:
         os.close(fd)
 
 
-def finish(folder: str, base: str, ours: Callable[[str], bool]) -> list[str]:
+def finish(folder: str, titles: Callable[[str], bool], ours: Callable[[str], bool]) -> list[str]:
     """Complete the publications that killed runs left at this destination; returns the names of their notes.
 
     Only names that belong to the destination are touched, whatever the note says.
     """
     done = []
-    for note in _matching(folder, re.compile(rf"\.{re.escape(base[:200])}\.({MARK})\.publish")):
+    for title, mark, note in _matching(folder, NOTE):
         path = os.path.join(folder, note)
-        todo = _read(path, note.split(".")[-2])
+        todo = _read(path, mark) if titles(title) else None
         if todo and all(map(ours, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
             perform(folder, todo, ours)
             os.unlink(path)
@@ -108,22 +125,31 @@ def finish(folder: str, base: str, ours: Callable[[str], bool]) -> list[str]:
 
 
 def _read(path: str, mark: str) -> Publication | None:
-    """A note's content if it is sound: moves start from this mark's temporary files, beside where they go."""
+    """A note's content if it is sound: moves start from this mark's temporary folders, which lie where they go."""
     try:
         with open(path, "rb") as f:
             made: Any = json.loads(f.read(1 << 28))
         todo = Publication(tuple(made["first"]), tuple((str(a), str(b)) for a, b in made["moves"]), tuple(made["last"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    beside = all(os.path.dirname(a) == os.path.dirname(b) and a.endswith(f".{mark}.part") for a, b in todo.moves)
-    return todo if beside and all(isinstance(n, str) for n in (*todo.first, *todo.last)) else None
+    sound = all(_from_stage(made, final, mark) for made, final in todo.moves)
+    return todo if sound and all(isinstance(n, str) for n in (*todo.first, *todo.last)) else None
 
 
-def _matching(folder: str, pattern: re.Pattern[str]) -> list[str]:
+def _from_stage(made: str, final: str, mark: str) -> bool:
+    """Whether a move brings out a temporary folder's file under its own name, or the folder itself."""
+    stage, base = os.path.split(made)
+    stage = stage if os.path.basename(final) == base else made
+    return stage.endswith(f".{mark}.part") and os.path.dirname(stage) == os.path.dirname(final)
+
+
+def _matching(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
+    """Title, mark and the name itself of each match in a folder."""
     try:
-        return sorted(n for n in os.listdir(folder or ".") if pattern.fullmatch(n))
+        found = [pattern.fullmatch(name) for name in sorted(os.listdir(folder or "."))]
     except OSError:
         return []
+    return [(m[1], m[2], m[0]) for m in found if m]
 
 
 # --- whose temporary files --------------------------------------------------------------------------------------
@@ -159,37 +185,52 @@ def alone(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def clear(folder: str, names: Iterable[str], part: Callable[[str, str], str]) -> list[str]:
-    """Remove what killed runs left of these files: temporary files (`part` of name and mark) that no run has locked."""
+def hold(folder: str) -> int:
+    """Open and lock a temporary folder, where there are locks; -1 if a run that clears litter was faster.
+
+    OSError for a link that somebody laid out in its place.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(folder), os.fstat(fd)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:  # some network file systems have no locks
+        return fd
+    os.close(fd)
+    return -1
+
+
+def clear(folder: str, titles: Callable[[str], bool]) -> list[str]:
+    """Remove the temporary folders of these titles that no run has locked: killed runs left them."""
     if os.name == "nt":
         return []
-    found = [m for m in map(PART.fullmatch, _matching(folder, PART)) if m]
-    known = {part(name, "") for name in names} if found else set()
-    known |= {f".{name[:200]}{NOTE}..part" for name in names} if found else set()
-    runs: dict[str, list[str]] = {}
-    for m in found:
-        if part(m[1], "") in known or f".{m[1]}..part" in known:
-            runs.setdefault(m[2], []).append(m[0])
     gone = []
-    for left in runs.values():
-        paths = [os.path.join(folder, name) for name in left]
-        if not any(map(_locked, paths)):
-            for path in paths:
-                shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else _gone(path)
-            gone += left
-    return sorted(gone)
+    for title, _, name in _matching(folder, PART):
+        path = os.path.join(folder, name)
+        if titles(title) and _removed(path):
+            gone.append(name)
+    return gone
 
 
-def _locked(path: str) -> bool:
-    """Whether a living run has it open; True, too, for what is no file or folder of ours."""
+def _removed(path: str) -> bool:
+    """Remove it, locked meanwhile; False if a living run has it, and for what is neither file nor folder of ours."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return True
+        return False
     try:
-        return not lock(fd)
+        if not lock(fd):
+            return False
+        shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else _gone(path)
+        return True
     finally:
         os.close(fd)
 
 
-__all__ = ["Publication", "alone", "clear", "finish", "lock", "noted", "perform", "sync"]
+__all__ = ["Publication", "alone", "clear", "finish", "hold", "lock", "noted", "part", "perform", "short", "sync"]

@@ -208,6 +208,32 @@ def test_litter_of_a_dead_run_is_cleared_and_named(sources: list[Path], tmp_path
     assert sorted(os.listdir(tmp_path)) == [".other.safetensors.0123abcd.part", "out.safetensors"]
 
 
+@pytest.mark.parametrize(("killed", "then"), [("shards", "single"), ("single", "shards"), ("shards", "shards")])
+def test_the_next_run_clears_whatever_it_writes(
+    killed: str, then: str, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A run of other shards leaves other names; what it began must not be finished over what came after it."""
+    for steps in range(8):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        write(sources[0], folder, then)
+        interrupted(lambda folder=folder: write(sources[0], folder, killed, force=True), steps, monkeypatch)
+        write(sources[1], folder, then, force=True)
+        assert snapshot(folder) == wanted[then][1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are counted otherwise")
+@pytest.mark.parametrize("name", ["n" * 243 + ".safetensors", "\N{CJK UNIFIED IDEOGRAPH-540D}" * 81 + ".safetensors"])
+def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="too long"):
+        api.convert(sources[0], tmp_path / ("n" + name), target=api.Target(verify="none"))
+    assert os.listdir(tmp_path) == []
+    for resume in (False, True):
+        api.convert(sources[0], tmp_path / name, target=api.Target(force=resume, resume=resume))
+        assert os.listdir(tmp_path) == [name]
+
+
 def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
     with output.Output(str(tmp_path), [store.File("out.safetensors", 10)]):
         there = set(os.listdir(tmp_path))

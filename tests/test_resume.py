@@ -160,15 +160,29 @@ def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, 
     assert os.listdir(out.parent) == ["m.npz"]
 
 
+def test_parts_that_somebody_removed_cost_work_never_bytes(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "m.npz"
+    with pytest.raises(Stop):
+        convert(source, out, stopping(4), resume=True)
+    (tmp_path / "out" / ".m.npz.resume.part" / "m.npz").unlink()
+    convert(source, out, resume=True)
+    convert(source, tmp_path / "want" / "m.npz")
+    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
+    assert os.listdir(out.parent) == ["m.npz"]
+
+
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="the system cannot refuse links")
-def test_a_link_in_the_place_of_a_part_is_not_followed(source: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".m.npz.resume.part").symlink_to(precious)
+@pytest.mark.parametrize("where", [".m.npz.resume.part", ".m.npz.resume.part/m.npz"])
+def test_a_link_in_the_place_of_a_part_is_not_followed(where: str, source: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "m.npz").write_text("mine")
+    link = tmp_path / "out" / where
+    link.parent.mkdir(parents=True)
+    link.symlink_to(home if link.name.endswith(".part") else home / "m.npz")
     with pytest.raises(StorageError):
         convert(source, tmp_path / "out" / "m.npz", resume=True)
-    assert precious.read_text() == "mine"
+    assert (home / "m.npz").read_text() == "mine"
 
 
 def test_without_it_nothing_is_left(source: Path, tmp_path: Path) -> None:
