@@ -20,7 +20,6 @@ from .errors import CkptError, Unrepresentable, UsageError, VerifyError
 from .formats import Format, Patch, Placement, Writer
 from .job import Sources
 from .run import hash_tensor, spans_of
-from .stats import each
 from .tensor import HASHES, Checkpoint, Note, Tensor
 
 GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB
@@ -119,6 +118,7 @@ def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1
 
 def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:
     """Read everything: the tensors that are not what their hash or checksum says, and why."""
+    from .stats import each  # and numpy with it, which a conversion may not need
 
     def why(t: Tensor, sources: Sources) -> str:
         try:
