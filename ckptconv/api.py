@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +242,12 @@ def write(
     if target.verify not in ("none", "receipts", "full"):
         raise UsageError(f"verify is one of none, receipts, full; not {target.verify!r}")
     made, writer, row = plan_for(checkpoint, destination, target, resources)
+    url = os.fspath(destination)
+
+    def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
+        at = unpublished(store.split(url.rstrip("/"))[1])
+        confirm(made, outcome, url, row, full=target.verify == "full", at=at)
+
     outcome = execute(
         made,
         writer,
@@ -252,9 +258,10 @@ def write(
         map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
         patched=_patched(made, writer) if _hashed(target, row) else None,
+        confirm=confirmed if target.verify != "none" else None,
     )
-    if target.verify != "none":
-        confirm(made, outcome, os.fspath(destination), row, full=target.verify == "full")
+    if target.verify != "none" and (store.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
+        confirm(made, outcome, url, row, full=target.verify == "full")
     return Report(
         tuple(map(redacted, sources)), redacted(os.fspath(destination)), checkpoint.format, row.name,
         len(made.tensors), made.nbytes, time.monotonic() - began, tuple(f.name for f in made.placement.files),

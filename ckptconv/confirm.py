@@ -1,4 +1,4 @@
-"""After every conversion: open what was written with the format's own reader, and compare it with what was meant.
+"""Before it is published: open what was written with the format's own reader, and compare it with what was meant.
 
     confirm(plan, outcome, ...)     headers always; with `full` every byte, by the digests that the jobs took
 
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from . import formats
-from .errors import VerifyError, listing
+from .errors import FormatError, VerifyError, listing
 from .formats import Format
 from .job import Sources
 from .names import fold
@@ -40,11 +40,23 @@ def listed(wrong: Mapping[str, str]) -> str:
     return listing(f"{line}: {why}" for why, names in alike.items() for line in fold(names))
 
 
-def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) -> None:
-    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte."""
+def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, at: str = "") -> None:
+    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte.
+
+    at: where it lies until it is published at `url`.
+    """
     if not row.reads:
         return
-    got = formats.open_checkpoint(url, format=row.name)
+    kept = "; nothing was published" if at else ""
+    try:
+        wrong = _wrong(made, outcome, formats.open_checkpoint(at or url, format=row.name), full=full)
+    except FormatError as e:
+        raise VerifyError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
+    if wrong:
+        raise VerifyError(f"{len(wrong)} tensors do not read back as written{kept}:\n{listed(wrong)}", url=url)
+
+
+def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict[str, str]:
     wrong = unlike(made.tensors, got)
     if not wrong and full:
         slots = made.placement.slots
@@ -54,5 +66,4 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool) 
                 digest = outcome.digests.get(name) or outcome.digests.get(owner.get(slot, name))
                 if digest and hash_tensor(got.tensors[name], sources) != digest:
                     wrong[name] = "other bytes than were written"
-    if wrong:
-        raise VerifyError(f"{len(wrong)} tensors do not read back as written:\n{listed(wrong)}", url=url)
+    return wrong

@@ -193,6 +193,10 @@ class Output:
         while self._locks:
             os.close(self._locks.pop())
 
+    def abandon(self) -> None:
+        """Let nothing stay for a later run: what was written is wrong."""
+        self._stays = False
+
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""
         if not self._stays:

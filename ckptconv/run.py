@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import checksum
 from .ahead import fetched
-from .errors import CorruptCheckpoint, listing, printable, redacted
+from .errors import CorruptCheckpoint, VerifyError, listing, printable, redacted
 from .formats import Patch, Writer
 from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
 from .journal import MARK, Journal
@@ -42,9 +42,11 @@ class Outcome:
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
     cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
+    confirmed: bool = False  # it was read back before it was published
 
 
 Patched = Callable[[Outcome, Sources], Iterable[Patch]]
+Confirm = Callable[[Outcome, Callable[[str], str]], None]
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,12 @@ def execute(
     map: Map | None = None,
     progress: Progress | None = None,
     patched: Patched | None = None,
+    confirm: Confirm | None = None,
 ) -> Outcome:
     """Write everything the plan says; the destination appears whole or not at all.
 
     patched: gives the placement's patches when they depend on what the jobs did (hashes.py).
+    confirm: raises VerifyError unless what was written reads back; it is told where names lie until they are published.
 
     With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
     """
@@ -145,12 +149,26 @@ def execute(
             patches = patched(outcome, sources) if patched else plan.placement.patches
             for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks)):
                 out.write(patch.file, patch.start, patch.data)
+            if confirm:
+                _confirm(confirm, outcome, out, journal)
+                outcome = replace(outcome, confirmed=True)
         if journal and isinstance(out, Output):
             journal.publish(out)
         out.publish(sync=sync)
         if journal:
             journal.remove()
     return replace(outcome, cleared=tuple(out.cleared) if isinstance(out, Output) else ())
+
+
+def _confirm(confirm: Confirm, outcome: Outcome, out: Output | Upload, journal: Journal | None) -> None:
+    """Read back what was written; if it is wrong, no later run goes on with it."""
+    try:
+        confirm(outcome, out.unpublished)
+    except VerifyError:
+        if journal and isinstance(out, Output):
+            out.abandon()
+            journal.remove()
+        raise
 
 
 def _output(plan: Plan, force: bool, journal: Journal | None) -> Output | Upload:

@@ -50,6 +50,9 @@ class Upload:
     def paths(self) -> dict[str, str]:
         return self._out.paths()
 
+    def unpublished(self, base: str) -> str:
+        return self._out.unpublished(base)
+
     def close(self) -> None:
         self._out.close()
 
