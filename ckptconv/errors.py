@@ -34,7 +34,7 @@ class CkptError(Exception):
         self.tensor = tensor
 
     def __str__(self) -> str:
-        where = [printable(w) for w in (redacted(self.url or ""), self.tensor) if w]
+        where = [printable(w) for w in (redacted(self.url or ""), brief(self.tensor or "")) if w]
         return ": ".join([*where, self.message])
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -121,9 +121,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+def brief(text: str, limit: int = 300) -> str:
+    """Cut a stranger's name to what a message can hold."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
 def listing(names: Iterable[str], limit: int = 20) -> str:
     """Join names one per line for a message, indented, and say how many were left out."""
-    items = [printable(n) for n in names]
+    items = [printable(brief(n)) for n in names]
     lines = [f"  {n}" for n in items[:limit]]
     if len(items) > limit:
         lines.append(f"  ... and {len(items) - limit} more")

@@ -29,6 +29,7 @@ KEYS: dict[str, Callable[[Tensor], Any]] = {
     "role": lambda t: t.role,
 }
 _NUMBER = re.compile(r"(\d{1,18})")
+MAX_DEPTH = 64  # scopes of the tree; what lies deeper is one line
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -117,7 +118,7 @@ def tree(tensors: Sequence[Tensor]) -> Node:
     root = Node("")
     for line in folded(tensors):
         at = root
-        for word in cut.split(line.text):
+        for word in cut.split(line.text, MAX_DEPTH):
             at = at.inner.setdefault(word, Node(word))
         if at.line:  # the same words in another dtype or shape
             at = root.inner.setdefault(f"{line.text}\0{len(root.inner)}", Node(line.text))

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from stat import S_ISDIR, S_ISREG
 from typing import IO, Any, NamedTuple
 
 from . import remote
@@ -48,7 +49,8 @@ def join(folder: str, *names: str) -> str:
 def sibling(url: str, name: str) -> str:
     """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
 
-    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH.
+    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
+    and snapshots/REV/unet/name one level further up.
     """
     folder, _ = split(url)
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
@@ -57,9 +59,8 @@ def sibling(url: str, name: str) -> str:
     if not is_remote(url) and os.path.islink(path):
         home, target = os.path.realpath(folder), os.path.realpath(path)
         inside = os.path.dirname(target) == home
-        cache = os.path.dirname(os.path.dirname(home))
-        cached = os.path.basename(os.path.dirname(home)) == "snapshots"
-        blob = cached and os.path.dirname(target) == join(cache, "blobs")
+        cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
+        blob = below != home and os.path.dirname(target) == join(cache, "blobs")
         # what the user named may itself be a link; its neighbours are then those of the link's target as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
         if not (inside or blob or beside):
@@ -101,6 +102,16 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     if is_remote(folder):
         yield from remote.walk(folder)
         return
+    todo = [folder]
+    while todo:
+        at = todo.pop()
+        folders, files = _scanned(at)
+        yield at, folders, files
+        todo += [join(at, name) for name in reversed(folders)]
+
+
+def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
+    """The folders and the files in a local folder, sorted."""
     folders, files = [], {}
     try:
         with os.scandir(local(folder)) as entries:
@@ -112,9 +123,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
                     files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
     except OSError as e:
         raise refused(e, folder) from e
-    yield folder, folders, files
-    for name in folders:
-        yield from walk(join(folder, name))
+    return folders, files
 
 
 def stat(url: str) -> Stat | None:
@@ -193,10 +202,14 @@ class Reader:
             self.size, self.stamp = self.far.size, self.far.stamp
             return
         try:
-            self._fd = os.open(local(url), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            # a pipe without a writer would be waited for, for ever
+            how = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+            self._fd = os.open(local(url), how)
             status = os.fstat(self._fd)
-            if os.path.isdir(local(url)):
+            if S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
+            if not S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
             self.size = status.st_size
             self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
         except OSError as e:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_ELEMENTS = 2**63 - 1
+MAX_AXES = 64  # NumPy's; products of millions of sizes would take forever to multiply
 
 
 class DType(NamedTuple):
@@ -315,7 +316,9 @@ def of_numpy(kind: np.dtype[Any]) -> DType:
 
 
 def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None) -> int:
-    """Multiply a shape from a file; CorruptCheckpoint if a dimension is negative or the product passes 2^63."""
+    """Multiply a shape from a file; CorruptCheckpoint if it has too many axes, one is negative or all pass 2^63."""
+    if len(shape) > MAX_AXES:
+        raise CorruptCheckpoint(f"its shape has {len(shape)} axes, more than {MAX_AXES}", url=url, tensor=tensor)
     total = 1
     for size in shape:
         if size < 0:

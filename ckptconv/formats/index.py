@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, brief
 from ..store import File, read_all
 from ..tensor import Checkpoint, hashes_of
 from . import Patch, Placement, Slot
@@ -37,8 +38,8 @@ def parse_json(raw: bytes, url: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} occurs twice")
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name {brief(twice)!r} occurs twice")
     return made
 
 

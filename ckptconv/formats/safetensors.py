@@ -18,9 +18,21 @@ from json.encoder import encode_basestring
 from math import prod
 from typing import Any
 
-from ..errors import CorruptCheckpoint, Unrepresentable
+from ..errors import CorruptCheckpoint, Unrepresentable, brief
 from ..store import File, Reader, Seen, exists, split
-from ..tensor import DTYPES, MAX_ELEMENTS, Checkpoint, DType, Note, Span, Tensor, elements, plain, unhashed
+from ..tensor import (
+    DTYPES,
+    MAX_AXES,
+    MAX_ELEMENTS,
+    Checkpoint,
+    DType,
+    Note,
+    Span,
+    Tensor,
+    elements,
+    plain,
+    unhashed,
+)  # fmt: skip
 from . import Patch, Placement, Slot, index, refuse_unheld
 
 SUFFIX = ".safetensors"
@@ -96,14 +108,14 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
     except (TypeError, KeyError, ValueError):
         raise CorruptCheckpoint("its header entry lacks dtype, shape or data_offsets", url=url, tensor=name) from None
     if not known:
-        raise CorruptCheckpoint(f"has the unknown dtype {spelling!r}", url=url, tensor=name)
+        raise CorruptCheckpoint(f"has the unknown dtype {brief(str(spelling))!r}", url=url, tensor=name)
     if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_ELEMENTS or type(shape) is not list:
         raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
     if not name.isascii():
         _check_text(name, url)
     row = ROWS.get(spelling)
     bits = 4 if spelling == "F4" else row.itemsize * 8 if row else 6
-    if not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
+    if len(shape) > MAX_AXES or not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
         count = elements(shape, url=url, tensor=name)
     size, rest = divmod(count * bits, 8)
     if rest or end - begin != size:
@@ -121,7 +133,7 @@ def _check_text(name: str, url: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise CorruptCheckpoint(f"the name {name!r} holds half a surrogate pair", url=url) from None
+        raise CorruptCheckpoint(f"the name {brief(name)!r} holds half a surrogate pair", url=url) from None
 
 
 def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str) -> None:

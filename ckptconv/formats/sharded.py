@@ -112,8 +112,14 @@ def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str],
     """What is left of a damaged set."""
     shards: dict[str, Checkpoint] = {}
     notes = []
+    held: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        held.setdefault(file, []).append(name)
     for file, path in paths.items():
-        mine = tuple(n for n, f in weight_map.items() if f == file)
+        mine = tuple(held[file])
+        if not exists(path):  # an index of that name is another checkpoint's
+            notes.append(Note("damaged", f"the shard {file} is missing", mine))
+            continue
         try:
             shards[file] = open_checkpoint(path, format=detect(path, but="hf").name, opaque=opaque)
         except CkptError as e:

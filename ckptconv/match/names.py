@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
+from ..names import MAX_NAME
 from .aligned import Unique, aligned
 from .pairs import WORDS, Item, Named, Sort, folded, leaf, parent
 
@@ -94,6 +95,8 @@ def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
 
 def _numbered(name: str, known: set[str]) -> str:
     """`dense/kernel` as `dense_0/kernel`, if there is a `dense_1/kernel`: Keras counts so."""
+    if len(name) > MAX_NAME:
+        return name
     parts = re.split(r"([/.])", name)
     for k in range(0, len(parts), 2):
         other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])

@@ -20,6 +20,7 @@ from ...tensor import DType, Tensor
 from .. import Patch, Slot
 
 PAGE = 1 << 12
+DEEPEST = 60  # groups; scan.py reads 64, of which Keras' files need a few of their own
 LIMIT = 64_512  # an attribute in an object header; what Keras splits its lists at
 
 # the dtypes that HDF5 has; all others are opaque bytes, and an attribute tells the dtype, as in Keras 3
@@ -267,6 +268,8 @@ def bad_name(name: str) -> str:
         return "HDF5 names hold no NUL"
     if any(part in ("", ".") for part in name.split("/")):
         return "HDF5 paths have no empty component and no '.'"
+    if name.count("/") > DEEPEST:
+        return f"the name is nested more than {DEEPEST} deep"
     try:
         encode(name)
     except UnicodeEncodeError:
