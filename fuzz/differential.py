@@ -1,10 +1,13 @@
-"""Random checkpoints through TensorFlow, torch, h5py, safetensors, NumPy and us: everyone must read the same values.
+"""Random checkpoints through TensorFlow, torch, Keras, safetensors, h5py, NumPy and us: all must read the same values.
 
     differential.py SECONDS [SEED]
 
-Each round makes tensors of random names, dtypes, shapes and values (NaN payloads, -0.0, empty, scalars), then
-  - writes them with each framework, reads them with us;
-  - converts that to every other format with us, reads it with that format's framework.
+Each round makes tensors of random names, dtypes, shapes and values (NaN payloads, -0.0, empty, scalars), or a Keras
+model of random layers with such values, then
+  - writes them with one framework (of TensorFlow: raw ops, tf.train.Checkpoint or a SavedModel; of Keras: .keras,
+    .weights.h5 or legacy .h5), reads them with us;
+  - converts that to every other format with us, reads it with that format's framework; what Keras wrote also to
+    .weights.h5 and to legacy .h5, which Keras loads into a model that was cleared.
 A difference in a name, dtype, shape or bit ends the run with the seed that makes it again.
 """
 
@@ -17,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -126,6 +129,99 @@ def _h5py() -> Peer:
     return Peer("m.hdf5", "hdf5", COMMON, ".", write, read)
 
 
+# --- what is only a source ---------------------------------------------------------------------------------------
+
+Source = Callable[[random.Random, Path], tuple[Path, str, Values]]
+
+
+def of(peer: Peer) -> Source:
+    """Arrays of random names, as the framework writes them."""
+
+    def make(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
+        values = some(choose, peer.dtypes, choose.choice((peer.sep, ".")))
+        peer.write(values, folder / peer.file)
+        return folder / peer.file, peer.format, values
+
+    return make
+
+
+def tf_objects(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
+    """Variables held by objects in objects; names have characters that object paths escape."""
+    import tensorflow as tf
+
+    values = some(choose, MORE, "/")
+    root = tf.train.Checkpoint()
+    for name, a in values.items():
+        *above, last = name.split("/")
+        at = root
+        for part in above:
+            if not hasattr(at, part):
+                setattr(at, part, tf.train.Checkpoint())
+            at = getattr(at, part)
+        setattr(at, last, tf.Variable(tf.constant(a)))
+    root.write(str(folder / "m"))
+    return folder / "m", "tf", values
+
+
+def tf_saved(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
+    """A SavedModel, whose variables go by their own names."""
+    import tensorflow as tf
+
+    values = {n.replace(" ", "_").replace("é", "e"): a for n, a in some(choose, MORE, "/").items()}
+    module = tf.Module()
+    module.held = [tf.Variable(tf.constant(a), name=n, trainable=choose.random() < 0.5) for n, a in values.items()]
+    tf.saved_model.save(module, str(folder / "m"))
+    return folder / "m", "tf-graph", values
+
+
+def keras_model(choose: random.Random) -> Any:
+    """A small model of random layers; every variable has random bits."""
+    import keras
+
+    keras.utils.clear_session()
+    L = keras.layers  # noqa: N806
+    keras.config.set_dtype_policy(choose.choice(("float32", "float32", "float16", "bfloat16", "float64")))
+    kind = choose.choice(("dense", "image", "text"))
+    words = iter(choose.sample([w.replace(" ", "_") + str(i) for i, w in enumerate(WORDS)], len(WORDS)))
+    size, flag = (lambda: choose.randint(1, 7)), (lambda: choose.random() < 0.5)
+    if kind == "image":
+        layers = [keras.Input((9, 9, 3)), L.Conv2D(size(), 3, use_bias=flag(), name=next(words)),
+                  L.DepthwiseConv2D(3, name=next(words)), L.BatchNormalization(scale=flag()), L.Flatten()]  # fmt: skip
+    elif kind == "text":
+        zeros = {"recurrent_initializer": "zeros"}  # the usual one knows no bfloat16
+        cell = choose.choice((L.LSTM, L.GRU, L.SimpleRNN))
+        layers = [keras.Input((5,)), L.Embedding(7, size(), name=next(words))]
+        layers.append(cell(size(), return_sequences=True, **zeros))
+        layers += [L.Bidirectional(L.LSTM(size(), **zeros), name=next(words))] if flag() else [L.Flatten()]
+    else:
+        inner = [L.Dense(size(), use_bias=flag()) for _ in range(choose.randint(1, 3))]
+        layers = [keras.Input((size(),)), keras.Sequential(inner, name=next(words)), L.LayerNormalization()]
+    model = keras.Sequential([*layers, L.Dense(size(), name=next(words))], name="net")
+    for v in model.weights:
+        kind_of = np.dtype(getattr(ml_dtypes, v.dtype, v.dtype))
+        v.assign(np.frombuffer(choose.randbytes(int(np.prod(v.shape)) * kind_of.itemsize), kind_of).reshape(v.shape))
+    return model
+
+
+def keras_written(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
+    """One of the three files that Keras writes; then that Keras loads what we make of it."""
+    model = keras_model(choose)
+    narrow = any(v.dtype == "bfloat16" for v in model.weights)  # Keras does not load its own legacy files of it
+    file = choose.choice(("m.keras", "m.weights.h5") if narrow else ("m.keras", "m.weights.h5", "m.h5"))
+    (model.save_weights if "weights" in file else model.save)(folder / file)
+    own = "" if file == "m.h5" else model.name + "/"  # legacy lists hold whole paths
+    held = [(v, v.path.removeprefix(own), np.asarray(v)) for v in model.weights]
+    out = folder / ("b.h5" if file == "m.h5" else "b.weights.h5")
+    api.convert(folder / file, out, target=api.Target(sync=False))
+    for v, _, a in held:
+        v.assign(np.zeros(a.shape, a.dtype))
+    model.load_weights(out)
+    for v, name, a in held:
+        if np.asarray(v).tobytes() != a.tobytes():
+            raise AssertionError(f"{name}: Keras loads other bits from what was made of {file}")
+    return folder / file, "keras" if file == "m.h5" else "keras3", {name: a for _, name, a in held}
+
+
 def differs(want: Values, got: Values) -> str:
     if want.keys() != got.keys():
         return f"names {sorted(want.keys() ^ got.keys())}"
@@ -139,13 +235,11 @@ def differs(want: Values, got: Values) -> str:
 def one(seed: int, peers: list[Peer]) -> int:
     """One round; returns how many comparisons were made."""
     choose, done = random.Random(seed), 0
-    writer = choose.choice(peers)
-    values = some(choose, writer.dtypes, choose.choice((writer.sep, ".")))
+    make = choose.choice([*map(of, peers), tf_objects, tf_saved, keras_written])
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / writer.file
-        writer.write(values, source)
-        got = {n: t.numpy() for n, t in ckptconv.open(source, format=writer.format).items()}
-        check(seed, f"{writer.format}, read by us", values, got)
+        source, format, values = make(choose, Path(folder))
+        got = {n: t.numpy() for n, t in ckptconv.open(source, format=format).items() if not t.role}
+        check(seed, f"{format}, read by us", values, got)
         for reader in peers:
             if not {a.dtype.name for a in values.values()} <= set(reader.dtypes):
                 continue
@@ -153,7 +247,7 @@ def one(seed: int, peers: list[Peer]) -> int:
             memory = choose.choice((16 << 20, 512 << 20))
             target = api.Target(format=reader.format, verify=choose.choice(("none", "full")), sync=False)
             api.convert(source, out, target=target, resources=api.Resources(memory, choose.randint(1, 3)))
-            check(seed, f"{writer.format} to {reader.format}", values, reader.read(out))
+            check(seed, f"{format} to {reader.format}", values, reader.read(out))
             done += 1
     return done + 1
 
@@ -168,7 +262,11 @@ def main() -> None:
     peers = [_numpy(), _safetensors(), _torch(), _tensorflow(), _h5py()]
     end, rounds, done = time.monotonic() + seconds, 0, 0
     while time.monotonic() < end:
-        done += one(seed + rounds, peers)
+        try:
+            done += one(seed + rounds, peers)
+        except Exception:
+            print(f"seed {seed + rounds}:", file=sys.stderr)
+            raise
         rounds += 1
     print(f"{rounds} random checkpoints, {done} comparisons, no difference (seeds {seed} to {seed + rounds - 1})")
 
