@@ -303,8 +303,9 @@ def load(name: str | Path) -> Converter:
         return parse(_text(path), path.stem, folder=path.parent)
     found = _installed()
     if str(name) not in found:
-        near = get_close_matches(str(name), found, 3) or list(found)
-        raise UsageError(f"no converter is called {str(name)!r}; there are {', '.join(near)} (or give a .toml file)")
+        near = get_close_matches(str(name), found, 3)
+        hint = f"near are {', '.join(near)}" if near else f"there are {', '.join(found)}"
+        raise UsageError(f"no converter is called {str(name)!r}; {hint} (or give a .toml file)")
     path = found[str(name)]
     return parse(_text(path), str(name), folder=path.parent)
 

@@ -115,6 +115,29 @@ def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtur
         ckptconv.open(cut)
 
 
+FOLDERS: dict[str, tuple[list[str], int, str]] = {
+    "nothing": ([], 3, "it is empty"),
+    "no checkpoint": (["readme.txt", "x.py"], 3, "its files are readme.txt, x.py"),
+    "one": (["a.npz"], 3, "name a file in it (a.npz)"),
+    "several": (["a.npz", "b.h5", "c.txt"], 3, "name a file in it (a.npz, b.h5)"),
+    "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 3, "Orbax"),
+    "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors was read; name another file"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_says_what_to_name(kind: str, cli: Run, tmp_path: Path) -> None:
+    files, code, says = FOLDERS[kind]
+    (tmp_path / "d").mkdir()
+    for name in files:
+        (tmp_path / "d" / name).write_bytes(b"")
+        if name.endswith(".safetensors"):
+            ckptconv.save({"weight": np.ones(3, "f4")}, tmp_path / "d" / name, force=True)
+    done = cli("inspect", "d")
+    assert done.returncode == code
+    assert says in done.stderr
+
+
 def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as z:
         z.writestr("readme.txt", "hello")
@@ -134,10 +157,15 @@ def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
     ("args", "code", "says"),
     [
         (["nowhere.ckpt", "-o", "x.npz"], 9, "no such file"),
+        (["aa.npz", "-o", "x.npz"], 9, "near is a.npz"),
         (["empty", "-o", "x.npz"], 3, "empty"),
         (["a.npz"], 2, "--output"),
         (["a.npz", "-o", "x.unknown"], 2, "--to"),
+        (["a.npz", "-o", "empty"], 2, "'empty' is a folder"),
+        (["a.npz", "-o", "new/"], 2, "'new/' is a folder"),
         (["a.npz", "-o", "x.npz", "--to", "nothing"], 2, "no format is called 'nothing'"),
+        (["a.npz", "-o", "x.npz", "--to", "safetensor"], 2, "near is safetensors"),
+        (["a.npz", "-o", "x.npz", "-c", "berd"], 2, "near are bert"),
         (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
         (["a.npz", "-o", "x.npz", "--dtype", "float7"], 2, "float7"),
         (["a.npz", "-o", "x.npz", "--dtype", "int8"], 2, "floating-point"),

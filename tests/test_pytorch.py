@@ -182,7 +182,7 @@ def test_pickled_arrays(protocol: int) -> None:
 
 def test_distributed() -> None:
     """Saved by two processes, one tensor cut by rows, one by columns."""
-    for url in (GOLDEN / "dcp", GOLDEN / "dcp" / ".metadata"):
+    for url in (GOLDEN / "dcp", GOLDEN / "dcp" / ".metadata", GOLDEN / "dcp" / "__1_0.distcp"):
         got = ckptconv.open(url)
         assert got.format == "dcp"
         assert len(got["columns"].parts) == 2

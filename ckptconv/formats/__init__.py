@@ -22,6 +22,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
@@ -38,7 +39,7 @@ from ..errors import (
     UsageError,
     listing,
 )  # fmt: skip
-from ..store import File, Seen, names
+from ..store import File, Seen, is_dir, names
 from ..tensor import Checkpoint, Coded, Tensor, hashes_of, unhashed
 from . import strangers
 
@@ -174,7 +175,14 @@ def get(name: str) -> Format:
     try:
         return table()[name]
     except KeyError:
-        raise UsageError(f"no format is called {name!r}; there are {', '.join(table())}") from None
+        near = _hint(name, table())
+        raise UsageError(f"no format is called {name!r}{near}; there are {', '.join(table())}") from None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one is nearest to, as the end of a message, or ''."""
+    near = get_close_matches(name, list(known), 1, 0.7)
+    return f"; near is {near[0]}" if near else ""
 
 
 def detect(url: str, *, but: str = "") -> Format:
@@ -207,10 +215,11 @@ def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
 def _refuse_stand_in(seen: Seen) -> None:
     """Say what is there instead of a checkpoint: nothing, a pointer, a web page, another program's file."""
     if seen.is_dir:
-        what = "holds no checkpoint: " + (f"its files are {', '.join(seen.files[:8])}" if seen.files else "it is empty")
+        what = strangers.folder(seen.files, tuple(s for f in TABLE for s in f.suffixes))
     elif seen.size < 0:
-        near = f"; beside it are {', '.join(seen.files[:8])}" if seen.files else ""
-        if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in names(seen.folder)):
+        there = names(seen.folder)
+        near = f"; beside it are {', '.join(seen.files[:8])}" if seen.files else _hint(seen.base, there)
+        if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in there):
             near = "; a run was killed while it replaced it: the next one that writes it finishes that first"
         raise StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
     elif seen.size == 0:
@@ -290,6 +299,8 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
             raise UsageError(f"the format {name} can be read but not written")
         return row
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
+    if not fits and (url.endswith("/") or is_dir(url)):
+        raise UsageError(f"{url!r} is a folder; name a file in it, or use --to with hf or npy, which are folders")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
         raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")

@@ -29,6 +29,7 @@ MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "flax_model.msgpack", "flax_model.msgpack.index.json", "tf_model.h5", "tf_model.h5.index.json",
 )  # fmt: skip
+OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # what may be checkpoints of their own
 WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 
@@ -80,9 +81,10 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     # Keras knows how it spells names in shards
     ours = path.endswith(index.SUFFIX) and not path.endswith(".h5" + index.SUFFIX)
     whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
-    if len(found) == 1:
+    others = found[1:] + [n for n in files if n.lower().endswith(OTHERS) and n not in found]
+    if not others:
         return whole
-    note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(found[1:]))
+    note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(others))
     return replace(whole, notes=(note, *whole.notes))
 
 

@@ -9,10 +9,13 @@ Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import printable
 from ..store import Seen
 
-SHOWN = 8  # members of a zip
+SHOWN = 8  # names of files
+ORBAX = {"_CHECKPOINT_METADATA", "manifest.ocdbt"}
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"),
@@ -23,6 +26,7 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xfd7zXZ\0", PACKED.format("xz")),
     (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
     (0, b"BZh", PACKED.format("bzip2")),
+    (257, b"ustar", "is a tar; unpack it first"),
 )
 
 
@@ -39,6 +43,22 @@ def known(seen: Seen) -> str:
     return ""
 
 
+def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
+    """What a folder is that is no checkpoint itself; `suffixes` are those of files that are."""
+    if not files:
+        return "holds no checkpoint: it is empty"
+    if ORBAX & set(files):
+        return "is an Orbax checkpoint, which is not read; restore it and save it as msgpack, safetensors or .npz"
+    single = [n for n in files if n.lower().endswith(suffixes)]
+    if single:
+        return f"is no checkpoint itself; name a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
+    return f"holds no checkpoint: its files are {_some(files)}"
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(map(printable, files[:SHOWN])) + (", ..." if len(files) > SHOWN else "")
+
+
 def damaged(seen: Seen) -> str:
     """What a file was, by its beginning, before it was cut, or ''."""
     if seen.head.startswith(b"PK\3\4") and not seen.members:
@@ -51,8 +71,7 @@ def damaged(seen: Seen) -> str:
 def other(seen: Seen) -> str:
     """What a file is that no format claims, not even by its name, or ''."""
     if seen.members:
-        more = ", ..." if len(seen.members) > SHOWN else ""
-        return f"is a zip of files that are no checkpoint: {', '.join(map(printable, seen.members[:SHOWN]))}{more}"
+        return f"is a zip of other files, which may be checkpoints once unpacked: {_some(seen.members)}"
     if seen.head.startswith((b"(dp", b"(lp")):
         return "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
     return ""

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple, cast
 
 from ...errors import CorruptCheckpoint
-from ...store import Reader, Seen, is_dir, join, read_all, sibling
+from ...store import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
 from .archive import enter
 from .containers import Leaf, segment, unwrap
@@ -26,6 +26,7 @@ from .plain import Inert, Known, shown
 from .rebuild import TORCH, View
 
 METADATA = ".metadata"
+SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
 MAX_CHUNKS = 2**12  # of one tensor, when they do not simply follow one another
 
@@ -51,12 +52,14 @@ ALLOWED = {
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if METADATA in seen.files and any(n.endswith(".distcp") for n in seen.files) else 0
+        return 3 if METADATA in seen.files and any(n.endswith(SUFFIX) for n in seen.files) else 0
+    if seen.base.endswith(SUFFIX) and exists(sibling(seen.url, METADATA)):
+        return 4
     return 3 if seen.base == METADATA and b"torch.distributed.checkpoint.metadata" in seen.head else 0
 
 
 def open(url: str, opaque: bool = False) -> Checkpoint:
-    path = join(url, METADATA) if is_dir(url) else url
+    path = join(url, METADATA) if is_dir(url) else sibling(url, METADATA) if url.endswith(SUFFIX) else url
     root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=opaque, url=path)
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")
