@@ -268,7 +268,7 @@ def torch_pickle(data: bytes, folder: Path) -> Laid:
 
 
 def pickles() -> Iterator[bytes]:
-    for path in globbed(["torch/*.pt", "hostile/pytorch/*.pt"]):
+    for path in globbed(["torch/*.pt", "torch/pieces/*.pt", "hostile/pytorch/*.pt"]):
         for data in members(path):
             yield from (body for name, body in records(data) if name.endswith(b"data.pkl"))
 
@@ -604,7 +604,7 @@ TF = (
 PYTORCH = (
     raw("x.pt", None, "torch/*.pt", "hostile/pytorch/*.pt"),
     Way(torch_pickle, pickles),
-    archive("x.pt", "torch", "torch/[dmntv]*.pt", "hostile/pytorch/*.pt"),
+    archive("x.pt", "torch", "torch/[dmntv]*.pt", "torch/pieces/*.pt", "hostile/pytorch/*.pt"),
     raw("x.pt", "torch-legacy", "torch/stream.pt", "hostile/pytorch/stream*.pt", "hostile/pytorch/tar*.pt"),
     Way(plain_pickle, plain_pickles),
     archive("x.pt", "torchscript", "torch/script.pt", "torch/frozen.pt", "hostile/pytorch/script*.pt"),
