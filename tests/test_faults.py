@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from kit import Run
 
 import ckptconv
+from ckptconv.cli import main
 from ckptconv.errors import CorruptCheckpoint
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
@@ -184,7 +188,11 @@ def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
         (["a.npz", "a.npz", "-o", "x.npz"], 6, "--scope"),
         (["a.npz", "-o", "x.npz", "--ema"], 2, "moving averages"),
         (["a.npz", "-o", "file/x.npz"], 9, "file"),
-        (["frobnicate", "x"], 2, ""),
+        (["frobnicate", "x"], 2, "missing option '--output'"),
+        (["inpsect", "a.npz"], 2, "near is `ckptconv inspect`"),
+        (["help"], 2, "near is `ckptconv --help`"),
+        (["a.npz", "-o", "x.npz", "--inclde", "w"], 2, "--include"),
+        (["inspect", "a.npz", "b.npz"], 2, "see `ckptconv inspect --help`"),
     ],
 )
 def test_usage(args: list[str], code: int, says: str, cli: Run, tmp_path: Path) -> None:
@@ -198,6 +206,37 @@ def test_usage(args: list[str], code: int, says: str, cli: Run, tmp_path: Path) 
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_misuse_is_json_too(cli: Run) -> None:
+    done = cli("inspect", "--json")
+    assert done.returncode == 2
+    told = json.loads(done.stdout)["error"]
+    assert (told["kind"], told["exit"]) == ("UsageError", 2)
+    assert done.stderr == f"error: {told['message']}\n"
+
+
+def test_a_closed_pipe_ends_as_documented(tmp_path: Path) -> None:
+    ckptconv.save({f"layer_{i}/w": np.ones(1, "f4") for i in range(20_000)}, tmp_path / "m.safetensors")
+    command = [sys.executable, "-m", "ckptconv", "inspect", str(tmp_path / "m.safetensors")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.stderr.read() == ""
+    assert run.returncode == 141
+
+
+def test_an_interrupt_ends_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckptconv.api.prepare", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "x"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted; nothing was written\n"
 
 
 def test_a_refused_destination_is_untouched(cli: Run, tmp_path: Path) -> None:

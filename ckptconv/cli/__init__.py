@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from difflib import get_close_matches
+from glob import glob
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
-from ..errors import CkptError, StorageError, printable, redacted
+from ..errors import CkptError, StorageError, UsageError, printable, redacted
 from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -69,24 +71,38 @@ for verb, examples in (
 ):
     app.command(epilog=examples)(verb)
 app.add_typer(converters.app)
+MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
+
+
+QUESTIONS = {"help": "--help", "version": "--version"}  # as other programs spell them
 
 
 def with_verb(argv: list[str]) -> list[str]:
     """Put `convert` in front unless the first word is a verb or a question to the program itself."""
     if not argv or argv[0] in VERBS or argv[0] in {"-h", "--help", "-V", "--version"}:
         return argv
-    return argv if argv[0].startswith(("--install-completion", "--show-completion")) else ["convert", *argv]
+    if argv[0].startswith(("--install-completion", "--show-completion")):
+        return argv
+    if argv[0].isalpha() and not glob(f"{argv[0]}*"):  # no source, nor a prefix of one
+        near = get_close_matches(argv[0], [*VERBS, *QUESTIONS], 1, 0.7)
+        if near:
+            raise UsageError(f"no verb is called {argv[0]!r}; near is `ckptconv {QUESTIONS.get(near[0], near[0])}`")
+    return ["convert", *argv]
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; an expected failure is one message, no traceback."""
     if "_CKPTCONV_COMPLETE" in os.environ:
         os.environ.update(complete.with_verb(os.environ, VERBS))
-    argv = with_verb(sys.argv[1:] if argv is None else argv)
+        app(prog_name="ckptconv")
+    argv = sys.argv[1:] if argv is None else argv
     show.escape_unwritable()
     try:
-        app(argv, prog_name="ckptconv")
+        _run(with_verb(argv))
+        sys.stdout.flush()  # here, where a closed pipe or a full disk is understood
+    except typer.Exit as e:
+        sys.exit(e.exit_code)
     except CkptError as e:
         fail(e, as_json="--json" in argv)
     except KeyboardInterrupt:
@@ -97,6 +113,21 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(141)
     except OSError as e:  # what the library meets is a StorageError: this is our own output
         fail(StorageError(f"cannot write what there is to say: {e.strerror or e}"), as_json=False)
+
+
+def _run(argv: list[str]) -> None:
+    """Run a verb. Not `app()`: that keeps interrupts and closed pipes to itself, and prints what is misused."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("ckptconv", argv) as context:
+            command.invoke(context)
+    except MISUSED as e:
+        if not argv:  # the help, which is what was asked for
+            e.show()
+            sys.exit(e.exit_code)
+        where = e.ctx.command_path if e.ctx else "ckptconv"
+        what = e.format_message().rstrip(".")
+        raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e
 
 
 def fail(e: CkptError, *, as_json: bool) -> None:
