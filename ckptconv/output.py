@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from . import publish
@@ -149,13 +149,13 @@ class Output:
             for name in self._ready:
                 with self._open(name) as fd:
                     os.fsync(fd)
-            for folder in self._to.stages:
-                publish.sync(folder)
+            if self._stays:
+                self._sync_stages()
         except OSError as e:
             raise refused(e, self._to.folder) from e
 
     def publish(self, *, sync: bool = True) -> None:
-        """Make all files durable, then bring them under their names: all, or after a kill all by the next run."""
+        """Make all files durable, then bring them under their names, all or none; after a kill the next run does it."""
         if sync:
             self.settle()
         try:
@@ -172,14 +172,22 @@ class Output:
             self.close()  # it renames no open files
         to, todo = self._to, self._to.publication(self._ready, force=self._force)
         several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
-        if (several or to.whole) and not self._stays:
-            with publish.noted(to.folder, to.title, to.mark, todo):
-                publish.perform(to.folder, todo, to.ours)
+        steps: publish.Steps = []
+        try:
+            with ExitStack() as stack:
+                if (several or to.whole) and not self._stays:
+                    if sync:
+                        self._sync_stages()
+                    stack.enter_context(publish.noted(to.folder, to.title, to.mark, todo, steps))
+                publish.perform(to.folder, todo, to.ours, steps)
                 self._sync(sync)
-        else:
-            publish.perform(to.folder, todo, to.ours)
-            self._sync(sync)
+        finally:
+            self._stays = self._stays or bool(steps)  # neither done nor undone: the next run needs what is left
         self._ready = []
+
+    def _sync_stages(self) -> None:
+        for folder in self._to.stages:
+            publish.sync(folder)
 
     def _sync(self, sync: bool) -> None:
         if sync:
@@ -202,6 +210,7 @@ class Output:
         if not self._stays:
             for path in self._to.stages:
                 shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(f"{path}.old", ignore_errors=True)
         self.close()
         for path in reversed(self._made) if not self._stays else ():
             with suppress(OSError):

@@ -6,11 +6,13 @@
 One file is one rename. A set is published in order, its index last: with shards of new names its rename decides.
 Where shards are replaced under their own names the old index goes first, so that for the moment of the renames a reader
 finds no index, and never one that mixes old and new. What is to be done is written down before; after a kill the next
-run at this destination does the rest. A folder without an index is replaced as a whole.
+run at this destination does the rest. What fails without a kill is undone. A folder without an index is replaced as a
+whole.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -45,47 +47,86 @@ class Publication(NamedTuple):
     last: tuple[str, ...]
 
 
-def perform(folder: str, todo: Publication, ours: Callable[[str], bool]) -> None:
-    """Do all of it, or what is left of it."""
-    for made, final in todo.moves:
-        if final in todo.first and os.path.lexists(os.path.join(folder, made)):  # the new one is not there yet
-            _gone(os.path.join(folder, final))
-    for made, final in todo.moves:
-        source, target = os.path.join(folder, made), os.path.join(folder, final)
-        old = f"{source}.old"
-        if os.path.isdir(source):
-            if os.path.isdir(target) and os.listdir(target):
-                os.rename(target, old)
-            os.rename(source, target)
-        elif os.path.lexists(source):
-            os.replace(source, target)
-        if os.path.isdir(old):
-            _keep_strangers(old, target, final, ours)
-    for name in todo.last:
-        _gone(os.path.join(folder, name))
-    for stage in {os.path.dirname(made) for made, _ in todo.moves} - {""}:
-        with suppress(OSError):
-            os.rmdir(os.path.join(folder, stage))
+Steps = list[tuple[str, str]]  # where something is now, and where it was: what there is to undo
 
 
-def _keep_strangers(old: str, new: str, name: str, ours: Callable[[str], bool]) -> None:
-    """Bring what is not the checkpoint's from the old folder to the new one."""
-    for entry in os.listdir(old):
-        if not ours(f"{name}/{entry}") and not os.path.lexists(os.path.join(new, entry)):
-            os.rename(os.path.join(old, entry), os.path.join(new, entry))
-    shutil.rmtree(old)
+def perform(folder: str, todo: Publication, ours: Callable[[str], bool], steps: Steps) -> None:
+    """Do all of it, or what is left of it, or, when a step fails, nothing.
 
+    What is replaced is set aside until all is done. `steps` is empty afterwards, unless they cannot be undone.
+    """
+    stages = {os.path.dirname(final): os.path.dirname(made) for made, final in todo.moves}
 
-def _gone(path: str) -> None:
+    def aside(name: str) -> str:
+        at = os.path.join(folder, stages[os.path.dirname(name)], ".old")
+        os.makedirs(at, exist_ok=True)
+        return os.path.join(at, os.path.basename(name))
+
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        for made, final in todo.moves:
+            if final in todo.first and os.path.lexists(os.path.join(folder, made)):  # the new one is not there yet
+                _move(os.path.join(folder, final), aside(final), steps)
+        for made, final in todo.moves:
+            source, target = os.path.join(folder, made), os.path.join(folder, final)
+            if os.path.isdir(source):
+                _exchange(source, target, final, ours, steps)
+            elif os.path.lexists(source):
+                if len(todo.moves) + len(todo.last) > 1 and os.path.lexists(target):
+                    _keep(target, aside(final), steps)
+                _move(source, target, steps)
+        for name in todo.last:
+            _move(os.path.join(folder, name), aside(name), steps)
+    except BaseException:
+        _undo(steps)
+        raise
+    steps.clear()
+    for made, _ in todo.moves:
+        shutil.rmtree(os.path.join(folder, f"{made}.old"), ignore_errors=True)
+    for stage in set(stages.values()) - {""}:
+        shutil.rmtree(os.path.join(folder, stage), ignore_errors=True)
+
+
+def _move(source: str, target: str, steps: Steps) -> None:
+    """Rename; what is not there is done already."""
+    if os.path.lexists(source):
+        steps.append((target, source))
+        os.replace(source, target)
+
+
+def _keep(path: str, aside: str, steps: Steps) -> None:
+    """Give the old file a second name, so that replacing it can be undone; without links, only another name."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    steps.append((aside, path))
+    try:
+        os.link(path, aside, follow_symlinks=False)
+    except OSError:
+        os.replace(path, aside)
+
+
+def _exchange(source: str, target: str, name: str, ours: Callable[[str], bool], steps: Steps) -> None:
+    """Bring a folder to its place; what is not the checkpoint's moves over from the one that was there."""
+    old = f"{source}.old"
+    if os.path.isdir(target):
+        _move(target, old, steps)
+    _move(source, target, steps)
+    for entry in os.listdir(old) if os.path.isdir(old) else ():
+        if not ours(f"{name}/{entry}") and not os.path.lexists(os.path.join(target, entry)):
+            _move(os.path.join(old, entry), os.path.join(target, entry), steps)
+
+
+def _undo(steps: Steps) -> None:
+    """The last step first; one that was begun but not done is none."""
+    while steps:
+        now, was = steps[-1]
+        if os.path.lexists(now) and not os.path.lexists(was):
+            os.replace(now, was)
+        steps.pop()
 
 
 @contextmanager
-def noted(folder: str, title: str, mark: str, todo: Publication) -> Iterator[None]:
-    """Keep what is to be done written down, durably, until it is done."""
+def noted(folder: str, title: str, mark: str, todo: Publication, steps: Steps) -> Iterator[None]:
+    """Keep what is to be done written down, durably, until it is done or undone."""
     path = os.path.join(folder, f".{short(title)}.{mark}.publish")
     made = todo.moves[0][0]
     draft = os.path.join(folder, made if made.endswith(".part") else os.path.dirname(made), f".{mark}.publish")
@@ -93,10 +134,20 @@ def noted(folder: str, title: str, mark: str, todo: Publication) -> Iterator[Non
         f.write(json.dumps(todo._asdict()).encode())
         f.flush()
         os.fsync(f.fileno())
-    os.replace(draft, path)
-    sync(folder)
-    yield
-    os.unlink(path)
+    try:
+        os.replace(draft, path)
+        sync(folder)
+        yield
+    finally:
+        if not steps:
+            _gone(path)
+
+
+def _gone(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def sync(folder: str) -> None:
@@ -118,7 +169,7 @@ def finish(folder: str, titles: Callable[[str], bool], ours: Callable[[str], boo
         path = os.path.join(folder, note)
         todo = _read(path, mark) if titles(title) else None
         if todo and all(map(ours, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
-            perform(folder, todo, ours)
+            perform(folder, todo, ours, [])
             os.unlink(path)
             done.append(note)
     return done
@@ -233,4 +284,6 @@ def _removed(path: str) -> bool:
         os.close(fd)
 
 
-__all__ = ["Publication", "alone", "clear", "finish", "hold", "lock", "noted", "part", "perform", "short", "sync"]
+__all__ = [
+    "Publication", "Steps", "alone", "clear", "finish", "hold", "lock", "noted", "part", "perform", "short", "sync",
+]  # fmt: skip

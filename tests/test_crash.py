@@ -197,6 +197,43 @@ def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.Monkey
     return False
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "input/output error"), KeyboardInterrupt()])
+def test_any_step_of_the_publication_may_fail(
+    kind: str, fault: BaseException, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It is undone: other than after a kill there is a next step."""
+    old, new = wanted[kind]
+    write(sources[0], tmp_path, kind)
+    for step in range(200):
+        left = [step]
+
+        def once(real: Callable[..., object], left: list[int] = left) -> Callable[..., object]:
+            def call(*args: object, **kw: object) -> object:
+                left[0] -= 1
+                if left[0] == -1:
+                    raise fault
+                return real(*args, **kw)
+
+            return call
+
+        with monkeypatch.context() as m:
+            for name in ("rename", "replace", "link", "mkdir"):
+                m.setattr(os, name, once(getattr(os, name)))
+            try:
+                write(sources[1], tmp_path, kind, force=True)
+            except (StorageError, KeyboardInterrupt):
+                assert snapshot(tmp_path) == old, step
+                assert not any(tmp_path.rglob(".*")), step
+                continue
+        assert snapshot(tmp_path) == new, step
+        if left[0] >= 0:
+            return
+        write(sources[0], tmp_path, kind, force=True)
+    raise AssertionError("it never ended")
+
+
 # --- litter -----------------------------------------------------------------------------------------------------
 
 
