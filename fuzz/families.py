@@ -396,12 +396,13 @@ KINDS = ("f4", "f2", "f8", ">f4", "i1", ">i8", "i4", "u2", "bool", "c8", "S5", "
 def build(data: bytes, path: Path) -> None:
     """Have the library write what records say: a path, and what lies there; what it refuses is left out.
 
-        "a/b"       u8 0                            group
+        "a/b"       u8 0, u8                        group, named datatype, or a dataset without a space
         "a/b"       u8 1..5, dtype, rank, sizes     dataset: contiguous, chunked, deflated, compact, never written
         "a/b@name"  u8 0..3                         attribute: text, list of texts, bytes, number
         "a/b"       u8 6 or 7, path                 hard or soft link
     """
     import h5py
+    import numpy as np
 
     with h5py.File(path, "w", track_order=len(data) % 2 == 0) as f:
         for name, spec in records(data)[:128]:
@@ -410,6 +411,8 @@ def build(data: bytes, path: Path) -> None:
             with suppress(ValueError, TypeError, KeyError, OSError, RuntimeError, AttributeError):
                 if at:
                     f[where or "/"].attrs[attribute] = _attribute(code % 4, rest)
+                elif code % 8 == 0 and rest[:1] in (b"\1", b"\2"):
+                    f[where] = np.dtype("f4") if rest[0] == 1 else h5py.Empty("f4")
                 elif code % 8 == 0:
                     f.require_group(where)
                 elif code % 8 < 6:
@@ -453,12 +456,24 @@ def _dataset(f: Any, where: str, code: int, rest: bytes) -> None:
     if code == 4 and name != "O":
         plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plan.set_layout(h5py.h5d.COMPACT)
-        plain = np.ascontiguousarray(array)
         space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-        made = h5py.h5d.create(f.id, where.encode(), h5py.h5t.py_create(kind, logical=True), space, plan)
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, plain)
+        stored = _narrow() if name == "bfloat16" else h5py.h5t.py_create(kind, logical=True)
+        made = h5py.h5d.create(f.id, where.encode(), stored, space, plan)
+        if name != "bfloat16":
+            made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(array))
     else:
         f.create_dataset(where, shape=shape, dtype=kind, data=None if code == 5 else array, **more)
+
+
+def _narrow() -> Any:
+    """bfloat16 as a float of the library's own, big-endian."""
+    import h5py
+
+    kind = h5py.h5t.IEEE_F32BE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
 
 
 def unbuilt(path: Path) -> Iterator[Record]:
@@ -501,7 +516,12 @@ def built(name: str, format: str, *seeds: str) -> Way:
         return folder / name, format
 
     def made() -> Iterator[bytes]:
-        return (packed(unbuilt(p)) for p in globbed(seeds))
+        yield from (packed(unbuilt(p)) for p in globbed(seeds))
+        if format == "hdf5":  # one of each kind and way to store it
+            pairs = [(code, n) for code in range(1, 6) for n in range(len(KINDS))]
+            every = [(b"g%d/%d" % pair, bytes([*pair, 2, 3, 2])) for pair in pairs]
+            odd = [(b"t", b"\0\1"), (b"none", b"\0\2"), (b"again", b"\6g1/0"), (b"a", b"\0"), (b"a@x", b"\3abcd")]
+            yield packed([*every, *odd])
 
     return Way(lay, made, packed=True, within=True)
 
