@@ -262,6 +262,10 @@ class Converter:
         with uncollected():
             return apply(self, checkpoint, params or {}, slots=slots)
 
+    def resembles(self, checkpoint: Checkpoint) -> bool:
+        """True if a name is there that the family is recognised by, or if there are no such names."""
+        return not self.present or any(_any(t, list(checkpoint)) for t in self.present)
+
     def takes(self, checkpoint: Checkpoint) -> bool:
         """True if the family is recognised and every weight has a rule."""
         from .assign import assign

@@ -24,7 +24,7 @@ from typing import Any
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .errors import LayoutError, UsageError, listing
 from .names import Domain, Fold, Matcher, Template, domain, fold, template
-from .tensor import Checkpoint
+from .tensor import Checkpoint, Note
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -344,13 +344,20 @@ def change(
     """Apply a converter (a name, a file or 'auto'), then renames `FROM=TO`, which leave other names alone."""
     if converter:
         rules = auto(checkpoint) if converter == "auto" else load(converter)
+        doubt = () if inverse or rules.resembles(checkpoint) else (_doubt(rules),)
         checkpoint = (rules.inverse if inverse else rules).apply(checkpoint, params)
+        checkpoint = replace(checkpoint, notes=(*doubt, *checkpoint.notes))
     elif inverse or params:
         raise UsageError("--inverse and --param say something to a converter; choose one with -c")
     if not renames:
         return checkpoint
     _sought(made := renaming(renames), checkpoint)
     return made.apply(checkpoint)
+
+
+def _doubt(rules: Converter) -> Note:
+    known = tuple(t.text for t, _ in rules.present)
+    return Note("hint", f"no name here is one that {rules.name} is recognised by; is it the right converter?", known)
 
 
 def _sought(renames: Converter, checkpoint: Checkpoint) -> None:

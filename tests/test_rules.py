@@ -364,6 +364,19 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
 # --- finding ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("converter", "names", "doubts"),
+    [
+        ("bert", ["bert/embeddings/position_embeddings"], False),
+        ("bert", ["encoder/kernel"], True),  # which the rule for heads takes
+        ("keras-torch", ["encoder/kernel"], False),  # any names
+    ],
+)
+def test_a_converter_doubts_names_of_another_family(converter: str, names: list[str], doubts: bool) -> None:
+    found = rules.change(checkpoint(dict.fromkeys(names, [2, 3])), converter)
+    assert any("is it the right converter?" in n.text for n in found.notes) is doubts
+
+
 def test_load_names_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no converter is called"):
         rules.load("hf-tff")
