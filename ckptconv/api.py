@@ -184,9 +184,9 @@ def plan_for(
     if _hashed(target, row):
         from . import hashes
 
-        reserved = hashes.entries(checkpoint, {})
-        placement = writer.place(replace(checkpoint, metadata=checkpoint.metadata | reserved))
-        hashes.placed(reserved, placement, row)
+        kept = hashes.reserved(checkpoint)
+        placement = writer.place(replace(checkpoint, metadata=checkpoint.metadata | kept))
+        hashes.placed(kept, placement, row)
     else:
         placement = writer.place(checkpoint)
     folder, _ = store.split(url.rstrip("/"))

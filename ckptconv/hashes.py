@@ -12,7 +12,7 @@ tensor changes: what is opened has them in its details, not in its metadata, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import shake_128
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,25 +26,28 @@ GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB
 WIDTH = 32
 
 
-def entries(names: Iterable[str], hashes: Mapping[str, str]) -> dict[str, str]:
-    """The metadata for these tensors; placeholders for those without a hash."""
+def reserved(names: Iterable[str]) -> dict[str, str]:
+    """Metadata as large as that of these tensors' hashes, of text that stands nowhere else by chance or design."""
     ordered = sorted(names)
-    digits = [hashes.get(n) or _placeholder(n) for n in ordered]
-    groups = range(0, len(digits), GROUP)
+    out = {HASHES: str(len(ordered))}
+    for i, at in enumerate(range(0, len(ordered), GROUP)):
+        group = "\0".join(ordered[at : at + GROUP]).encode("utf-8", "surrogatepass")
+        out[f"{HASHES}.{i}"] = shake_128(group).hexdigest(len(ordered[at : at + GROUP]) * WIDTH // 2)
+    return out
+
+
+def entries(hashes: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of these tensors and their hashes."""
+    ordered = [digits for _, digits in sorted(hashes.items())]
+    groups = range(0, len(ordered), GROUP)
     return {HASHES: str(len(ordered))} | {
-        f"{HASHES}.{i}": "".join(digits[at : at + GROUP]) for i, at in enumerate(groups)
+        f"{HASHES}.{i}": "".join(ordered[at : at + GROUP]) for i, at in enumerate(groups)
     }
 
 
-def _placeholder(name: str) -> str:
-    """No file holds it by chance, and it depends on nothing but the name."""
-    key = name.encode("utf-8", "surrogatepass")
-    return blake2b(key, digest_size=WIDTH // 2, person=b"ckptconv").hexdigest()
-
-
-def placed(reserved: Mapping[str, str], placement: Placement, row: Format) -> None:
-    """Raise Unrepresentable unless every entry has its place in the output."""
-    wanted = [value.encode() for key, value in reserved.items() if key != HASHES]
+def placed(kept: Mapping[str, str], placement: Placement, row: Format) -> None:
+    """Raise Unrepresentable unless every entry of `reserved` has its place in the output."""
+    wanted = [value.encode() for key, value in kept.items() if key != HASHES]
     if len(list(_places(placement.patches, wanted))) < len(wanted):
         why = "it has its own checksum for each" if placement.check else "it keeps no metadata"
         raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave --hash out")
@@ -67,10 +70,10 @@ def filled(hashes: Mapping[str, str], placement: Placement, writer: Writer) -> S
 
     A writer that has computed checksums over its metadata is told by `amend`.
     """
-    before, after = entries(hashes, {}), entries(hashes, hashes)
+    before, after = reserved(hashes), entries(hashes)
     new = {before[k].encode(): after[k].encode() for k in before if k != HASHES}
     places = list(_places(placement.patches, new))
-    made = {i: bytearray(placement.patches[i].data) for _, i, _ in places}
+    made = {i: bytearray(placement.patches[i].data) for i in {i for _, i, _ in places}}
     for old, i, at in places:
         made[i][at : at + len(old)] = new[old]
     amend = getattr(writer, "amend", None)
@@ -147,4 +150,4 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     return checkpoint.with_tensors(kept, *notes)
 
 
-__all__ = ["Checked", "check", "entries", "filled", "salvaged", "stated"]
+__all__ = ["Checked", "check", "entries", "filled", "placed", "reserved", "salvaged", "stated"]
