@@ -28,6 +28,8 @@ _LOCAL, _ENTRY, _END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"),
 _END64, _LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED, _UTF8, _DESCRIPTOR = 0x2041, 0x800, 0x8
+_OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
+_SIGNED = b"PK\7\x08"
 _WINDOW = 2**18  # local headers closer together than this are read at once
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
@@ -126,6 +128,7 @@ def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
         if disk not in (0, _MAX16):
             raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
         name = _name(raw, flags, url)
+        _check_other_name(data[at + n : at + n + extra], raw, url)
         if flags & _ENCRYPTED:
             raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
         if method not in (STORED, DEFLATED):
@@ -142,18 +145,31 @@ def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
         raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
 
 
-def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
-    """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
+def _fields(extra: bytes, wanted: int) -> Iterator[bytes]:
+    """The contents of the extra fields of one kind."""
     at = 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)
-        if kind == 1 and at + 4 + size <= len(extra):
-            words = [w for (w,) in struct.iter_unpack("<Q", extra[at + 4 : at + 4 + size // 8 * 8])]
-            need = values.count(_MAX32)
-            if len(words) >= need:
-                rest = iter(words)
-                return [next(rest) if v == _MAX32 else v for v in values]
+        if kind == wanted and at + 4 + size <= len(extra):
+            yield extra[at + 4 : at + 4 + size]
         at += 4 + size
+
+
+def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
+    """Refuse a field that gives the member another name, which some readers follow."""
+    for said in _fields(extra, _OTHER_NAME):
+        if said[5:] not in (raw, b""):
+            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(said[5:])[:200])}"
+            raise UnsafeCheckpoint(text, url=url)
+
+
+def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
+    """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
+    for said in _fields(extra, 1):
+        words = [w for (w,) in struct.iter_unpack("<Q", said[: len(said) // 8 * 8])]
+        if len(words) >= values.count(_MAX32):
+            rest = iter(words)
+            return [next(rest) if v == _MAX32 else v for v in values]
     raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
 
 
@@ -188,6 +204,7 @@ def _check_names(names: list[str], url: str, files: bool) -> None:
 def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int]:
     """Check each local header against the directory; tell where the payloads begin. `entries` are sorted by place."""
     out: dict[str, int] = {}
+    gaps: list[tuple[int, int, _Entry]] = []
     at, window, first = 0, b"", 0
     for i, e in enumerate(entries):
         if i == 0 and e.at != 0:
@@ -195,21 +212,42 @@ def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int
         need = _LOCAL.size + len(e.raw)
         if e.at < at or e.at + need + e.packed > directory:
             raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
+        if e.at > at:
+            gaps.append((at, e.at, entries[i - 1]))
         if e.at + need > first + len(window):
             first, window = e.at, f.read(e.at, _reach(entries, i, directory) - e.at)
         header = window[e.at - first : e.at - first + need]
-        start = e.at + need + _check_local(header, e, f.url)
+        extra = _check_local(header, e, f.url)
+        start = e.at + need + extra
+        if extra > 4:
+            piece = window[e.at + need - first : start - first]
+            _check_extra(piece if len(piece) == extra else f.read(e.at + need, extra), header, e, f.url)
         at = start + e.packed
         if at > directory:
             raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory", url=f.url)
         out[e.name] = start
+    if at < directory and entries:
+        gaps.append((at, directory, entries[-1]))
+    for gap in gaps:
+        _check_gap(f, *gap)
     return out
+
+
+def _check_gap(f: Reader, start: int, end: int, before: _Entry) -> None:
+    """Between members may lie only the sizes and checksum of the one before: else who reads on finds other members."""
+    if before.flags & _DESCRIPTOR and end - start in (12, 16, 20, 24):
+        said = f.read(start, end - start).removeprefix(_SIGNED)
+        sizes = "<3L" if len(said) == 12 else "<L2Q"
+        if len(said) in (12, 20) and struct.unpack(sizes, said) == (before.crc, before.packed, before.size):
+            return
+    text = f"{end - start} bytes behind the member {printable(before.name)} belong to no member"
+    raise UnsafeCheckpoint(text, url=f.url)
 
 
 def _reach(entries: list[_Entry], i: int, directory: int) -> int:
     """How far to read so that the headers of small neighbours come along."""
     end = entries[i].at
-    for e in entries[i:]:
+    for e in map(entries.__getitem__, range(i, len(entries))):
         if e.at - end > 4096 or e.at - entries[i].at > _WINDOW:
             break
         end = e.at
@@ -238,6 +276,16 @@ def _check_local(header: bytes, e: _Entry, url: str) -> int:
             url=url,
         )
     return int(extra)
+
+
+def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
+    """What the local extra field says of name and sizes must be what the directory says."""
+    _check_other_name(extra, e.raw, url)
+    packed, size = struct.unpack_from("<2L", header, 18)
+    wide = _MAX32 in (packed, size) and not e.flags & _DESCRIPTOR
+    if wide and _wide(extra, [size, packed], url) != [e.size, e.packed]:
+        text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
+        raise UnsafeCheckpoint(text, url=url)
 
 
 def unpack(f: Reader, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:

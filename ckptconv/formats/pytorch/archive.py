@@ -27,6 +27,7 @@ from .plain import shown
 from .rebuild import TORCH, Storage, StorageType
 
 MAX_PICKLE = 2**31 - 1
+MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
 VERSIONS = range(1, 11)
 SUFFIXES = (".pt", ".pth", ".bin")
 
@@ -98,7 +99,8 @@ class Archive:
                 raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, no storage", url=self.url)
             _, kind, key, _, count = pid
             key = str(key) if type(key) is int else key
-            if type(kind) is not StorageType or type(key) is not str or type(count) is not int or count < 0:
+            proper = type(kind) is StorageType and type(key) is str and len(key) <= MAX_STORAGE_KEY
+            if not proper or type(count) is not int or count < 0:
                 raise CorruptCheckpoint(f"a storage is described by {shown(pid)}", url=self.url)
             found = self.known.get((f"{folder}/{key}", kind.name))
             if found is None:

@@ -20,6 +20,7 @@ from .rebuild import Pieces, View
 
 MAX_DEPTH = 100
 SHARING = 16  # visits per byte of pickle: a container may occur at several places, but not without bound
+NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
 WRAPPERS = (
     "state_dict", "model", "model_state_dict", "module", "net", "params", "params_ema", "ema", "generator", "weights",
 )  # fmt: skip
@@ -40,6 +41,7 @@ class Walk:
 
     def __init__(self, size: int, url: str) -> None:
         self.left = SHARING * (size + 64)
+        self.room = NAMING * size + 2**20
         self.url = url
         self.open: set[int] = set()
         self.cyclic: list[str] = []
@@ -60,6 +62,9 @@ class Walk:
         slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
         for key, child in children:
             child_name = f"{name}.{key}" if depth else key
+            self.room -= len(child_name)
+            if self.room < 0:
+                raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
             child_role = role or ("slot" if slots else "") or (_top_role(key) if depth == 0 else "")
             if type(child) is View:  # the common case, without another generator
                 self.left -= 1
@@ -75,11 +80,13 @@ class Walk:
         if kind is dict or kind is Ordered:
             return [(k if type(k) is str else segment(k), v) for k, v in value.items()] or None
         if kind in (list, tuple, set, frozenset):
+            self.left -= len(value)
             if all(type(v) in SCALARS for v in value):
                 return None
             return [(str(i), v) for i, v in enumerate(value)]
         if kind is Inert and value.args is not None:
             self.inert[value.path] = None
+            self.left -= len(value.args) if type(value.args) is tuple else 0
             return list(_attributes(value)) or None
         return None
 

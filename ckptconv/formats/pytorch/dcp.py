@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast
 
-from ...errors import CorruptCheckpoint
+from ...errors import CorruptCheckpoint, brief, printable
 from ...store import Reader, Seen, exists, is_dir, join, read_all, sibling
-from ...tensor import Checkpoint, Note, Part, Tensor, c_strides, elements
+from ...tensor import MAX_AXES, Checkpoint, Note, Part, Tensor, c_strides, elements
 from .archive import enter
 from .containers import Leaf, segment, unwrap
 from .flatten import jsonable
@@ -102,7 +103,7 @@ def _get(thing: Any, name: str, kind: type, url: str) -> Any:
 def _numbers(thing: Any, name: str, url: str) -> tuple[int, ...]:
     """An attribute that must be a tuple of whole numbers."""
     value: tuple[int, ...] = _get(thing, name, tuple, url)
-    if any(type(n) is not int for n in value):
+    if len(value) > MAX_AXES or any(type(n) is not int for n in value):
         raise CorruptCheckpoint(f"{shown(thing)} has the {name} {shown(value)}, not whole numbers", url=url)
     return value
 
@@ -127,6 +128,12 @@ def _places(stored: dict[Any, Any], url: str) -> dict[tuple[str, tuple[int, ...]
                 "is stored through a transform (compressed?), which is not read", url=url, tensor=name
             )
         out[name, offset] = Place(file, start, size)
+    ranges = sorted(set(out.values()))
+    for one, other in pairwise(ranges):  # else one file could be read once for each name
+        if one.file == other.file and other.start < one.start + one.size:
+            raise CorruptCheckpoint(
+                f"two things are stored at byte {other.start} of {printable(brief(one.file))}", url=url
+            )
     return out
 
 
@@ -138,6 +145,7 @@ class Folder:
     opaque: bool
     stack: ExitStack
     files: dict[str, Reader] = field(default_factory=dict)
+    loaded: dict[Place, Any] = field(default_factory=dict)
 
     @property
     def opened(self) -> list[str]:
@@ -147,6 +155,8 @@ class Folder:
         """The object of the archive at one place."""
         if place is None:
             raise CorruptCheckpoint("a chunk of it is described but not stored", url=self.url, tensor=name)
+        if place in self.loaded:
+            return self.loaded[place]
         f = self.files.get(place.file)
         if f is None:
             f = self.files[place.file] = self.stack.enter_context(Reader(sibling(self.url, place.file)))
@@ -158,7 +168,9 @@ class Folder:
         window = cast(Reader, Window(f, place.start, place.size))
         archive = enter(window, place.start)
         raw = archive.pickle(window, "data.pkl")
-        return load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=self.opaque, url=f.url)
+        made = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=self.opaque, url=f.url)
+        self.loaded[place] = made
+        return made
 
     def value(self, name: str, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
         value = self.load(name, places.get((name, ())))

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any
 
-from ...errors import CkptError, NameCollision, listing
+from ...errors import CkptError, NameCollision, UnsafeCheckpoint, listing
 from ...tensor import Checkpoint, Note, Tensor, c_strides, held, view
 from .arrays import ArrayType, PickledArray
-from .containers import Leaf, Walk, unwrap
+from .containers import SHARING, Leaf, Walk, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Absent, Pieces, Storage, StorageType, TorchType, View
 
@@ -33,7 +33,7 @@ def checkpoint(
     walked = Walk(size, url)
     leaves = list(walked.leaves(root))
     leaves, unwrapped = unwrap(leaves)
-    made = Made(url)
+    made = Made(size, url)
     for leaf in leaves:
         made.add(leaf)
     details: dict[str, Any] = {}
@@ -65,8 +65,10 @@ def _metadata(found: Any) -> dict[str, str]:
 class Made:
     """The tensors made so far, and the account of everything that is none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, size: int, url: str) -> None:
         self.url = url
+        self.room = SHARING * size + 2**20
+        self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
         self.pieces: dict[str, Any] = {}
@@ -89,7 +91,7 @@ class Made:
         elif kind is Storage:
             self.skipped["bare storages, which have no shape"].append(name)
         else:
-            self.values[name] = jsonable(leaf.value)
+            self.values[name] = jsonable(leaf.value) if len(self.values) < MAX_VALUES else None
 
     def put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:
@@ -116,11 +118,16 @@ class Made:
         if array.kind.spelling[:1] in "OSUV":
             self.skipped["numpy arrays that hold no numbers"].append(name)
             return
-        try:
-            t = held(name, array.numpy())
-        except CkptError:
-            self.skipped[f"numpy arrays of dtype {array.kind.spelling}, which nothing else can hold"].append(name)
-            return
+        t = self.arrays.get(id(array))
+        if t is None:
+            self.room -= len(array.items or ())  # big endian or Fortran order is copied
+            if self.room < 0:
+                raise UnsafeCheckpoint("its arrays hold the same bytes over and over", url=self.url)
+            try:
+                t = self.arrays[id(array)] = held(name, array.numpy())
+            except CkptError:
+                self.skipped[f"numpy arrays of dtype {array.kind.spelling}, which nothing else can hold"].append(name)
+                return
         self.put(Tensor(name, t.dtype, t.shape, t.parts, role))
 
     def split(self, name: str, p: Pieces, role: str) -> None:

@@ -47,7 +47,7 @@ def open_tar(f: Reader, opaque: bool) -> Checkpoint:
     def find(pid: Any) -> Any:
         if type(pid) is tuple:
             return pid[1] if len(pid) == 4 and pid[0] == "module" else pid[0] if pid else None
-        if str(pid) not in known:
+        if type(pid) not in (str, int) or str(pid) not in known:
             raise CorruptCheckpoint(f"the object refers to {shown(pid)}, which is not there", url=f.url)
         return known[str(pid)]
 
@@ -147,6 +147,8 @@ def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
         if type(view) is not tuple or len(view) != 4 or not all(type(n) is int and n >= 0 for n in view[2:]):
             raise CorruptCheckpoint(f"a storage view is {shown(view)}", url=c.f.url)
         key, root, offset, count = view
+        if type(key) not in (str, int) or type(root) not in (str, int):
+            raise CorruptCheckpoint(f"a storage view is {shown(view)}", url=c.f.url)
         whole = out.get(str(root))
         if whole is None or (offset + count) * whole.type.bits // 8 > whole.size:
             raise CorruptCheckpoint(f"a storage view reaches out of its storage: {shown(view)}", url=c.f.url)
@@ -175,6 +177,6 @@ def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
 
 def _triple(c: _Cursor) -> tuple[Any, Any, Any]:
     found = c.pickle()
-    if type(found) is not tuple or len(found) != 3:
+    if type(found) is not tuple or len(found) != 3 or any(type(key) not in (str, int) for key in found[:2]):
         raise CorruptCheckpoint(f"an entry of the tar is {shown(found)}", url=c.f.url)
     return found

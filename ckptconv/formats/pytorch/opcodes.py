@@ -60,7 +60,9 @@ def _proto(m: Machine) -> None:
 
 
 def _frame(m: Machine) -> None:
-    m.take(8)  # a frame only groups what follows
+    size = int.from_bytes(m.take(8), "little")  # a frame only groups what follows, but pickle reads it whole
+    if size > len(m.data) - m.at:
+        raise m.short(size)
 
 
 def _mark(m: Machine) -> None:

@@ -26,6 +26,10 @@ MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
 MAX_LISTED = 500  # unknown globals that an error names
 MAX_NAME = 1000  # bytes of a global's module or name
 MAX_KEY = 64  # scalars within one dictionary key: a tuple that shares itself hashes for ever
+MAX_KEY_TEXT = 2**16  # characters of the text in such a tuple, which becomes part of a name
+MAX_ARGUMENTS = 64
+SIZED = frozenset({str, bytes, list, tuple, dict, Ordered, set, frozenset})
+COPIES = 4  # times over that calls may copy what the pickle holds: an argument can be remembered and used again
 
 
 Table = Mapping[tuple[str, str], Any]
@@ -97,6 +101,7 @@ class Machine:
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.unknown: dict[str, None] = {}
+        self.room = COPIES * len(data) + 2**20
 
     def run(self) -> Any:
         data, ops = self.data, OPS
@@ -167,6 +172,8 @@ class Machine:
         """The table's entry for a global, or a placeholder."""
         if type(module) is not str or type(name) is not str:
             raise CorruptCheckpoint(f"a global at byte {self.at} is not named by strings", url=self.url)
+        if len(module) + len(name) > 2 * MAX_NAME:
+            raise CorruptCheckpoint(f"a global at byte {self.at} has a name without end", url=self.url)
         found = self.allowed.get((module, name), self)
         if found is not self:
             return found
@@ -182,17 +189,27 @@ class Machine:
         if type(what) is Known:
             if what.call is None or named:
                 raise UnsafeCheckpoint(f"{what.path} is called at byte {self.at}; it is only a name here", url=self.url)
+            self.charge(args)
             return what.call(*args)
         if type(what) is Inert:
             return Inert(what.path, (args, named) if named else args)
         raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}", url=self.url)
 
+    def charge(self, values: tuple[Any, ...]) -> None:
+        """Count what a call may copy or walk through."""
+        if len(values) > MAX_ARGUMENTS:
+            raise UnsafeCheckpoint(f"a call at byte {self.at} has {len(values)} arguments", url=self.url)
+        self.room -= sum([len(v) for v in values if type(v) in SIZED])
+        if self.room < 0:
+            raise UnsafeCheckpoint(f"the pickle uses the same values over and over (byte {self.at})", url=self.url)
+
     def key(self, value: Any) -> Any:
         """Let only small, acyclic keys into a dictionary or a set."""
-        budget, todo = MAX_KEY, [value]
+        budget, text, todo = MAX_KEY, MAX_KEY_TEXT, [value]
         while todo:
             one, budget = todo.pop(), budget - 1
-            if budget < 0:
+            text -= len(one) if type(one) is str or type(one) is bytes else 0
+            if budget < 0 or text < 0:
                 raise UnsafeCheckpoint(f"a key at byte {self.at} is nested beyond reason", url=self.url)
             if type(one) is tuple or type(one) is frozenset:
                 todo.extend(list(one)[: MAX_KEY + 1])
@@ -231,8 +248,10 @@ class Machine:
             target.state = state
         elif type(target) is Ordered:
             if type(state) is dict or type(state) is Ordered:
+                self.charge((state,))
                 target.state.update(state)
         elif hasattr(type(target), "build"):
+            self.charge(state if type(state) is tuple else ())
             target.build(state)
         elif type(target) is not dict:
             raise CorruptCheckpoint(f"a {type(target).__name__} is given a state at byte {self.at}", url=self.url)

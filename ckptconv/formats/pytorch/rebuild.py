@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...tensor import DTYPES, Data, DType, elements
+from ...tensor import DTYPES, MAX_AXES, Data, DType, elements
 from .arrays import NUMPY, PickledArray
 from .plain import PLAIN, Inert, Known, shown
 
@@ -81,9 +81,9 @@ class Absent(NamedTuple):
 UNTYPED = StorageType("UntypedStorage", None, 8)
 
 
-def _ints(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) not in (tuple, list) or any(type(n) is not int for n in value):
-        raise CorruptCheckpoint(f"the {what} of a tensor is {shown(value)}, not whole numbers")
+def ints(value: Any, what: str) -> tuple[int, ...]:
+    if type(value) not in (tuple, list) or len(value) > MAX_AXES or any(type(n) is not int for n in value):
+        raise CorruptCheckpoint(f"the {what} of a tensor is {shown(value)}, not at most {MAX_AXES} whole numbers")
     return tuple(value)
 
 
@@ -91,7 +91,7 @@ def _view(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) 
     """Check that the view lies within its storage."""
     if type(storage) is not Storage or type(offset) is not int or offset < 0:
         raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)} and the offset {shown(offset)}")
-    shape, strides = _ints(shape, "shape"), _ints(strides, "strides")
+    shape, strides = ints(shape, "shape"), ints(strides, "strides")
     if len(shape) != len(strides):
         raise CorruptCheckpoint(f"a tensor has the shape {list(shape)} but the strides {list(strides)}")
     total = elements(shape)
@@ -154,7 +154,7 @@ def _from_type(make: Any, kind: Any, args: Any, state: Any = None) -> Any:
     """A tensor with attributes or of a subclass: the tensor itself, or a placeholder if we do not know `make`."""
     if type(args) is not tuple:
         raise CorruptCheckpoint("a tensor subclass is rebuilt without arguments")
-    if type(make) is Known and make.call is not None:
+    if type(make) is Known and make.call is not None and make.path.startswith("_rebuild") and len(args) < MAX_AXES:
         return make.call(*args)
     if type(make) is Inert:
         return Inert(make.path, args)
@@ -170,7 +170,7 @@ def _sparse(layout: Any, data: Any) -> Pieces:
     parts = dict(zip(names, data, strict=False))
     if any(type(p) is not View for p in parts.values()):
         raise CorruptCheckpoint("a sparse tensor whose pieces are no tensors")
-    shape = _ints(data[len(names)], "shape")
+    shape = ints(data[len(names)], "shape")
     elements(shape)
     return Pieces(layout, shape, parts, {})
 
@@ -198,7 +198,7 @@ def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
 
 
 def _meta(kind: Any, shape: Any, strides: Any, grad: Any = False) -> Absent:
-    return Absent(kind.name if type(kind) is TorchType else "?", _ints(shape, "shape"))
+    return Absent(kind.name if type(kind) is TorchType else "?", ints(shape, "shape"))
 
 
 def _from_numpy(array: Any, kind: Any = None, *_: Any) -> Any:
@@ -208,7 +208,7 @@ def _from_numpy(array: Any, kind: Any = None, *_: Any) -> Any:
 
 
 def _size(value: Any = ()) -> tuple[int, ...]:
-    return _ints(value, "size")
+    return ints(value, "size")
 
 
 def _text(*parts: Any) -> str:
@@ -303,4 +303,4 @@ TORCH: dict[tuple[str, str], Any] = {
     ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", _parameter),
 }
 
-__all__ = ["TORCH", "UNTYPED", "Absent", "Pieces", "Storage", "StorageType", "TorchType", "View", "rebuild"]
+__all__ = ["TORCH", "UNTYPED", "Absent", "Pieces", "Storage", "StorageType", "TorchType", "View", "ints", "rebuild"]
