@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .converter import Converter, Of, Rule
 
 MAX_NEAR = 20  # folded patterns for which the nearest rule is looked for
+MAX_COMPARED = 300  # characters of each that are compared for that: a second for every 100 KB of a name was spent
 
 
 class Moved(NamedTuple):
@@ -372,7 +373,8 @@ def _unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) 
         shape = list(checkpoint[f.names[0]].shape)
         why = found.reasons.get(f.names[0], "")
         if not why and i < MAX_NEAR and templates:
-            why = "nearest rule: " + max(templates, key=lambda t: SequenceMatcher(None, t[0], f.text, False).ratio())[1]
+            text = f.text[:MAX_COMPARED]
+            why = "nearest rule: " + max(templates, key=lambda t: SequenceMatcher(None, t[0], text, False).ratio())[1]
         lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
     head = f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors"
     return f"{head}; drop them with --exclude, or add rules:\n{listing(lines, 200)}"

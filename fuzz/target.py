@@ -113,7 +113,7 @@ def sample() -> Checkpoint:
     names = {
         "bert/embeddings/word_embeddings": (5, 4), "bert/encoder/layer_0/attention/self/query/kernel": (4, 4),
         "bert/encoder/layer_0/attention/self/query/bias": (4,), "bert/encoder/layer_1/output/LayerNorm/gamma": (4,),
-        "model.layers.0.mlp.weight": (4, 2), "conv/kernel": (3, 3, 2, 4), "a" * 3000: (1,),
+        "model.layers.0.mlp.weight": (4, 2), "conv/kernel": (3, 3, 2, 4), "a" * 500: (1,),
     }  # fmt: skip
     return Checkpoint({n: held(n, np.zeros(s, "f4")) for n, s in names.items()})
 

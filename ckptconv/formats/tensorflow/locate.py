@@ -124,6 +124,8 @@ def _newest(state: str) -> str:
 
 def _beside(folder: str, path: str) -> Found | None:
     """The checkpoint that a path in a state file means, in the state file's folder or below it."""
+    if "\0" in path:
+        raise CorruptCheckpoint("the state file names a path with a NUL in it", url=folder)
     absolute = path.startswith(("/", "\\")) or ":" in path
     parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
     if not parts and not path.endswith("/"):
