@@ -89,6 +89,19 @@ class Destination:
         here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
         return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
 
+    def possible(self) -> None:
+        """Refuse what can be no destination, whatever is there."""
+        for name, path in self.final.items():
+            if {"", ".", ".."} & set(name.split("/")):
+                raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")
+            if os.path.isdir(path) and not os.path.islink(path):
+                raise StorageError("is a folder, which no file replaces; name a file in it", url=path)
+        for at in {os.path.dirname(path) for path in self.final.values()}:
+            while at and not os.path.lexists(at):
+                at = os.path.dirname(at)
+            if at and not os.path.isdir(at):
+                raise StorageError("is no folder; what is there must be moved away first", url=at)
+
     def free(self) -> None:
         """Refuse a destination that is taken."""
         taken = [p for n in self._own if os.path.lexists(p := self.final[n])]

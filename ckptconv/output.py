@@ -41,6 +41,7 @@ class Output:
         self._few = len(files) <= OPEN
         self._made: list[str] = []
         self._locks: list[int] = []
+        self._to.possible()
         self.cleared = self._to.clear()
         self._free()
         try:
@@ -67,7 +68,7 @@ class Output:
                         self._locks.append(fd)
                         break
             except OSError as e:
-                raise refused(e, path) from e
+                raise refused(e, os.path.dirname(path) or ".") from e
 
     def create(self, f: File) -> None:
         path = self._to.temporary(f.name)
@@ -163,7 +164,8 @@ class Output:
                 self._free()
                 self._rename(sync)
         except OSError as e:
-            raise refused(e, self._to.folder) from e
+            named = [str(name) for name in (e.filename2, e.filename) if name and f".{self._to.mark}." not in str(name)]
+            raise refused(e, named[0] if named else self._to.folder) from e
         self.close()
         self._made, self._stays = [], False
 
@@ -196,10 +198,13 @@ class Output:
 
     def close(self) -> None:
         """Close what is open."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self._close_files()
         while self._locks:
             os.close(self._locks.pop())
+
+    def _close_files(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
     def abandon(self) -> None:
         """Let nothing stay for a later run: what was written is wrong."""
@@ -207,8 +212,14 @@ class Output:
 
     def discard(self) -> None:
         """Remove every trace (but what a later run is to find); the destination stays as it was."""
+        self._close_files()
         if not self._stays:
+            for name in self._to.final:  # what rmtree does as well, but not where no more files can be opened
+                with suppress(OSError):
+                    os.unlink(self._to.temporary(name))
             for path in self._to.stages:
+                with suppress(OSError):
+                    os.rmdir(path)
                 shutil.rmtree(path, ignore_errors=True)
                 shutil.rmtree(f"{path}.old", ignore_errors=True)
         self.close()

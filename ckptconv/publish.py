@@ -128,14 +128,11 @@ def _undo(steps: Steps) -> None:
 def noted(folder: str, title: str, mark: str, todo: Publication, steps: Steps) -> Iterator[None]:
     """Keep what is to be done written down, durably, until it is done or undone."""
     path = os.path.join(folder, f".{short(title)}.{mark}.publish")
-    made = todo.moves[0][0]
-    draft = os.path.join(folder, made if made.endswith(".part") else os.path.dirname(made), f".{mark}.publish")
-    with open(draft, "wb") as f:
-        f.write(json.dumps(todo._asdict()).encode())
-        f.flush()
-        os.fsync(f.fileno())
     try:
-        os.replace(draft, path)
+        with open(path, "xb") as f:
+            f.write(json.dumps(todo._asdict()).encode())
+            f.flush()
+            os.fsync(f.fileno())
         sync(folder)
         yield
     finally:
@@ -162,16 +159,18 @@ def sync(folder: str) -> None:
 def finish(folder: str, titles: Callable[[str], bool], ours: Callable[[str], bool]) -> list[str]:
     """Complete the publications that killed runs left at this destination; returns the names of their notes.
 
-    Only names that belong to the destination are touched, whatever the note says.
+    Only names that belong to the destination are touched, whatever the note says. One that is not whole was being
+    written: nothing was done yet.
     """
     done = []
     for title, mark, note in _matching(folder, NOTE):
-        path = os.path.join(folder, note)
-        todo = _read(path, mark) if titles(title) else None
+        if not titles(title):
+            continue
+        todo = _read(os.path.join(folder, note), mark)
         if todo and all(map(ours, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
             perform(folder, todo, ours, [])
-            os.unlink(path)
-            done.append(note)
+        _gone(os.path.join(folder, note))
+        done.append(note)
     return done
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +316,71 @@ def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> 
     assert (tmp_path / "out" / "more").is_dir()
     assert not (tmp_path / "out" / "w_old.npy").exists()
     assert os.listdir(tmp_path) == ["out"]
+
+
+# --- where it goes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_folder_on_another_file_system(
+    kind: str, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path
+) -> None:
+    """A link leads there: what is renamed must not cross over."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no other file system at hand (/dev/shm)")
+    far = Path(tempfile.mkdtemp(dir=shm))
+    try:
+        name, _ = TARGETS[kind]
+        inside = "folder" in kind
+        (tmp_path / (name if inside else "at")).symlink_to(far)
+        for force, source in ((False, sources[0]), (True, sources[1])):
+            write(source, tmp_path if inside else tmp_path / "at", kind, force)
+        assert {f"{name}/{n}" if inside else n: d for n, d in snapshot(far).items()} == wanted[kind][1]
+        assert len(os.listdir(tmp_path)) == 1
+    finally:
+        shutil.rmtree(far)
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "says"),
+    [
+        ("folder", {"format": "npz"}, "is a folder"),
+        ("folder/", {"format": "npz"}, "needs a name"),
+        (".", {"format": "npy"}, "needs a name"),
+        ("folder/..", {"format": "npy"}, "needs a name"),
+        ("file", {"format": "npy"}, "no folder"),
+        ("file", {"format": "hf"}, "no folder"),
+        ("file/m.npz", {}, "no folder"),
+        ("nowhere/m.npz", {}, "no folder"),
+    ],
+)
+def test_what_can_be_no_destination(
+    to: str, options: dict[str, object], says: str, sources: list[Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "nowhere").symlink_to("dangling")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StorageError, match=says):
+        api.convert(sources[0], to, target=api.Target(force=True, **options))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_in_the_place_of_the_destination_is_replaced(sources: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    for target in ("theirs", "dangling"):
+        link = tmp_path / "out.safetensors"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(StorageError, match="--force"):
+            write(sources[0], tmp_path, "single")
+        write(sources[0], tmp_path, "single", force=True)
+        assert not link.is_symlink()
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert not (tmp_path / "dangling").exists()
 
 
 # --- faults -----------------------------------------------------------------------------------------------------
