@@ -18,8 +18,8 @@ from .remote import GAP, File, is_remote
 from .tensor import Span
 
 if TYPE_CHECKING:
-    from .job import Sources
     from .plan import Piece
+    from .sources import Sources
 
 SPREAD = 2  # fetch a box by its extent if that is at most this much larger
 SMALL = 2**20  # or at most this many bytes

@@ -15,9 +15,9 @@ from . import engines, formats, passes, store
 from .confirm import confirm
 from .errors import UsageError, redacted
 from .formats import Format, Patch, Writer
-from .job import Sources
 from .plan import Memory, Plan, compile_plan
 from .run import Map, Outcome, Patched, Progress, content_hash, execute, hash_tensor, threads
+from .sources import Sources
 from .tensor import Checkpoint, Note, Tensor, dtype, held
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from . import formats
 from .errors import FormatError, VerifyError, listing
 from .formats import Format
-from .job import Sources
 from .names import fold
 from .plan import Plan
 from .run import Outcome, hash_tensor
+from .sources import Sources
 from .tensor import Checkpoint, Tensor
 
 

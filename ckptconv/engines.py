@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 
 from . import __version__, store
 from .errors import CkptError, MissingExtra, StorageError, UsageError, listing
-from .job import Receipt
 from .plan import Job
+from .receipt import Receipt
 from .run import Map, Work
 from .tensor import Coded, Held, Span
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from .errors import CkptError, Unrepresentable, UsageError, VerifyError
 from .formats import Format, Patch, Placement, Writer
-from .job import Sources
 from .run import hash_tensor, spans_of
+from .sources import Sources
 from .tensor import HASHES, Checkpoint, Note, Tensor
 
 GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB

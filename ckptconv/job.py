@@ -4,27 +4,25 @@
     read_into(tensor, target, sources)                  the same moves, into memory
 
 A copy goes through a buffer of `BLOCK` bytes: what was read is still in the core's own cache when it is checked and
-written. A receipt says what was written (checksum and digests of each piece) and what was read (checksum of each
-contiguous range of a checked span), so that checksums of whole spans come from combining, without a second pass.
+written. The receipt has the checksums of what was read and written, so that those of whole spans come from combining,
+without a second pass.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from . import checksum
 from .boxes import clip, plain, reach, slabs
 from .errors import ConversionError, CorruptCheckpoint
 from .formats import decode
-from .plan import CHUNK, Job, Memory, Piece
+from .plan import Job, Memory, Piece
+from .receipt import Log, Read, Receipt
+from .sources import Sources, resolved
 from .store import Reader, is_remote
-from .tensor import Coded, Held, Loss, Part, Span, Tensor, c_strides
+from .tensor import Coded, Held, Part, Span, Tensor, c_strides
 
 if TYPE_CHECKING:
     from .moves import Array
@@ -32,34 +30,7 @@ if TYPE_CHECKING:
 BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
 REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
 SLAB = 512 * 2**10  # bytes of a source that are rearranged at a time
-HANDLES = 64  # open source files at a time
 GATHER = 4  # read a strided box by its extent if that is at most this much larger than the box
-
-
-class Written(NamedTuple):
-    """Bytes [start, start+size) of a tensor as written: their checksum and the digests of their chunks."""
-
-    tensor: str
-    start: int
-    size: int
-    crc: int
-    digests: tuple[bytes, ...]
-
-
-class Read(NamedTuple):
-    """One contiguous range of a checked span as read: its place in the span, length and checksum."""
-
-    span: Span
-    start: int
-    size: int
-    crc: int
-
-
-class Receipt(NamedTuple):
-    job: Job
-    written: tuple[Written, ...]
-    read: tuple[Read, ...]
-    loss: dict[str, Loss]
 
 
 class Sink(Protocol):
@@ -70,88 +41,6 @@ class Sink(Protocol):
     def paths(self) -> dict[str, str]: ...
 
     def close(self) -> None: ...
-
-
-class Sources:
-    """Open files by url; shared by the threads of one process. `spool`: bytes to decode into memory at most."""
-
-    def __init__(self, spool: int = 64 * 2**20) -> None:
-        self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._retired: list[Reader] = []
-        self._stamps: dict[str, tuple[int, ...]] = {}
-        self._lock = threading.Lock()
-        self._spool = spool
-
-    def reader(self, url: str) -> Reader:
-        """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
-        with self._lock:
-            found = self._readers.get(url)
-            if found is not None:
-                self._readers.move_to_end(url)
-                return found
-            found = self._readers[url] = Reader(url)
-            if self._stamps.setdefault(url, found.stamp) != found.stamp:
-                raise CorruptCheckpoint("changed while it was read", url=url)
-            if len(self._readers) > HANDLES:  # another thread may still read from it: closed at the end
-                self._retired.append(self._readers.popitem(last=False)[1])
-            return found
-
-    def spooled(self, coded: Coded) -> Span | Held:
-        """Decode whole: into memory if it is small, else into a temporary file that has no name any more."""
-        if coded.size <= self._spool:
-            out, at = bytearray(coded.size), 0
-            for piece in stream(coded):
-                out[at : at + len(piece)] = piece
-                at += len(piece)
-            return Held(out)
-        import tempfile
-
-        with tempfile.NamedTemporaryFile(prefix="ckptconv-", delete=False) as f:
-            try:
-                for piece in stream(coded):
-                    f.write(piece)
-                f.flush()
-                with self._lock:
-                    self._readers[f.name] = Reader(f.name)
-            finally:
-                os.unlink(f.name)
-        return Span(f.name, 0, coded.size)
-
-    def changed(self) -> list[str]:
-        """Files that are no longer what they were when they were first read."""
-        out = []
-        for url, stamp in self._stamps.items():
-            with Reader(url) as now:
-                if now.stamp != stamp:
-                    out.append(url)
-        return out
-
-    def close(self) -> None:
-        with self._lock:
-            for reader in [*self._readers.values(), *self._retired]:
-                reader.close()
-            self._readers.clear()
-            self._retired.clear()
-
-    def __enter__(self) -> Sources:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def stream(coded: Coded) -> Iterator[memoryview]:
-    """Decoded bytes in pieces; CorruptCheckpoint unless they are exactly as many as announced."""
-    left = coded.size
-    for piece in decode(coded):
-        view = memoryview(piece).cast("B")
-        left -= len(view)
-        if left < 0:
-            break
-        yield view
-    if left:
-        amount = "more" if left < 0 else "fewer"
-        raise CorruptCheckpoint(f"{coded.key} decodes to {amount} than {coded.size} bytes", url=coded.url)
 
 
 class _Buffers(threading.local):
@@ -171,72 +60,11 @@ class _Buffers(threading.local):
 _buffers = _Buffers()
 
 
-@dataclass
-class _Log:
-    """What one job reports; `check` is the kind of checksum the target wants, or ''.
-
-    What adjoins the entry before extends it, so that a piece written in blocks is one entry.
-    """
-
-    check: str = ""
-    digest: bool = False
-    written: list[Written] = field(default_factory=list)
-    read: list[Read] = field(default_factory=list)
-    loss: dict[str, Loss] = field(default_factory=dict)
-    _chunk: Any = None
-
-    def wrote(self, tensor: str, start: int, view: memoryview) -> None:
-        last = self.written[-1] if self.written else None
-        if last is None or last.tensor != tensor or last.start + last.size != start:
-            last = Written(tensor, start, 0, 0, ())
-            self.written.append(last)
-        crc = checksum.crc(self.check, view, last.crc) if self.check else 0
-        digests = self._hash(last, start, view) if self.digest else ()
-        self.written[-1] = Written(tensor, last.start, last.size + len(view), crc, digests)
-
-    def _hash(self, last: Written, start: int, view: memoryview) -> tuple[bytes, ...]:
-        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
-        from xxhash import xxh3_128
-
-        digests = last.digests
-        while view:
-            if start % CHUNK and digests:
-                digests = digests[:-1]
-            else:
-                self._chunk = xxh3_128()
-            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
-            self._chunk.update(now)
-            digests, start = (*digests, self._chunk.digest()), start + len(now)
-        return digests
-
-    def was_read(self, span: Span, start: int, view: memoryview) -> None:
-        kind = span.check.partition(":")[0]
-        last = self.read[-1] if self.read else None
-        if last is None or last.span is not span or last.start + last.size != start:
-            self.read.append(Read(span, start, len(view), checksum.crc(kind, view)))
-        else:
-            self.read[-1] = Read(span, last.start, last.size + len(view), checksum.crc(kind, view, last.crc))
-
-    def lost(self, tensor: str, loss: Loss) -> None:
-        if any(loss):
-            self.loss[tensor] = self.loss.get(tensor, Loss()).plus(loss)
-
-    def end(self, job: Job) -> Receipt:
-        return Receipt(job, tuple(self.written), tuple(self.read), self.loss)
-
-
-def chunk_digests(view: memoryview) -> tuple[bytes, ...]:
-    """XXH3 (16 bytes) of every `CHUNK` bytes; the view starts at a multiple of it."""
-    from xxhash import xxh3_128_digest
-
-    return tuple(xxh3_128_digest(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK))
-
-
 def run_job(
     job: Job, sources: Sources, sink: Sink, memory: Memory, *, check: str = "", digest: bool = False
 ) -> Receipt:
     """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
-    log = _Log(check, digest)
+    log = Log(check, digest)
     pieces = job.pieces
     if len(pieces) == 1:  # decode once, not for every window
         pieces = (pieces[0]._replace(parts=tuple(resolved(p, sources) for p in pieces[0].parts)),)
@@ -278,11 +106,6 @@ def _window(piece: Piece, block: int, memory: Memory) -> int:
     return block if all(map(plain, piece.parts)) else max(memory.window, memory.whole)
 
 
-def resolved(part: Part, sources: Sources) -> Part:
-    """The part with its data decoded, if it must be."""
-    return part._replace(data=sources.spooled(part.data)) if isinstance(part.data, Coded) else part
-
-
 # --- copies -----------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +140,7 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
         raise CorruptCheckpoint("a view reaches past its storage", url=span.url, tensor=tensor)
 
 
-def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: _Log) -> None:
+def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: Log) -> None:
     """Copy one long run, block by block."""
     reader = sources.reader(run.span.url)
     block = REMOTE if is_remote(run.span.url) else BLOCK
@@ -335,7 +158,7 @@ def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: 
 
 
 def _fill(
-    pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: _Log
+    pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: Log
 ) -> None:
     """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
     pending, end = list[_Run](), base
@@ -355,7 +178,7 @@ def _fill(
     _read(pending, sources, target, base, log)
 
 
-def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: _Log) -> None:
+def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: Log) -> None:
     """Check and write what is in the target: a large piece block by block, again to stay in the cache."""
     base = turn[0].at
     if len(target) <= BLOCK:
@@ -376,7 +199,7 @@ def _adjoins(a: _Run, b: _Run) -> bool:
     return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
 
 
-def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log: _Log) -> None:
+def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
     """Read runs that follow one another, check each, and forget them."""
     if runs:
         first, last = runs[0], runs[-1]
@@ -388,7 +211,7 @@ def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log
         runs.clear()
 
 
-def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Memory, log: _Log) -> None:
+def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Memory, log: Log) -> None:
     """Strides, operations or a cast: read the source box slab by slab, change it, scatter it into the target."""
     from .moves import copy, strided
 
@@ -401,7 +224,7 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
         copy(strided(target, piece.to.carrier, slab.start - piece.lo, slab.shape, slab.steps), src)
 
 
-def _changed(src: Array, part: Part, piece: Piece, log: _Log) -> Array:
+def _changed(src: Array, part: Part, piece: Piece, log: Log) -> Array:
     """The elements after the part's operations and the cast."""
     from .elements import transform
     from .moves import packed
@@ -414,7 +237,7 @@ def _changed(src: Array, part: Part, piece: Piece, log: _Log) -> Array:
     return flat.reshape(part.shape)
 
 
-def _gather(part: Part, tensor: str, sources: Sources, log: _Log) -> Array:
+def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
     """The box as a view of bytes that were read for it."""
     from .moves import flat, strided
 
@@ -470,7 +293,7 @@ def _dense(part: Part, order: Sequence[int]) -> bool:
 
 def read_into(t: Tensor, target: memoryview, sources: Sources, lo: int = 0, hi: int | None = None) -> list[Read]:
     """Read elements [lo, hi) of a tensor into bytes; returns what there is to check."""
-    log = _Log()
+    log = Log()
     hi = t.count if hi is None else hi
     if hi > lo:
         _fill((Piece(t.name, t.dtype, lo, hi, 0, t.parts),), sources, target, 0, Memory.of(512 * 2**20, 1), log)

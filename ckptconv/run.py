@@ -18,10 +18,12 @@ from . import checksum
 from .ahead import fetched
 from .errors import CorruptCheckpoint, VerifyError, listing, printable, redacted
 from .formats import Patch, Writer
-from .job import Read, Receipt, Sink, Sources, Written, chunk_digests, read_into, read_strings, resolved, run_job
+from .job import Sink, read_into, read_strings, run_job
 from .journal import MARK, Journal
 from .output import Output
 from .plan import CHUNK, Job, Memory, Piece, Plan
+from .receipt import Read, Receipt, Written, chunk_digests
+from .sources import Sources, resolved
 from .store import is_remote
 from .tensor import Loss, Span, Tensor
 from .upload import Upload

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .job import Sources, read_strings
+from .job import read_strings
 from .moves import Array
 from .run import windows
+from .sources import Sources
 from .tensor import Tensor
 
 BLOCK = 2**17  # elements looked at together: as float64 they stay in the second-level cache

@@ -25,9 +25,9 @@ except ImportError as e:
 
 from .api import Change, Select, prepare
 from .errors import ConversionError, UsageError, listing
-from .job import Sources
 from .names import fold
 from .run import read_array
+from .sources import Sources
 from .tensor import DTYPES, Checkpoint, Held, Tensor, plain
 
 Path = str | os.PathLike[str]

@@ -19,10 +19,11 @@ import numpy as np
 
 from .confirm import listed, unlike
 from .errors import UsageError, VerifyError, listing
-from .job import Sources, read_strings
+from .job import read_strings
 from .moves import Array
 from .names import fold
 from .run import hash_tensor, windows
+from .sources import Sources
 from .stats import BLOCK, each, numbers
 from .tensor import Checkpoint, Tensor
 

@@ -24,6 +24,7 @@ LAYERS = [
     ["assign", "converter", "memory", "rewrite", "rules", "lint"],
     ["formats", "passes", "outline"],
     ["plan"],
+    ["receipt", "sources"],
     ["job"],
     ["ahead", "journal"],
     ["run"],

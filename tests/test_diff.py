@@ -16,7 +16,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv import verify
-from ckptconv.job import Sources
+from ckptconv.sources import Sources
 from ckptconv.tensor import Checkpoint, held
 from ckptconv.verify import Tolerance, Values
 

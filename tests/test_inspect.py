@@ -21,9 +21,9 @@ from kit import Run
 
 import ckptconv
 from ckptconv import outline, stats, verify
-from ckptconv.job import Sources
 from ckptconv.report import survey
 from ckptconv.run import hash_tensor
+from ckptconv.sources import Sources
 from ckptconv.tensor import Checkpoint, Tensor, held
 
 MODEL = {

@@ -16,8 +16,8 @@ import pytest
 import ckptconv
 from ckptconv import api, run
 from ckptconv.errors import CkptError, StorageError, UsageError
-from ckptconv.job import Receipt
 from ckptconv.plan import Job
+from ckptconv.receipt import Receipt
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
 SMALL = api.Resources(max_memory=32 * 2**20, jobs=2)

@@ -17,9 +17,9 @@ from kit import same
 import ckptconv
 from ckptconv import api, checksum
 from ckptconv.formats import safetensors
-from ckptconv.job import Sources
 from ckptconv.plan import CHUNK, Memory, Plan, compile_plan
 from ckptconv.run import content_hash, execute, hash_tensor, read_array
+from ckptconv.sources import Sources
 from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, c_strides, held, plain, tiled, view
 
 TINY = Memory(limit=1 << 20, workers=2, window=64, whole=96)

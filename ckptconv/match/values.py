@@ -19,8 +19,9 @@ import numpy as np
 
 from .. import layout as layouts
 from ..errors import LayoutError
-from ..job import Sources, read_into, resolved
+from ..job import read_into
 from ..run import windows
+from ..sources import Sources, resolved
 from ..stats import each
 from ..tensor import Tensor
 from ..verify import first_difference

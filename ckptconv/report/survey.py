@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import outline
-from ..job import Sources
 from ..names import separator
 from ..run import Progress
+from ..sources import Sources
 from ..stats import Picture, each, picture
 from ..tensor import Checkpoint, Tensor
 from ..verify import EXACT, Pair, diff
