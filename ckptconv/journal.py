@@ -22,10 +22,11 @@ from typing import Any
 from . import publish
 from .destination import Destination
 from .errors import UsageError
-from .job import Read, Receipt, Sources, Written
 from .lines import Lines
 from .output import Output
 from .plan import Job, Plan
+from .receipt import Read, Receipt, Written
+from .sources import Sources
 from .store import File, is_remote, join, local
 from .tensor import Held, Loss, Span
 
