@@ -195,6 +195,10 @@ def plan_for(
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
 
 
+def _several(sources: Path | Sequence[Path]) -> list[Path]:
+    return [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+
+
 def dry_run(
     sources: Path | Sequence[Path],
     destination: Path,
@@ -205,7 +209,7 @@ def dry_run(
     resources: Resources = Resources(),
 ) -> Plan:
     """Say what `convert` would do, without doing it."""
-    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    many = _several(sources)
     return plan_for(prepare(many, select, change), destination, target, resources)[0]
 
 
@@ -219,7 +223,7 @@ def convert(
     resources: Resources = Resources(),
 ) -> Report:
     """Convert one checkpoint (or several, merged) into one; the destination appears whole or not at all."""
-    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    many = _several(sources)
     began = time.monotonic()
     if resources.engine != "local":
         many = [engines.absolute(os.fspath(s)) for s in many]
@@ -353,7 +357,7 @@ def check(
     """Derive again what the destination should hold and compare every bit; VerifyError says where they differ."""
     from .verify import same
 
-    many = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    many = _several(sources)
     url = os.fspath(destination)
     row = formats.get(target.format) if target.format else formats.detect(url)
     expected = prepare(many, select, change)
