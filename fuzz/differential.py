@@ -174,19 +174,21 @@ def tf_saved(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
     return folder / "m", "tf-graph", values
 
 
-def keras_model(choose: random.Random) -> Any:
+def keras_model(choose: random.Random, file: str) -> Any:
     """A small model of random layers; every variable has random bits."""
     import keras
 
     keras.utils.clear_session()
     L = keras.layers  # noqa: N806
-    keras.config.set_dtype_policy(choose.choice(("float32", "float32", "float16", "bfloat16", "float64")))
+    policies = ("float32", "float32", "float16", "float64", "bfloat16")  # Keras does not load its legacy bfloat16
+    keras.config.set_dtype_policy(choose.choice(policies[:-1] if file == "m.h5" else policies))
     kind = choose.choice(("dense", "image", "text"))
+    bare = file == "m.weights.h5"  # which does not say whether a lone vector is gamma or beta
     words = iter(choose.sample([w.replace(" ", "_") + str(i) for i, w in enumerate(WORDS)], len(WORDS)))
     size, flag = (lambda: choose.randint(1, 7)), (lambda: choose.random() < 0.5)
     if kind == "image":
-        layers = [keras.Input((9, 9, 3)), L.Conv2D(size(), 3, use_bias=flag(), name=next(words)),
-                  L.DepthwiseConv2D(3, name=next(words)), L.BatchNormalization(scale=flag()), L.Flatten()]  # fmt: skip
+        layers = [keras.Input((9, 9, 3)), L.Conv2D(size(), 3, use_bias=flag(), name=next(words))]
+        layers += [L.DepthwiseConv2D(3, name=next(words)), L.BatchNormalization(scale=flag() or bare), L.Flatten()]
     elif kind == "text":
         zeros = {"recurrent_initializer": "zeros"}  # the usual one knows no bfloat16
         cell = choose.choice((L.LSTM, L.GRU, L.SimpleRNN))
@@ -205,9 +207,8 @@ def keras_model(choose: random.Random) -> Any:
 
 def keras_written(choose: random.Random, folder: Path) -> tuple[Path, str, Values]:
     """One of the three files that Keras writes; then that Keras loads what we make of it."""
-    model = keras_model(choose)
-    narrow = any(v.dtype == "bfloat16" for v in model.weights)  # Keras does not load its own legacy files of it
-    file = choose.choice(("m.keras", "m.weights.h5") if narrow else ("m.keras", "m.weights.h5", "m.h5"))
+    file = choose.choice(("m.keras", "m.weights.h5", "m.h5"))
+    model = keras_model(choose, file)
     (model.save_weights if "weights" in file else model.save)(folder / file)
     own = "" if file == "m.h5" else model.name + "/"  # legacy lists hold whole paths
     held = [(v, v.path.removeprefix(own), np.asarray(v)) for v in model.weights]
