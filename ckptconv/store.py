@@ -64,7 +64,8 @@ def sibling(url: str, name: str) -> str:
         # what the user named may itself be a link; its neighbours are then those of the link's target as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
         if not (inside or blob or beside):
-            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=url)
+            where = url.removesuffix(f"{os.sep}.")
+            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=where)
     return path
 
 

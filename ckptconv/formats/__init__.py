@@ -209,7 +209,18 @@ def detect(url: str, *, but: str = "") -> Format:
 
 
 def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
-    return {f.name: int(f.load().sniff(seen)) for f in rows if f.reads and f.name != but}
+    return {f.name: _claim(f, seen) for f in rows if f.reads and f.name != but}
+
+
+def _claim(row: Format, seen: Seen) -> int:
+    """How sure a format is; not at all where its look at a stranger's file fails."""
+    sniff = row.load().sniff
+    try:
+        return int(sniff(seen))
+    except CkptError:
+        raise
+    except Exception:
+        return 0
 
 
 def _refuse_stand_in(seen: Seen) -> None:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint, listing
 from ..store import File, Reader, Seen, split
 from ..tensor import DTYPES, Checkpoint, Held, Note, Part, Span, Tensor, elements, plain
 from . import Patch, Placement, Slot, refuse_shards, refuse_unheld
@@ -27,6 +27,7 @@ from .msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
 MAX_BIN = 2**32 - 1
+NAMING = 64  # characters of names per byte of the file
 SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
@@ -47,8 +48,12 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
     tensors: dict[str, Tensor] = {}
     numbers, left, twice = [], [], []
+    room = NAMING * f.size + 2**20
     for path, leaf in _leaves((), root):
         name = "/".join(path)
+        room -= len(name)
+        if room < 0:  # the keys of outer maps stand before all that is inside
+            raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
         if isinstance(leaf, Other):
             left.append(f"{name}: {leaf.what}")
             continue

@@ -17,10 +17,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, listing
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint, listing
 from ..store import File, Reader, Seen, is_dir, join, names, sibling, split
 from ..tensor import DTYPES, Checkpoint, Coded, Data, DType, Note, Span, Tensor, elements, plain, view
 from . import Patch, Placement, Slot, refuse_unheld
@@ -29,6 +30,8 @@ SUFFIX = ".npy"
 MAGIC = b"\x93NUMPY"
 MAX_HEAD = 2**16  # NumPy writes at most 64 KiB as version 1.0; no plain array needs more
 MAX_PICKLE = 2**31
+MAX_EMPTY = 2**16
+MAX_PREFIX = 300  # characters of an array's name that stands before those of the tensors within
 OBJECTS = "|O"
 SPELLING = {
     "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
@@ -130,6 +133,8 @@ def collect(
     for name, head, data in found:
         here: list[Tensor] = []
         if isinstance(data, Checkpoint):
+            if len(name) > MAX_PREFIX and data:
+                raise UnsafeCheckpoint("an array of objects has a name of many characters", url=urls[0], tensor=name)
             here = [t.renamed(f"{name}.{n}" if name else n) for n, t in data.items()]
             kept += data.notes
             values |= {f"{name}.{n}" if name else n: v for n, v in data.details.get("values", {}).items()}
@@ -173,6 +178,8 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
     descr, fortran, shape = _literal(raw[start:size].decode("latin-1"), url, tensor)
     kind, width = _dtype(descr)
+    if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
+        raise CorruptCheckpoint(f"holds {prod(shape)} texts of no characters", url=url, tensor=tensor)
     return Head(descr, fortran, shape, size, elements(shape, url=url, tensor=tensor) * width, kind)
 
 

@@ -60,7 +60,8 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, opaque: bool = False) -> Checkpoint:
-    path = join(url, METADATA) if is_dir(url) else sibling(url, METADATA) if url.endswith(SUFFIX) else url
+    inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
+    path = sibling(inside, METADATA) if inside else url
     root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=opaque, url=path)
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")

@@ -180,6 +180,8 @@ class _Builder:
 
     def tensors(self) -> dict[str, Tensor]:
         sliced = {k: e for k, e in self.items.items() if e.slices}
+        if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.items)) + 2**16:
+            raise CorruptCheckpoint("lists more slices than are stored", url=self.url)
         hidden = {slices.key(k, s) for k, e in sliced.items() for s in e.slices}
         out: dict[str, Tensor] = {}
         for key, entry in self.items.items():

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...errors import CorruptCheckpoint, StorageError
-from ...store import Reader, Seen, exists, is_dir, join, read_all, split
+from ...errors import CorruptCheckpoint, StorageError, brief
+from ...store import Reader, Seen, exists, is_dir, join, read_all, sibling, split
 from ...tensor import Checkpoint, Note
 from . import locate, saved_model
 from .table import read_varint
@@ -45,7 +45,7 @@ def sniff(seen: Seen) -> int:
 def open(url: str, opaque: bool = False) -> Checkpoint:
     """Open a SavedModel, .meta or GraphDef; `opaque` reads every constant, weight or not."""
     if is_dir(url):
-        url = next((u for name in MODELS if exists(u := join(url, name))), join(url, MODELS[0]))
+        url = sibling(join(url, "."), next((n for n in MODELS if exists(join(url, n))), MODELS[0]))
     with _message(url) as f:
         found = _regions(f)
         if found.saved_model:
@@ -89,8 +89,8 @@ def _message(url: str) -> Iterator[Bytes]:
         kind = pb.MetaGraphDef
     try:
         message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
-    except (text_format.ParseError, UnicodeError) as e:
-        raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({e})", url=url) from e
+    except (text_format.ParseError, UnicodeError, RecursionError) as e:
+        raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({brief(str(e))})", url=url) from e
     yield Memory(url, message.SerializeToString())
 
 
@@ -156,7 +156,7 @@ def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
     from . import nodes
 
-    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [])
+    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [], [0])
     tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
     notes = []
     if found.graph and not found.meta and all(x.number == 1 for x in fields(f, *found.graph)):

@@ -14,13 +14,14 @@ import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, listing
+from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, brief, listing
 from ...store import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 from ...tensor import Note
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE = b"model_checkpoint_path"
 STATE_LIMIT = 1 << 24
+MAX_PATH = 4096
 
 
 class Found(NamedTuple):
@@ -100,7 +101,7 @@ def _in_folder(folder: str) -> Found:
             raise StorageError(f"the state file names {base!r}, which is not here; {steps}", url=state)
         note = (Note("assumed", f"the state file names {base!r}, which is not here; {there[0]!r} was read instead"),)
     if len(there) == 1:
-        return Found(join(folder, there[0] + ".index"), (), note)
+        return Found(sibling(join(folder, "."), there[0] + ".index"), (), note)
     if there:
         raise AmbiguousFormat(f"holds {len(there)} checkpoints; name one of them:\n{listing(there)}", url=folder)
     if exists(folder.rstrip("/") + ".index"):  # a folder that is called as the prefix beside it
@@ -116,16 +117,16 @@ def _newest(state: str) -> str:
     try:
         text = read_all(state, STATE_LIMIT).decode()
         parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
-    except (text_format.ParseError, UnicodeError) as e:
-        raise CorruptCheckpoint(f"the state file is no text message ({e})", url=state) from e
+    except (text_format.ParseError, UnicodeError, RecursionError) as e:
+        raise CorruptCheckpoint(f"the state file is no text message ({brief(str(e))})", url=state) from e
     paths = [parsed.model_checkpoint_path, *parsed.all_model_checkpoint_paths]
     return str(next((p for p in paths if p), ""))
 
 
 def _beside(folder: str, path: str) -> Found | None:
     """The checkpoint that a path in a state file means, in the state file's folder or below it."""
-    if "\0" in path:
-        raise CorruptCheckpoint("the state file names a path with a NUL in it", url=folder)
+    if "\0" in path or len(path) > MAX_PATH:
+        raise CorruptCheckpoint(f"the state file names {brief(path)!r}, which is no path", url=folder)
     absolute = path.startswith(("/", "\\")) or ":" in path
     parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
     if not parts and not path.endswith("/"):
@@ -136,19 +137,19 @@ def _beside(folder: str, path: str) -> Found | None:
         parts.append("")  # an empty base name: the files are called .index and so on
     *below, base = parts[-1:] if absolute else parts
     places = [join(folder, *below), folder] if below else [folder]
-    if below and not is_remote(folder) and not _within(places[0], folder):
+    if below and not is_remote(folder) and not within(places[0], folder):
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder by a symlink", url=folder)
     return next((found for place in places if (found := _named(place, base))), None)
 
 
-def _within(path: str, folder: str) -> bool:
+def within(path: str, folder: str) -> bool:
     home = os.path.realpath(local(folder))
     return os.path.commonpath([home, os.path.realpath(local(path))]) == home
 
 
 def _named(folder: str, base: str) -> Found | None:
     here = names(folder)
-    anchor = join(folder, "checkpoint")
+    anchor = join(folder, ".")
     if base + ".index" in here:
         return Found(sibling(anchor, base + ".index"))
     tables = [n for n in here if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]

@@ -22,7 +22,8 @@ from .wire import Bytes, Memory, messages
 
 SMALL = 8  # a vector of no more integers is a shape, a list of axes or a permutation
 IN_PLACE = 64  # bytes from which on a value is referred to rather than held
-MAX_STRINGS = 1 << 20  # a repeated string is held this often
+MAX_STRINGS = 1 << 20  # repeated strings are held this often in all
+MAX_SCOPE = 1000  # characters of a function's name, which stands before those of its nodes
 
 # inputs that say how to compute, not what with; -1 is the last one
 _CONTROL: dict[str, tuple[int, ...]] = {
@@ -58,11 +59,12 @@ class Graph(NamedTuple):
     constants: dict[str, Tensor]
     uses: dict[str, list[Use]]
     quantised: list[str]
+    repeated: list[int]  # strings that are held beside those stored: one number
 
 
 def read(f: Bytes, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
-    graph = Graph({}, defaultdict(list), [])
+    graph = Graph({}, defaultdict(list), [], [0])
     for a, b in messages(f, start, end, 1):
         _node(f, a, b, "", graph)
     for library in messages(f, start, end, 2):
@@ -92,6 +94,8 @@ def is_weight(t: Tensor, uses: list[Use] | tuple[Use, ...]) -> bool:
 def _function_name(f: Bytes, start: int, end: int) -> str:
     for a, b in messages(f, start, end, 1):
         for c, d in messages(f, a, b, 1):
+            if d - c > MAX_SCOPE:
+                raise CorruptCheckpoint(f"a function has a name of {d - c} bytes (at byte {c})", url=f.url)
             return f.read(c, d - c).decode("utf-8", "surrogateescape")
     return ""
 
@@ -105,12 +109,12 @@ def _node(f: Bytes, start: int, end: int, scope: str, graph: Graph) -> None:
     except DecodeError as e:
         raise CorruptCheckpoint(f"the node at byte {start} is no message ({e})", url=f.url) from e
     inputs = [i for i in node.input if not i.startswith("^")]
-    control = _CONTROL.get(node.op, ())
+    name, op = scope + node.name, node.op
+    control = _CONTROL.get(op, ())
     for i, source in enumerate(inputs):
         how = i in control or i - len(inputs) in control
-        graph.uses[scope + source.split(":")[0]].append(Use(scope + node.name, node.op, how))
-    if node.op == "Const" and "value" in node.attr:
-        name = scope + node.name
+        graph.uses[scope + source.split(":")[0]].append(Use(name, op, how))
+    if op == "Const" and "value" in node.attr:
         if name in graph.constants:
             raise CorruptCheckpoint("two nodes have this name", url=f.url, tensor=name)
         try:
@@ -134,7 +138,7 @@ def _constant(f: Bytes, start: int, raw: bytes, name: str, proto: pb.TensorProto
     shape = tuple([d.size for d in proto.tensor_shape.dim])
     count = elements(shape)
     if kind.kind == "s":
-        return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"))
+        return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"), graph)
     data = constants.stored(proto, kind, count, "the constant")
     if len(data) >= IN_PLACE and proto.tensor_content and not isinstance(f, Memory):
         # equal bytes earlier in the node would do as well
@@ -158,8 +162,11 @@ def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: byte
     return Tensor(name, kind, shape, (first, rest))
 
 
-def _strings(name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes]) -> Tensor:
-    if len(items) < count and count > MAX_STRINGS:
+def _strings(
+    name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes], graph: Graph
+) -> Tensor:
+    graph.repeated[0] += count - len(items)
+    if graph.repeated[0] > MAX_STRINGS:
         raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
     array = np.empty(count, object)
     array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]

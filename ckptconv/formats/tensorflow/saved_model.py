@@ -14,10 +14,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CkptError, CorruptCheckpoint, StorageError
-from ...store import Reader, exists, join, split
+from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
+from ...store import Reader, exists, is_remote, join, sibling, split
 from ...tensor import Checkpoint, Note, Span, Tensor
-from . import objects
+from . import locate, objects
 from .table import varint
 from .wire import Bytes, messages
 
@@ -36,7 +36,10 @@ def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
     from . import bundle, graph
 
     folder = split(url)[0]
-    index = join(folder, "variables", "variables.index")
+    below = join(folder, "variables")
+    if not is_remote(below) and not locate.within(below, folder):
+        raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
+    index = sibling(join(below, "."), "variables.index")
     details: dict[str, Any] = {"tags": list(found.tags)}
     constants = graph.constants(f, found, opaque)
     if found.meta:
@@ -103,7 +106,8 @@ def _named(read: Bundle, f: Bytes, found: Regions) -> Checkpoint:
                 if variable.trainable:
                     trained.add(attribute.checkpoint_key)
     copies = _copies(read.tensors, said)
-    names, repeated = _choose({k: said.get(k, "") for k in read.tensors if k not in copies})
+    set_aside = set(copies)
+    names, repeated = _choose({k: said.get(k, "") for k in read.tensors if k not in set_aside})
     checkpoint = objects.renamed(read, graph, names)
     notes = list(checkpoint.notes)
     if copies:
@@ -132,9 +136,17 @@ def _choose(said: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     paths, _ = objects.readable(said)
     count = Counter(said.values())
     names = {k: n if n and count[n] == 1 else paths[k] for k, n in said.items()}
-    while len(set(names.values())) < len(names):  # a name that is another's path
-        count = Counter(names.values())
-        names = {k: paths[k] if count[n] > 1 else n for k, n in names.items()}
+    owners: dict[str, list[str]] = {}
+    for k, n in names.items():
+        owners.setdefault(n, []).append(k)
+    shared = [n for n, keys in owners.items() if len(keys) > 1]
+    while shared:  # a name that is another's path
+        for k in owners.pop(shared.pop()):
+            names[k] = paths[k]
+            keys = owners.setdefault(paths[k], [])
+            keys.append(k)
+            if len(keys) == 2:
+                shared.append(paths[k])
     return names, tuple(names[k] for k, n in said.items() if n and names[k] != n)
 
 

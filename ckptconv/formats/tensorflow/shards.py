@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 
+MAX_PROBLEMS = 100  # shards of which an error tells
+
+
 class Entry(NamedTuple):
     """A BundleEntryProto without the message around it, which would weigh four times as much."""
 
@@ -32,6 +35,7 @@ class Shards:
         self.base = split(index)[1].removesuffix(".index")
         self.reach: dict[int, int] = {}
         self.urls: dict[int, str] = {}
+        self.beside: list[str] | None = None  # names in the folder, once a shard is missing
 
     def url(self, shard: int, end: int, name: str) -> str:
         """The url of a shard of which the bytes up to `end` are needed."""
@@ -54,7 +58,9 @@ class Shards:
         url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         if exists(url):
             return url
-        found = [locate.DATA.fullmatch(n) for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
+        if self.beside is None:
+            self.beside = [n for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
+        found = map(locate.DATA.fullmatch, self.beside)
         counts = {m[3] for m in found if m and m[1] == self.base}
         if len(counts) != 1 or int(min(counts)) == self.count:
             return url
@@ -62,18 +68,21 @@ class Shards:
 
     def check(self, items: dict[bytes, Entry]) -> None:
         """Compare the files' sizes with what the entries need; all problems in one error."""
-        problems = []
+        problems: list[str] = []
         kind: type[CkptError] = StorageError
+        held: dict[int, list[tuple[bytes, Entry]]] = {}
+        for key, entry in items.items():
+            if not entry.slices:
+                held.setdefault(entry.shard_id, []).append((key, entry))
         for shard, url in sorted(self.urls.items()):
-            text = self._problem(shard, url, items)
+            text = self._problem(shard, url, held.get(shard, [])) if len(problems) < MAX_PROBLEMS else ""
             if text:
                 problems.append(text)
                 kind = kind if "is missing" in text else CorruptCheckpoint
         if problems:
             raise kind("\n".join(problems), url=self.index)
 
-    def _problem(self, shard: int, url: str, items: dict[bytes, Entry]) -> str:
-        mine = [(k, e) for k, e in items.items() if e.shard_id == shard and not e.slices]
+    def _problem(self, shard: int, url: str, mine: list[tuple[bytes, Entry]]) -> str:
         file = split(url)[1]
         if not exists(url):
             held = listing(_text(k) for k, _ in mine)

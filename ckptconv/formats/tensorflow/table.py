@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from operator import itemgetter
 from struct import pack, unpack_from
 
@@ -26,6 +27,7 @@ FOOTER = 48
 TRAILER = 5
 BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
 RESTART_INTERVAL = 16
+KEPT = 1 << 24
 
 Pair = tuple[bytes, bytes]
 
@@ -63,6 +65,7 @@ class Table:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.url = reader.url
+        self.kept: dict[int, bytes] = {}  # the last block that `get` read, if it is not large
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
         if len(tail) < FOOTER or tail[-8:] != MAGIC:
             raise CorruptCheckpoint(f"is no table: {self._instead()}", url=self.url)
@@ -78,6 +81,11 @@ class Table:
         self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum tells of damage
         pairs = self._pairs(self._block(numbers[2], numbers[3]), None, numbers[2])
         self.blocks = [(key, *self._handle(value)) for key, value in pairs]
+        end = 0
+        for _, start, size in self.blocks:
+            if start < end:
+                raise self._bad("two blocks overlap", start)
+            end = start + size + TRAILER
 
     def __iter__(self) -> Iterator[Pair]:
         """All entries in order, read block by block."""
@@ -92,7 +100,10 @@ class Table:
         n = bisect_left(self.blocks, key, key=itemgetter(0))
         if n < len(self.blocks):
             _, start, size = self.blocks[n]
-            block = self._block(start, size)
+            block = self.kept.get(start) or self._block(start, size)
+            if len(block) <= KEPT:
+                self.kept.clear()
+                self.kept[start] = block
             end = self._end(block, start)
             restarts = unpack_from(f"<{(len(block) - end) // 4 - 1}I", block, end)
             if not restarts:
@@ -102,6 +113,12 @@ class Table:
                 if found == key:
                     return value
         raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
+
+    def on(self, reader: Reader) -> Table:
+        """The same table in another opening of its file."""
+        made = copy(self)
+        made.reader = reader
+        return made
 
     def _handle(self, value: bytes) -> tuple[int, int]:
         try:

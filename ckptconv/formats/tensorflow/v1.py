@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import CkptError, CorruptCheckpoint, StorageError, listing
@@ -148,6 +149,13 @@ def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[sl
     return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
 
 
+@lru_cache(maxsize=2)
+def _table(url: str, stamp: tuple[int, ...]) -> Table:
+    """The index of a table, read once for all that it holds."""
+    with Reader(url) as f:
+        return Table(f)
+
+
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one slice."""
     from google.protobuf.message import DecodeError
@@ -157,7 +165,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     key, code, n = coded.key.split(":")
     kind, count = dtypes.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
-        raw = Table(f).get(bytes.fromhex(key))
+        raw = _table(coded.url, f.stamp).on(f).get(bytes.fromhex(key))
     try:
         proto = pb.SavedTensorSlices.FromString(raw).data.data
     except DecodeError as e:
