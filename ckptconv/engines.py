@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -25,6 +26,7 @@ from .run import Map, Work
 from .tensor import Coded, Held, Span
 
 RETRIES = 3
+KNOCK = 10.0  # seconds a cluster may take to accept a connection
 PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
 BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
@@ -77,19 +79,39 @@ def cluster(name: str) -> Iterator[Any]:
         raise MissingExtra(f"--engine ray needs a package: {e}. Try: pip install 'ckptconv[ray]'") from e
     mine = not ray.is_initialized()
     if mine:
+        _knock(name)
         try:
             ray.init(address="auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as e:
-            text = str(e).split("\n")[0]
-            raise UsageError(
-                f"no Ray cluster answers ({text}). Start one with `ray start --head`, or say where it is: "
-                "--engine ray://HOST:PORT"
-            ) from e
+            raise _silent(str(e).split("\n")[0]) from e
     try:
         yield ray
     finally:
         if mine:
             ray.shutdown()
+
+
+def _silent(why: str) -> UsageError:
+    return UsageError(
+        f"no Ray cluster answers ({why}). Start one with `ray start --head`, or say where it is: "
+        "--engine ray://HOST:PORT"
+    )
+
+
+def _knock(name: str) -> None:
+    """Refuse an address at which nobody listens: Ray would try for minutes, where a cluster is gone for good."""
+    try:
+        from ray._private.utils import read_ray_address  # what `ray start` left; Ray has no public way to ask
+    except ImportError:
+        return
+    told = name if name != "ray" else os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+    host, _, port = told.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+    except (OSError, OverflowError) as e:
+        raise _silent(f"{told}: {e}") from e
 
 
 def apply(

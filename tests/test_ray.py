@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -167,6 +168,18 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_unknown_engines(name: str) -> None:
     with pytest.raises(ckptconv.UsageError, match="no engine"):
         engines.engine(name)
+
+
+@pytest.mark.parametrize("told", ["ray", "ray://"])
+def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `ray stop`, where RAY_ADDRESS or Ray's own file still name the cluster: Ray tries for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        name = told if told == "ray" else told + address
+        engines._knock(name)  # which somebody hears
+    with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
+        engines._knock(name)
 
 
 def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:

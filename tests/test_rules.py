@@ -373,7 +373,7 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
     ],
 )
 def test_a_converter_doubts_names_of_another_family(converter: str, names: list[str], doubts: bool) -> None:
-    found = rules.change(checkpoint(dict.fromkeys(names, [2, 3])), converter)
+    found = rules.change(checkpoint({n: [2, 3] for n in names}), converter)
     assert any("is it the right converter?" in n.text for n in found.notes) is doubts
 
 
