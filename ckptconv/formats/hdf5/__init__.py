@@ -135,7 +135,9 @@ def _tree(seen: Window, url: str, member: str) -> Tree:
     notes: dict[tuple[str, str], list[str]] = {}
     for _, body in child.ask(seen, do="scan"):
         record = json.loads(body)
-        path, attrs = str(record["path"]), dict(record.get("attrs", {}))
+        path = str(record["path"])
+        again = datasets.get(str(record.get("same", "")))
+        attrs = again.attrs if again else dict(record.get("attrs", {}))
         for key in [k for k in attrs if k.startswith("?")]:
             odd = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
             odd.append(f"{path}@{key[1:]}")

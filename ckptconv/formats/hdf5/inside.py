@@ -18,6 +18,7 @@ from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
 BLOCKS = 256
+SAYING = 16  # bytes of records per byte of the file
 LEAST = 1 << 30  # of address space, most of which the libraries' own pages take
 
 
@@ -217,8 +218,13 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
 def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes, bytes]]:
     """Answer one request in frames."""
     if request["do"] == "scan":
+        room = SAYING * size + 2**20
         for record in tree(file, size):
-            yield b"R", json.dumps(record).encode()
+            said = json.dumps(record).encode()
+            room -= len(said)
+            if room < 0:  # long paths before many names, texts that many attributes share
+                raise Refused("unsafe", f"its names and attributes unfold without bound in a file of {size} bytes")
+            yield b"R", said
         return
     for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):

@@ -40,6 +40,7 @@ def tree(file: Any, size: int) -> Iterator[Record]:
     yield {"path": "", "group": True, "attrs": attributes(root)}
     first: dict[int, str] = {_address(root): ""}
     todo = [(root, "", iter(_links(root)))]
+    again: dict[int, Record] = {}  # datasets that have several names
     declared = stored = 0
     while todo:
         group, path, links = todo[-1]
@@ -59,9 +60,11 @@ def tree(file: Any, size: int) -> Iterator[Record]:
             yield {"path": here, "group": True, "attrs": attributes(thing)}
             todo.append((thing, here, iter(_links(thing))))
         elif isinstance(thing, h5py.h5d.DatasetID):
-            record = dataset(thing, here, size)
+            record = again[at] | {"path": here} if at in again else dataset(thing, here, size)
             if at in first:
                 record["same"] = first[at]
+                record.pop("attrs", None)  # said once: many links would say it many times
+                again[at] = record
             else:
                 declared, stored = declared + record["bytes"], stored + record["stored"]
             if declared > RATIO * size + SLACK:

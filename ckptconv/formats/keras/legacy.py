@@ -94,7 +94,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     base = root(found)
     if base is None:
         raise CorruptCheckpoint("no group has the attribute layer_names, so this is no Keras legacy file", url=url)
-    listed = list(weights(found, base))
+    listed = listed_once(found, weights(found, base))
     called, shared = name(found, listed)
     tensors: dict[str, Tensor] = {}
     layers: dict[str, list[tuple[str, str]]] = {}
@@ -168,6 +168,15 @@ def group(found: Tree, path: str, layer: str) -> list[Listed]:
     if missing:
         raise CorruptCheckpoint(f"{path} lists weights that are not stored:\n{listing(missing)}", url=found.url)
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
+
+
+def listed_once(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
+    """Refuse a dataset that is listed by two spellings of its path: it would be read for each."""
+    out = list(listed)
+    count = Counter(e.stored.path for e in out)
+    if twice := [path for path, n in count.items() if n > 1]:
+        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=found.url)
+    return out
 
 
 def join(*parts: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 Shape = tuple[int, ...]
 
+MAX_NAME = 500  # characters of a layer's name
 KERNEL = ("kernel", "bias")
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dense", "einsum_dense", "conv1d", "conv2d", "conv3d"), KERNEL),
@@ -47,6 +48,11 @@ def snake(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
+def is_name(value: Any) -> bool:
+    """Whether a config may call a class or a layer so: what stands before many names must not be long."""
+    return isinstance(value, str) and len(value) <= MAX_NAME
+
+
 def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
     """Yield (path, class, name, config) of every layer that a model's config.json lists, nested models too."""
     inner = config.get("config") if isinstance(config, dict) else None
@@ -57,12 +63,12 @@ def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
     flat = _after_flatten(layers, config.get("class_name") == "Sequential")
     for row in layers:
         own = row.get("config") if isinstance(row, dict) else None
-        if not isinstance(own, dict) or not isinstance(row.get("class_name"), str):
+        if not isinstance(own, dict) or not is_name(row.get("class_name")):
             continue
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
         here = f"{path}layers/{kind}" + (f"_{number}" if number else "")
-        if isinstance(own.get("name"), str):
+        if is_name(own.get("name")):
             yield here, flat.get(own["name"], "") + kind, own["name"], own
         yield from configured(row, here + "/", depth + 1)
 

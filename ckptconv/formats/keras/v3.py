@@ -129,7 +129,7 @@ def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
         path.removesuffix("vars").rstrip("/"): attrs["name"]
         for t in trees
         for path, attrs in t.groups.items()
-        if is_vars(path) and isinstance(attrs.get("name"), str)
+        if is_vars(path) and naming.is_name(attrs.get("name"))
     }
     order = sorted(found, key=_natural)
     rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})
@@ -138,7 +138,7 @@ def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
 
 def _natural(path: str) -> tuple[Any, ...]:
     """Model variables, then layers, the optimizer last; 2 before 10."""
-    words = [(int(n or 0), w) for w, n in re.findall(r"([^\d/]*)(\d*)", path)]
+    words = [(int(n or 0), w) for w, n in re.findall(r"([^\d/]*)(\d{0,18})", path)]
     return path.startswith("optimizer/"), [(w, n) for n, w in words]
 
 
