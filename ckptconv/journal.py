@@ -51,7 +51,7 @@ class Journal:
         self._lines = Lines(path, "another run is writing this destination")
         try:
             self._take_up(plan, fingerprint(plan, sources, digest))
-        except BaseException:
+        except BaseException:  # an interrupt, too, lets the lock go
             self.close()
             raise
 

@@ -48,7 +48,7 @@ class Output:
             self._stage()
             for f in files:
                 self.create(f)
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no stage behind
             self.discard()
             raise
 

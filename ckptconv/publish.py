@@ -76,7 +76,7 @@ def perform(folder: str, todo: Publication, ours: Callable[[str], bool], steps: 
                 _move(source, target, steps)
         for name in todo.last:
             _move(os.path.join(folder, name), aside(name), steps)
-    except BaseException:
+    except BaseException:  # an interrupt, too, leaves what was there
         _undo(steps)
         raise
     steps.clear()

@@ -219,7 +219,7 @@ def _claim(row: Format, seen: Seen) -> int:
         return int(sniff(seen))
     except CkptError:
         raise
-    except Exception:
+    except Exception:  # `open` would say what is wrong; another format may know better
         return 0
 
 

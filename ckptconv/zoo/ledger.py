@@ -70,7 +70,7 @@ class Ledger:
         self._lines = Lines(path, "another run is at work in this folder")
         try:
             self._load(resume)
-        except BaseException:
+        except BaseException:  # an interrupt, too, lets the lock go
             self.close()
             raise
 
