@@ -85,8 +85,8 @@ def domain(spec: Any) -> Domain:
     """Read one `where` entry; UsageError says what it may be."""
     if isinstance(spec, str) and (m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
         return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
-    if isinstance(spec, str) and (m := re.fullmatch(r"int in ((?:[0-9]{1,3} ?)+)", spec)):
-        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()[:64]) for i in range(int(size))]
+    if isinstance(spec, str) and (m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec)):
+        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
         return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
     if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
         spec = {s: s for s in spec}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
-from .errors import LayoutError, UsageError, listing
+from .errors import LayoutError, UsageError, brief, listing
 from .names import Domain, Fold, Matcher, Template, domain, fold, template
 from .tensor import Checkpoint, Note
 
@@ -33,6 +33,10 @@ else:
 
 MAX_FILE = 2**20  # bytes of a rule file
 MAX_FILL = 8  # blocks of a filled tensor
+MAX_MESSAGE = 4000  # characters of what is wrong
+MAX_PARTS = 32  # of a dotted key
+_SAID = re.compile(r'"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*')  # texts and comments
+_LONG_KEY = re.compile(rf"(?:\.[\s\w-]*){{{MAX_PARTS}}}")
 MAX_TEMPLATE = 1000  # characters, with what `let` puts in
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -64,6 +68,8 @@ def parse(
     text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
 ) -> Converter:
     """Read a rule file; UsageError (with the file's name) for what it may not say. `let` overrides the file's own."""
+    if _LONG_KEY.search(_SAID.sub("", text)):  # of which the parser's time is the square
+        raise UsageError(f"converter {name}: a key has more than {MAX_PARTS} parts")
     try:
         return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
     except tomllib.TOMLDecodeError as e:
@@ -73,7 +79,8 @@ def parse(
     except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of another kind than the key wants
         raise UsageError(f"converter {name}: is no rule file: {e}") from e
     except (UsageError, LayoutError) as e:
-        raise UsageError(e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}") from e
+        text = e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}"
+        raise UsageError(brief(text, MAX_MESSAGE)) from e
 
 
 def _converter(
@@ -286,9 +293,10 @@ def names() -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as f:
+            data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
-            raise UsageError(f"converter {path.name}: {len(data)} bytes are no rule file")
+            raise UsageError(f"converter {path.name}: more than {MAX_FILE} bytes are no rule file")
         return data.decode()
     except OSError as e:
         raise UsageError(f"converter {path}: {(e.strerror or str(e)).lower()}") from e

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain
 
 from ..checksum import combine, crc
-from ..errors import CorruptCheckpoint, Unrepresentable
+from ..errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
 from ..store import File, Reader, Seen, split
 from ..tensor import Checkpoint, Coded, Data, Note, Span, Tensor
 from . import Patch, Placement, Slot, refuse_shards, refuse_unheld
@@ -58,6 +58,8 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     head = parse_head(start, f.url, m.name)
     if head.descr == OBJECTS:
         check_pickle(m.size, f.url)
+        if m.size > 64 * m.packed + 2**24:
+            raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", url=f.url, tensor=m.name)
         raw = b"".join(decode(Coded("npz", f.url, m.name, m.size - head.size)))
         return head, unpickled(raw, f.url, opaque)
     if head.kind is None:
