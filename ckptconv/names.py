@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .errors import UsageError, printable
+from .errors import LayoutError, UsageError, printable
 
 MAX_NAME = 500  # characters; a longer name matches no rule
 MAX_ANY = 2  # {x...} per template
@@ -152,13 +152,16 @@ class Template(NamedTuple):
         return out, order
 
     def render(self, values: Mapping[str, str]) -> str:
-        """Fill in the captures; an empty {x...} takes its separator with it."""
+        """Fill in the captures; an empty {x...} takes its separator with it. LayoutError if one has no value."""
         out = ""
-        for p in self.parts:
-            if isinstance(p, str):
-                out += p
-            elif value := values[p.name]:
-                out += p.before + value + p.after
+        try:
+            for p in self.parts:
+                if isinstance(p, str):
+                    out += p
+                elif value := values[p.name]:
+                    out += p.before + value + p.after
+        except KeyError as e:
+            raise LayoutError(f"{self.text} speaks of {{{e.args[0]}}}, which the other side does not bind") from None
         return out
 
 

@@ -110,11 +110,11 @@ class _Output:
         for t, blocks in self.converter.rules[index].fills:
             try:
                 numbers = [float(self._number(b)) for b in blocks]
-                parts = _filled(like, numbers)
+                name, parts = t.render(values), _filled(like, numbers)
             except LayoutError as e:
-                self.broken.append(f"{t.render(values)}: {e.message}")
+                self.broken.append(f"{t.text}: {e.message}")
                 continue
-            self.put(index, names, replace(like, name=t.render(values), parts=parts))
+            self.put(index, names, replace(like, name=name, parts=parts))
 
     def _number(self, value: float | str) -> float:
         if isinstance(value, str):

@@ -20,6 +20,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -603,6 +604,39 @@ def text(name: str, format: str, seed: bytes) -> Way:
     return Way(lay, lambda: iter([seed]))
 
 
+# --- rule files --------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def sample() -> Any:
+    """A checkpoint with names of a few families, small."""
+    import numpy as np
+
+    from ckptconv.tensor import Checkpoint, held
+
+    names = {
+        "bert/embeddings/word_embeddings": (5, 4), "bert/encoder/layer_0/attention/self/query/kernel": (4, 4),
+        "bert/encoder/layer_0/attention/self/query/bias": (4,), "bert/encoder/layer_1/output/LayerNorm/gamma": (4,),
+        "model.layers.0.mlp.weight": (4, 2), "conv/kernel": (3, 3, 2, 4), "a" * 500: (1,),
+    }  # fmt: skip
+    return Checkpoint({n: held(n, np.zeros(s, "f4")) for n, s in names.items()})
+
+
+def rules(text: str) -> int:
+    """Parse rules, lint them, apply them both ways."""
+    import ckptconv.lint
+    import ckptconv.rules
+    from ckptconv.errors import CkptError
+
+    made = ckptconv.rules.parse(text, "fuzzed")
+    made.takes(sample())
+    ckptconv.lint.lint(made)
+    for one in (lambda: made, lambda: made.inverse):
+        with suppress(CkptError):
+            one().apply(sample())
+    return len(made.rules)
+
+
 # --- families ----------------------------------------------------------------------------------------------------
 
 TF = (
@@ -684,7 +718,9 @@ def seeds(family: str) -> Iterator[bytes]:
 
 
 def attempt(family: str, data: bytes, home: Path) -> int:
-    """Lay one input out in an empty folder and read it; returns how many tensors there are."""
+    """Lay one input out in an empty folder and read it; returns how many tensors (rows, rules) there are."""
+    if family == "rules":
+        return rules(data.decode("utf-8", "replace"))
     ways = FAMILIES[family]
     more, which = divmod(data[0], len(ways))
     path, format = ways[which].lay(data[1:], home)

@@ -58,7 +58,6 @@ with atheris.instrument_imports(include=["ckptconv"]):
 from families import FAMILIES, LARGEST, attempt, dictionary, packed, records, seeds
 
 from ckptconv.errors import CkptError
-from ckptconv.tensor import Checkpoint, held
 
 SECONDS = 5.0
 MEMORY = 1 << 30  # of address space, beyond what the process has when it starts
@@ -70,7 +69,7 @@ class Budget(Exception):
 
 
 def layouts(family: str, home: Path) -> Callable[[bytes], object]:
-    """Make the function that tries one input of a family of formats."""
+    """Make the function that tries one input of a family."""
 
     def run(data: bytes) -> None:
         if data:
@@ -106,30 +105,6 @@ def mutated(family: str, data: bytes, largest: int, seed: int) -> bytes:
     return made if len(made) <= largest else data
 
 
-def sample() -> Checkpoint:
-    """Names of a few families, small."""
-    import numpy as np
-
-    names = {
-        "bert/embeddings/word_embeddings": (5, 4), "bert/encoder/layer_0/attention/self/query/kernel": (4, 4),
-        "bert/encoder/layer_0/attention/self/query/bias": (4,), "bert/encoder/layer_1/output/LayerNorm/gamma": (4,),
-        "model.layers.0.mlp.weight": (4, 2), "conv/kernel": (3, 3, 2, 4), "a" * 500: (1,),
-    }  # fmt: skip
-    return Checkpoint({n: held(n, np.zeros(s, "f4")) for n, s in names.items()})
-
-
-def rules(data: bytes, checkpoint: Checkpoint) -> None:
-    text = data.decode("utf-8", "replace")
-    made = ckptconv.rules.parse(text, "fuzzed")
-    made.takes(checkpoint)
-    ckptconv.lint.lint(made)
-    for one in (lambda: made, lambda: made.inverse):
-        try:
-            one().apply(checkpoint)
-        except CkptError:
-            pass
-
-
 class Judge:
     """Tell what is a finding and write it down."""
 
@@ -138,11 +113,7 @@ class Judge:
         self.folder.mkdir(parents=True, exist_ok=True)
         memory = Path("/dev/shm")
         ckptconv.formats.hdf5.child.PATIENCE = 3.0  # an input on which the library hangs would cost ten others
-        if family == "rules":
-            known = sample()
-            self.attempt: Callable[[bytes], object] = lambda data: rules(data, known)
-        else:
-            self.attempt = layouts(family, (memory if memory.is_dir() else work) / f"fuzz-{os.getpid()}")
+        self.attempt = layouts(family, (memory if memory.is_dir() else work) / f"fuzz-{os.getpid()}")
 
         self.began = self.said = time.monotonic()
         self.children: dict[int, float] = {}
