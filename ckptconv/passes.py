@@ -79,7 +79,7 @@ def _role(name: str, tails: _Tails) -> str:
 def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Checkpoint:
     """Keep names that match one glob of `include` (all, if none is given) and none of `exclude`.
 
-    UsageError if a glob matches nothing: it is misspelt more often than meant.
+    UsageError if a glob matches nothing, or nothing is left: both are misspelt more often than meant.
     """
     if not include and not exclude:
         return checkpoint
@@ -90,6 +90,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
         near = get_close_matches(glob, checkpoint.tensors, 3, 0.4)
         hint = f"; near are {', '.join(map(printable, near))}" if near else ""
         raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
+    if checkpoint.tensors and not keep:
+        raise UsageError(f"--include and --exclude leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
 

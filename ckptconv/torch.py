@@ -10,6 +10,7 @@ another, into the memory of the parameters where that is possible, so the cost i
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,10 +80,23 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
             made = getattr(made, word)
     except (ImportError, AttributeError) as e:
         raise UsageError(f"{name}: {e}") from e
+    _callable_as_it_is(name, made)
     module = _called(made, meta) if callable(made) else made
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} gives {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _callable_as_it_is(name: str, made: Any) -> None:
+    """Refuse a callable that wants arguments, before any of its code runs."""
+    if not callable(made) or isinstance(made, torch.nn.Module):
+        return
+    try:
+        inspect.signature(made).bind()
+    except TypeError as e:
+        raise UsageError(f"{name} is called without arguments: {e}; name a function that gives it") from e
+    except ValueError:  # written in C, it does not tell
+        return
 
 
 def _called(made: Any, meta: bool) -> Any:

@@ -171,6 +171,7 @@ def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
         (["a.npz", "-o", "x.npz", "--to", "safetensor"], 2, "near is safetensors"),
         (["a.npz", "-o", "x.npz", "-c", "berd"], 2, "near are bert"),
         (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
+        (["a.npz", "-o", "x.npz", "--exclude", "w*"], 2, "leave none of 1 tensors"),
         (["a.npz", "-o", "x.npz", "--dtype", "float7"], 2, "float7"),
         (["a.npz", "-o", "x.npz", "--dtype", "int8"], 2, "floating-point"),
         (["a.npz", "-o", "x.npz", "--dtype", "fp16"], 2, "did you mean float16?"),

@@ -155,6 +155,7 @@ def test_outline_needs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("big_module:nothing", "nothing"),
         ("no_such_module:f", "no_such"),
         ("big_module:number", "int"),
+        ("big_module:nn.Linear", "without arguments: missing a required argument: .in_features.; name a function"),
     ):
         with pytest.raises(UsageError, match=why):
             into.build(wrong)
