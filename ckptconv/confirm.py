@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from . import formats
-from .errors import FormatError, VerifyError, listing
+from .errors import FormatError, StorageError, VerifyError, listing
 from .formats import Format
 from .names import fold
 from .plan import Plan
@@ -52,6 +52,8 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         wrong = _wrong(made, outcome, formats.open_checkpoint(at or url, format=row.name), full=full)
     except FormatError as e:
         raise VerifyError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
+    except StorageError as e:
+        raise StorageError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
     if wrong:
         raise VerifyError(f"{len(wrong)} tensors do not read back as written{kept}:\n{listed(wrong)}", url=url)
 

@@ -87,6 +87,15 @@ def asking(url: str) -> Iterator[None]:
         raise StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url) from e
 
 
+@contextmanager
+def spooling() -> Iterator[None]:
+    """Name the temporary folder where that is what is full or missing."""
+    try:
+        yield
+    except OSError as e:
+        raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
+
+
 # --- looking ----------------------------------------------------------------------------------------------------
 
 
@@ -301,16 +310,14 @@ class Spool:
     """A local file without a name, which is gone with this object."""
 
     def __init__(self) -> None:
-        self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
-        os.unlink(path)
+        with spooling():
+            self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
+            os.unlink(path)
 
     @contextmanager
     def filled(self) -> Iterator[IO[bytes]]:
-        try:
-            with os.fdopen(os.dup(self.fd), "wb") as file:
-                yield file
-        except OSError as e:
-            raise refused(e, tempfile.gettempdir()) from e
+        with spooling(), os.fdopen(os.dup(self.fd), "wb") as file:
+            yield file
 
     def read(self, start: int, size: int) -> bytes:
         return os.pread(self.fd, size, start)
@@ -338,5 +345,5 @@ def remove(url: str) -> None:
 
 __all__ = [
     "GAP", "File", "Stat", "asking", "filesystem", "info", "is_dir", "is_http", "is_remote", "names", "refused",
-    "remove", "stat", "upload", "walk",
+    "remove", "spooling", "stat", "upload", "walk",
 ]  # fmt: skip

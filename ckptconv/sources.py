@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from .errors import CorruptCheckpoint
 from .formats import decode
+from .remote import spooling
 from .store import Reader
 from .tensor import Coded, Held, Part, Span
 
@@ -53,7 +54,7 @@ class Sources:
             return Held(out)
         import tempfile
 
-        with tempfile.NamedTemporaryFile(prefix="ckptconv-", delete=False) as f:
+        with spooling(), tempfile.NamedTemporaryFile(prefix="ckptconv-", delete=False) as f:
             try:
                 for piece in stream(coded):
                     f.write(piece)

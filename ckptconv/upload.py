@@ -37,7 +37,8 @@ class Upload:
         self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
         if self._older and not force:
             raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
-        self._stage = tempfile.mkdtemp(prefix="ckptconv-")
+        with remote.spooling():
+            self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
             self._out = Output(self._stage, files)
         except BaseException:  # an interrupt, too, leaves no stage behind

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -408,6 +410,63 @@ def test_a_disk_that_fills(
         write(sources[1], tmp_path, kind, force)
     assert snapshot(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == len({n.split("/")[0] for n in before})
+
+
+WAITING = """
+import sys, time
+from ckptconv.output import Output
+def waiting(*_):
+    print("go", flush=True)
+    time.sleep(60)
+Output.write = waiting
+from ckptconv.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("kind", ["single", "shards", "folder of npy"])
+def test_a_signal_leaves_nothing(kind: str, sent: signal.Signals, sources: list[Path], tmp_path: Path) -> None:
+    write(sources[0], tmp_path, kind)
+    before = sorted(tmp_path.rglob("*"))
+    name, options = TARGETS[kind]
+    more = [f"--{option.replace('_', '-').replace('format', 'to')}={value}" for option, value in options.items()]
+    command = [sys.executable, "-c", WAITING, sources[1], "-o", tmp_path / name, "--force", "-j", "1", *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert sorted(tmp_path.rglob("*")) != before
+        child.send_signal(sent)
+        assert child.communicate()[1] == b"interrupted; nothing was written\n"
+    assert child.returncode == 128 + sent
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("source", ["coded.npz", "coded.h5", "coded.keras"])
+def test_no_room_for_what_must_be_decoded(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "in"
+    home.mkdir()
+    values = {"w": np.arange(3_000_000, dtype="f8"), "v": np.ones(5, "f4")}
+    if source.endswith(".npz"):
+        np.savez_compressed(home / source, **values)
+    else:
+        with h5py.File(home / "h5", "w") as f:
+            for path, value in zip(("layers/d/vars/0", "layers/d/vars/1"), values.values(), strict=True):
+                f.create_dataset(path, data=value, compression="gzip")
+        if source.endswith(".keras"):
+            with zipfile.ZipFile(home / source, "w", zipfile.ZIP_DEFLATED) as z:
+                z.write(home / "h5", "model.weights.h5")
+                z.writestr("config.json", "{}")
+        else:
+            (home / "h5").rename(home / source)
+    (tmp_path / "out.safetensors").write_bytes(b"old")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    small = api.Resources(max_memory=16 << 20, jobs=1)
+    with pytest.raises(StorageError, match="nowhere: no such"):
+        api.convert(home / source, tmp_path / "out.safetensors", target=api.Target(force=True), resources=small)
+    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such limit")

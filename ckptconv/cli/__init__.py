@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from difflib import get_close_matches
 from glob import glob
 from typing import Annotated, Any
@@ -98,6 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         app(prog_name="ckptconv")
     argv = sys.argv[1:] if argv is None else argv
     show.escape_unwritable()
+    _tidy_when_ended()
     try:
         _run(with_verb(argv))
         sys.stdout.flush()  # here, where a closed pipe or a full disk is understood
@@ -105,14 +108,27 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(e.exit_code)
     except CkptError as e:
         fail(e, as_json="--json" in argv)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         print("interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(e.args[0] if e.args else 130)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as e:  # what the library meets is a StorageError: this is our own output
         fail(StorageError(f"cannot write what there is to say: {e.strerror or e}"), as_json=False)
+
+
+def _tidy_when_ended() -> None:
+    """Unwind when the system or a closed terminal ends us, too, so that temporary files go; `nohup` is left alone."""
+
+    def end(number: int, _: object) -> None:
+        raise KeyboardInterrupt(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and here and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _run(argv: list[str]) -> None:

@@ -104,9 +104,9 @@ def zoo(
                 ledger=ledger,
                 resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
             )  # fmt: skip
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
-        raise typer.Exit(130) from None
+        raise typer.Exit(e.args[0] if e.args else 130) from None
     _report(done, as_json, quiet)
 
 

@@ -115,7 +115,9 @@ class _Worker:
 
 def _serve(pipe: Connection, do: Callable[[Any], Any]) -> None:
     """The worker's side: tasks in, results out, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
+    for heard in ("SIGINT", "SIGHUP"):  # by the parent, too, which ends us
+        if hasattr(signal, heard):
+            signal.signal(getattr(signal, heard), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_watch, daemon=True).start()
     while True:

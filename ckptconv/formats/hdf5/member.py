@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 from zlib import crc32
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
+from ...remote import spooling
 from ...store import Reader
 from .. import zip
 from ..zip import Member
@@ -105,7 +106,9 @@ def window(url: str, name: str) -> Window:
 @lru_cache(maxsize=2)
 def _spooled(label: str, url: str, name: str) -> Spool:
     """Unpack a member; its size is known and bounded beforehand."""
-    spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the Spool does
-    for piece in _pieces(url, members(url)[name]):
-        spool.write(piece)
+    with spooling():
+        spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the Spool does
+        for piece in _pieces(url, members(url)[name]):
+            spool.write(piece)
+        spool.flush()
     return Spool(spool, Lock())
