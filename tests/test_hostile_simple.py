@@ -1,17 +1,24 @@
-"""Hostile safetensors, NumPy, Flax, TensorFlow and index files give their error or open with a note; nothing runs."""
+"""Hostile safetensors, NumPy, Flax, TensorFlow, index and rule files give their error or open with a note.
+
+Nothing runs, no message is long, and none takes longer than its bytes deserve.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 import ckptconv
+from ckptconv import rules
+from ckptconv.lint import lint
 
 HOME = Path(__file__).parents[1] / "fixtures" / "hostile"
-KINDS = ("safetensors", "numpy", "flax", "sharded", "tf")
+KINDS = ("safetensors", "numpy", "flax", "sharded", "dcp", "tf", "strangers")
+RULES = json.loads((HOME / "rules" / "expected.json").read_text())
 CASES = [
     (kind, file, error, words)
     for kind in KINDS
@@ -24,7 +31,10 @@ CODES = {"CorruptCheckpoint": 4, "UnsafeCheckpoint": 5, "UnknownFormat": 3, "Nam
 def test_hostile(kind: str, file: str, error: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = HOME / kind / file
+    began = time.process_time()
     got = attempt(path)
+    assert time.process_time() - began < 5
+    assert len(str(got)) < 10_000 or isinstance(got, ckptconv.Checkpoint)
     if error:
         assert type(got).__name__ == error, got
         assert isinstance(got, ckptconv.CkptError)
@@ -36,6 +46,29 @@ def test_hostile(kind: str, file: str, error: str, words: str, tmp_path: Path, m
         assert words in "".join(note.text for note in got.notes)
         assert all((t.numpy() == 1).all() for t in got.values())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", RULES)
+def test_hostile_rules(file: str) -> None:
+    error, words = RULES[file]
+    began = time.process_time()
+    try:
+        lint(rules.load(HOME / "rules" / file))
+        said = ""
+    except ckptconv.UsageError as e:
+        said = str(e)
+    assert time.process_time() - began < 5
+    assert bool(said) is bool(error), said
+    assert re.search(words, said), said
+    assert len(said) < 5000
+
+
+def test_no_file_is_forgotten() -> None:
+    for kind in (*KINDS, "rules"):
+        expected = json.loads((HOME / kind / "expected.json").read_text())
+        names = {n.split("/")[0] for n in expected} | {"expected.json"}
+        there = {p.name for p in (HOME / kind).iterdir() if ".data-" not in p.name}
+        assert there == names, kind
 
 
 def attempt(path: Path) -> ckptconv.Checkpoint | ckptconv.CkptError:

@@ -27,7 +27,7 @@ from .msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
 MAX_BIN = 2**32 - 1
-MAX_NUMBERS = 100_000  # each a tensor of its own, which weighs a thousand times as much
+MAX_NUMBERS = 30_000  # each a tensor of its own, which weighs a thousand times as much
 NAMING = 64  # characters of names per byte of the file
 SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)

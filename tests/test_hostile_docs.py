@@ -1,0 +1,31 @@
+"""docs/hostile.md names files that are there and expected, and leaves few out."""
+
+from __future__ import annotations
+
+import json
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / "fixtures" / "hostile"
+EXPECTED = {
+    f"{path.parent.name}/{name}" for path in HOME.glob("*/expected.json") for name in json.loads(path.read_text())
+}
+ROWS = [line for line in (ROOT / "docs" / "hostile.md").read_text().splitlines() if line.startswith("| ")]
+NAMED = [name for row in ROWS for name in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[1]) if "tests/" not in name]
+
+
+def test_every_file_named_is_expected() -> None:
+    assert [name for name in NAMED if not any(fnmatchcase(file, name) for file in EXPECTED)] == []
+    assert len(NAMED) > 150
+
+
+def test_every_attack_has_a_file() -> None:
+    rows = [row for row in ROWS if not row.startswith(("| incident", "| :--"))]
+    assert [row for row in rows if "`" not in row.rsplit("|", 2)[1]] == []
+
+
+def test_most_files_are_named() -> None:
+    left = [file for file in EXPECTED if not any(fnmatchcase(file, name) for name in NAMED)]
+    assert len(left) < len(EXPECTED) / 3, sorted(left)
