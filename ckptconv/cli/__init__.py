@@ -104,6 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _run(with_verb(argv))
         sys.stdout.flush()  # here, where a closed pipe or a full disk is understood
+        sys.exit(0)
     except typer.Exit as e:
         sys.exit(e.exit_code)
     except CkptError as e:

@@ -81,7 +81,8 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     # Keras knows how it spells names in shards
     ours = path.endswith(index.SUFFIX) and not path.endswith(".h5" + index.SUFFIX)
     whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
-    others = found[1:] + [n for n in files if n.lower().endswith(OTHERS) and n not in found]
+    alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(r"-\d{5}-of-\d{5}\.", n)]
+    others = found[1:] + [n for n in alone if n not in found]
     if not others:
         return whole
     note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(others))
