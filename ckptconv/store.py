@@ -212,7 +212,8 @@ class Reader:
             if not S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
             self.size = status.st_size
-            self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+            # the last cannot be set back: it tells of a change whose author restored the time of the one before
+            self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
         except OSError as e:
             self.close()
             raise refused(e, url) from e

@@ -542,7 +542,13 @@ def rewrite(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
-@pytest.mark.parametrize("change", [shrink, grow, replace, rewrite, Path.unlink])
+def rewrite_in_secret(path: Path) -> None:
+    was = path.stat()
+    rewrite(path)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [shrink, grow, replace, rewrite, rewrite_in_secret, Path.unlink])
 @pytest.mark.parametrize("kind", ["single", "bundle", "folder of npy"])
 def test_a_source_that_changes_meanwhile(
     change: Callable[[Path], None], kind: str, sources: list[Path], tmp_path: Path
