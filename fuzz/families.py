@@ -650,19 +650,19 @@ TF = (
     raw("x.meta", "tf-graph", "tf/tf1/*.meta"),
     Way(object_graph, object_graphs, packed=True),
     Way(saved_model, saved_models, packed=True),
-    folder("tf", "tf/tf1", "g2p_en", "originals/bert", "tf/saved/variables"),
-    folder(None, "tf/saved", "tf/tf1"),
+    folder("tf", "tf/tf1", "originals/bert", "tf/saved/variables", "hostile/tf/*"),
+    folder(None, "tf/saved", "tf/tf1", "hostile/tf/*"),
     several(["x.index", "x.data-00000-of-00002", "x.data-00001-of-00002"], "x", "tf",
             beside(["tf/sharded.index"], ".data-00000-of-00002", ".data-00001-of-00002")),
 )  # fmt: skip
 PYTORCH = (
-    raw("x.pt", None, "torch/*.pt", "hostile/pytorch/*.pt"),
+    raw("x.pt", None, "torch/*.pt", "hostile/pytorch/*.pt", "hostile/strangers/*"),
     Way(torch_pickle, pickles),
     archive("x.pt", "torch", "torch/[dmntv]*.pt", "torch/pieces/*.pt", "hostile/pytorch/*.pt"),
     raw("x.pt", "torch-legacy", "torch/stream.pt", "hostile/pytorch/stream*.pt", "hostile/pytorch/tar*.pt"),
     Way(plain_pickle, plain_pickles),
     archive("x.pt", "torchscript", "torch/script.pt", "torch/frozen.pt", "hostile/pytorch/script*.pt"),
-    folder("dcp", "torch/dcp"),
+    folder("dcp", "torch/dcp", "hostile/dcp/*"),
     several(["x.bin.index.json", "a.bin", "b.bin"], "x.bin.index.json", "hf", torch_shards),
     Way(tarred, tars, packed=True),
 )  # fmt: skip
@@ -709,7 +709,8 @@ FAMILIES: dict[str, Sequence[Way]] = {
 def seeds(family: str) -> Iterator[bytes]:
     """Inputs to begin with: all files as they are, then again with each option that `open` may take."""
     if family == "rules":
-        yield from (s for p in sorted(CONVERTERS.glob("*.toml")) if len(s := p.read_bytes()) <= LARGEST)
+        files = [*sorted(CONVERTERS.glob("*.toml")), *globbed(["hostile/rules/*.toml"])]
+        yield from (s for p in files if len(s := p.read_bytes()) <= LARGEST)
         return
     ways = FAMILIES[family]
     for option in range(len(OPTIONS) if family != "zoo" else 1):
