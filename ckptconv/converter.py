@@ -1,4 +1,4 @@
-"""A converter: rules that say where a name goes and how its axes move. Pure data; rules.py reads it from a file.
+"""A converter: rules that say where a name goes and how its axes move. Pure data; rulefile.py reads it from a file.
 
     [[rule]]
     from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"

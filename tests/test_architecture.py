@@ -21,7 +21,7 @@ LAYERS = [
     ["destination"],
     ["output"],
     ["upload"],
-    ["assign", "converter", "memory", "rewrite", "rules", "lint"],
+    ["assign", "converter", "memory", "rewrite", "rulefile", "rules", "lint"],
     ["formats", "passes", "outline"],
     ["plan"],
     ["receipt", "sources"],

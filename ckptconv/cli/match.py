@@ -90,7 +90,7 @@ def _summary(found: Proposal, output: str) -> None:
     """Say on stderr what is known, what is assumed and what is left."""
     from collections import Counter
 
-    from ..rules import MAX_FILE
+    from ..rulefile import MAX_FILE
 
     kinds = Counter("assumed" if not p.sure else p.evidence for p in found.pairs for _ in p.targets)
     said = ", ".join(f"{n} {'assumed' if k == 'assumed' else f'by {k}'}" for k, n in kinds.items())
