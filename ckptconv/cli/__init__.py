@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 import threading
-from difflib import get_close_matches
-from glob import glob
 from typing import Annotated, Any
 
 import typer
@@ -75,8 +73,6 @@ for verb, examples in (
 app.add_typer(converters.app)
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
-
-
 QUESTIONS = {"help": "--help", "version": "--version"}  # as other programs spell them
 
 
@@ -86,11 +82,19 @@ def with_verb(argv: list[str]) -> list[str]:
         return argv
     if argv[0].startswith(("--install-completion", "--show-completion")):
         return argv
-    if argv[0].isalpha() and not glob(f"{argv[0]}*"):  # no source, nor a prefix of one
-        near = get_close_matches(argv[0], [*VERBS, *QUESTIONS], 1, 0.7)
-        if near:
-            raise UsageError(f"no verb is called {argv[0]!r}; near is `ckptconv {QUESTIONS.get(near[0], near[0])}`")
+    if near := _misspelt(argv[0]):
+        raise UsageError(f"no verb is called {argv[0]!r}; near is `ckptconv {QUESTIONS.get(near, near)}`")
     return ["convert", *argv]
+
+
+def _misspelt(word: str) -> str:
+    """The verb that a word was meant to be which is no source, nor the beginning of one's name, or ''."""
+    from difflib import get_close_matches
+    from glob import glob
+
+    if not word.isalpha() or glob(f"{word}*"):
+        return ""
+    return next(iter(get_close_matches(word, [*VERBS, *QUESTIONS], 1, 0.7)), "")
 
 
 def main(argv: list[str] | None = None) -> None:
