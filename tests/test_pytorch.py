@@ -22,6 +22,7 @@ from kit import same
 
 import ckptconv
 from ckptconv.formats.pytorch import archive as archive_format
+from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.pickle import load
 from ckptconv.formats.pytorch.rebuild import TORCH
 from ckptconv.formats.pytorch.write import TorchWriter
@@ -180,8 +181,10 @@ def test_pickled_arrays(protocol: int) -> None:
     assert mixed.tolist() == [{"a": 1}, [2]]
 
 
-def test_distributed() -> None:
-    """Saved by two processes, one tensor cut by rows, one by columns."""
+@pytest.mark.parametrize("handles", [64, 1])
+def test_distributed(handles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved by two processes, one tensor cut by rows, one by columns; with fewer files open than there are, too."""
+    monkeypatch.setattr(dcp, "OPEN", handles)
     for url in (GOLDEN / "dcp", GOLDEN / "dcp" / ".metadata", GOLDEN / "dcp" / "__1_0.distcp"):
         got = ckptconv.open(url)
         assert got.format == "dcp"

@@ -29,6 +29,7 @@ from .rebuild import TORCH, View
 METADATA = ".metadata"
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
+OPEN = 64  # files of a thousand processes are not all open at a time
 MAX_CHUNKS = 2**12  # of one tensor, when they do not simply follow one another
 
 
@@ -140,17 +141,14 @@ def _places(stored: dict[Any, Any], url: str) -> dict[tuple[str, tuple[int, ...]
 
 @dataclass
 class Folder:
-    """The data files, opened once each."""
+    """The data files, a few of them open at a time."""
 
     url: str
     opaque: bool
     stack: ExitStack
     files: dict[str, Reader] = field(default_factory=dict)
     loaded: dict[Place, Any] = field(default_factory=dict)
-
-    @property
-    def opened(self) -> list[str]:
-        return [f.url for f in self.files.values()]
+    opened: dict[str, None] = field(default_factory=dict)
 
     def load(self, name: str, place: Place | None) -> Any:
         """The object of the archive at one place."""
@@ -160,7 +158,10 @@ class Folder:
             return self.loaded[place]
         f = self.files.get(place.file)
         if f is None:
+            if len(self.files) >= OPEN:
+                self.files.pop(next(iter(self.files))).close()
             f = self.files[place.file] = self.stack.enter_context(Reader(sibling(self.url, place.file)))
+            self.opened[f.url] = None
         if place.start < 0 or place.size < 0 or place.start + place.size > f.size:
             raise CorruptCheckpoint(
                 f"lies at bytes {place.start} to {place.start + place.size} of {f.size} (truncated?)",

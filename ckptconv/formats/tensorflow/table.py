@@ -65,7 +65,7 @@ class Table:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.url = reader.url
-        self.kept: dict[int, bytes] = {}  # the last block that `get` read, if it is not large
+        self.kept: dict[int, tuple[bytes, int, tuple[int, ...]]] = {}  # what `get` read last, if it is not large
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
         if len(tail) < FOOTER or tail[-8:] != MAGIC:
             raise CorruptCheckpoint(f"is no table: {self._instead()}", url=self.url)
@@ -100,12 +100,7 @@ class Table:
         n = bisect_left(self.blocks, key, key=itemgetter(0))
         if n < len(self.blocks):
             _, start, size = self.blocks[n]
-            block = self.kept.get(start) or self._block(start, size)
-            if len(block) <= KEPT:
-                self.kept.clear()
-                self.kept[start] = block
-            end = self._end(block, start)
-            restarts = unpack_from(f"<{(len(block) - end) // 4 - 1}I", block, end)
+            block, end, restarts = self.kept.get(start) or self._searched(start, size)
             if not restarts:
                 raise self._bad("a block has no restart points", start)
             at = bisect_right(restarts, key, key=lambda r: self._entries(block, r, end, start, limit=1)[0][0])
@@ -113,6 +108,16 @@ class Table:
                 if found == key:
                     return value
         raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
+
+    def _searched(self, start: int, size: int) -> tuple[bytes, int, tuple[int, ...]]:
+        """A block, where its entries end, and its restart points."""
+        block = self._block(start, size)
+        end = self._end(block, start)
+        found = block, end, unpack_from(f"<{(len(block) - end) // 4 - 1}I", block, end)
+        if len(block) <= KEPT:
+            self.kept.clear()
+            self.kept[start] = found
+        return found
 
     def on(self, reader: Reader) -> Table:
         """The same table in another opening of its file."""
