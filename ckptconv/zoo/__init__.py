@@ -1,7 +1,7 @@
 """Many checkpoints: find them, convert each once in processes that are used again, and write down what became of it.
 
     discover.py   folders, globs and files -> checkpoints          manifest.py   CSV, JSON lines -> checkpoints
-    plan(...)     what goes where, and what need not be done       ledger.py     what was done, durable
+    planning.py   what goes where, and what need not be done       ledger.py     what was done, durable
     convert(...)  the rest, in a pool (pool.py); one failure never stops the others
 
 Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. Where two would meet, both keep their suffix:
@@ -13,43 +13,25 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from hashlib import blake2b
+from functools import partial
 from typing import Any, NamedTuple
 
-from .. import api, engines, formats, store
+from .. import api, engines, publish, store
 from ..api import MEMORY, Resources
 from ..errors import CkptError, UsageError, redacted
 from . import pool
-from .discover import Found, clashes, discover
+from .discover import Found
 from .ledger import NAME, Entry, Ledger
-from .manifest import Settings, is_manifest
-from .manifest import read as read_manifest
+from .manifest import Settings
+from .planning import DEFAULT, Item, content, identity, options, plan, remembered
 
 LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
 PROBED = 1000  # sources that a cluster's workers are asked for beforehand
 COMMIT = 1.0  # seconds between two durable batches
-PART = re.compile(r"\.(?P<base>.+)\.[0-9a-f]{8}\.part")
-DEFAULT, FREE = Settings(), Resources()
-# formats whose output is a folder; the state file of a TensorFlow checkpoint wants one to itself
-BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
-
-
-class Item(NamedTuple):
-    """One checkpoint to convert, its path below the zoo, and what was known of it: convert, retry, changed, done."""
-
-    found: Found
-    at: str
-    settings: Settings
-    state: str = "convert"
-    ours: bool = False
-
-
+FREE = Resources()
 @dataclass(frozen=True)
 class Summary:
     """What became of a zoo."""
@@ -83,107 +65,6 @@ def _pattern(message: str) -> str:
 
 
 # --- what to do -------------------------------------------------------------------------------------------------
-
-
-def plan(
-    sources: Sequence[str],
-    folder: str,
-    settings: Settings = DEFAULT,
-    *,
-    pattern: str = "",
-    latest: bool = False,
-    known: Mapping[str, Entry] | None = None,
-    hashed: bool = False,
-) -> list[Item]:
-    """Find everything and say what is to be done; `known` is what the ledger says."""
-    if not sources:
-        raise UsageError("no source was given")
-    plain = [s for s in sources if not is_manifest(s)]
-    found = [(f, "", settings) for f in discover(plain, pattern, latest=latest, skip=folder)] if plain else []
-    for source in sources:
-        if is_manifest(source):
-            for row in read_manifest(source, settings):
-                found.append((discover([row.source])[0], row.destination, row.settings))
-    items = _named(found)
-    clashes((i.at, i.found.source) for i in items)
-    there = _occupied(folder) if any(i.at not in (known or {}) for i in items) else set()
-    return [_stated(i, (known or {}).get(i.at), folder, there, hashed) for i in items]
-
-
-def remembered(place: str) -> Mapping[str, Entry]:
-    """What the ledger of an output folder (or a ledger itself) says, without touching it."""
-    path = store.join(place, NAME) if store.is_dir(place) else place
-    return Ledger.read(path) if store.stat(path) else {}
-
-
-def _named(found: Sequence[tuple[Found, str, Settings]]) -> list[Item]:
-    """Give each its place below the zoo."""
-    short = [at or _output(f.name, "", s) for f, at, s in found]
-    often = Counter(name.casefold() for name in short)
-    return [
-        Item(f, name if at or often[name.casefold()] == 1 else _output(f.name, f.suffix, s), s)
-        for (f, at, s), name in zip(found, short, strict=True)
-    ]
-
-
-def _output(name: str, suffix: str, settings: Settings) -> str:
-    """The path of an output below the zoo."""
-    row = formats.get(settings.target.format or "safetensors")
-    if row.name in BARE:
-        return name + suffix + BARE[row.name]
-    return name + suffix + (row.suffixes[0] if row.suffixes else "." + row.name)
-
-
-def _occupied(folder: str) -> set[str]:
-    """All that is in the output folder, by paths below it."""
-    if not store.is_dir(folder):
-        return set()
-    root = folder.rstrip("/")
-    return {
-        store.join(at, name)[len(root) + 1 :] for at, _, files in store.walk(folder) for name in files
-    }  # fmt: skip
-
-
-def _stated(item: Item, old: Entry | None, folder: str, there: set[str], hashed: bool) -> Item:
-    """Compare with what the ledger says was done."""
-    if old is None:
-        return item._replace(ours=not any(path.startswith(item.at) for path in there))
-    item = item._replace(ours=old.ours)
-    if old.state != "done":
-        return item._replace(state="retry" if old.state == "failed" else "convert")
-    same = old.files == _identity(item.found) or (hashed and bool(old.hash) and old.hash == content(item.found))
-    whole = all((s := store.stat(store.join(folder, n))) and s.size == size for n, size in old.written)
-    fresh = same and whole and old.options == _options(item.settings) and old.source == redacted(item.found.source)
-    return item._replace(state="done" if fresh else "changed")
-
-
-def _identity(found: Found) -> tuple[tuple[str, int, int], ...]:
-    return tuple((store.split(url)[1], status.size, status.mtime) for url, status in found.files)
-
-
-def content(found: Found) -> str:
-    """A hash of all bytes of all files of a checkpoint."""
-    h = blake2b(digest_size=16)
-    for url, status in found.files:
-        with store.Reader(url) as f:
-            for at in range(0, status.size, 2**22):
-                h.update(f.read(at, min(2**22, status.size - at)))
-    return h.hexdigest()
-
-
-@lru_cache(maxsize=64)
-def _rules(converter: str) -> bytes:
-    """A converter's own text, so that an edited one counts as a change."""
-    return store.read_all(converter, 2**24) if store.stat(converter) else b""
-
-
-def _options(settings: Settings) -> str:
-    target = replace(settings.target, force=False, sync=True)
-    rules = _rules(settings.change.converter) if settings.change.converter else b""
-    return blake2b(repr((settings.select, settings.change, target)).encode() + rules, digest_size=8).hexdigest()
-
-
-# --- doing it ---------------------------------------------------------------------------------------------------
 
 
 class Done(NamedTuple):
@@ -241,7 +122,7 @@ def convert(
 
 
 def _entry(item: Item, state: str, **more: Any) -> Entry:
-    return Entry(item.at, state, redacted(item.found.source), _identity(item.found), _options(item.settings), **more)
+    return Entry(item.at, state, redacted(item.found.source), identity(item.found), options(item.settings), **more)
 
 
 def _outcome(item: Item, result: Done | CkptError) -> Entry:
@@ -360,19 +241,16 @@ def _quietly_rmdir(path: str) -> None:
 
 
 def _sweep(folder: str, entries: Sequence[Entry]) -> None:
-    """Remove the temporary files of outputs that a killed run was at."""
-    planned = [e.at for e in entries if e.state == "planned"]
-    if not planned or store.is_remote(folder):
+    """Remove the temporary folders of outputs that a killed run was at."""
+    outputs = tuple(store.join(folder, e.at) for e in entries if e.state == "planned")
+    if store.is_remote(folder):
         return
-    for home in {os.path.dirname(store.join(folder, at)) for at in planned} | {store.join(folder, a) for a in planned}:
-        for name in store.names(home):
-            m = PART.fullmatch(name)
-            if m and any(store.join(home, m["base"]).startswith(store.join(folder, at)) for at in planned):
-                path = store.join(home, name)
-                if os.path.isdir(path):
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    os.unlink(path)
+    for home in {os.path.dirname(path) for path in outputs} | set(outputs):
+        publish.clear(home, partial(_begins, home, outputs))
+
+
+def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
+    return store.join(home, title).startswith(outputs)
 
 
 __all__ = ["MEMORY", "NAME", "Entry", "Item", "Settings", "Summary", "convert", "plan", "remembered"]
