@@ -308,6 +308,45 @@ def test_only_ranges_are_fetched_from_the_web(web: Web, tmp_path: Path) -> None:
     assert line.received < 100_000
 
 
+class Failing(Ranged):
+    """After some answers it does not do as it is told; `how` says what then."""
+
+    how, left = "", 0
+
+    def do_GET(self) -> None:
+        Failing.left -= 1
+        if Failing.left >= 0:
+            super().do_GET()
+        elif self.how == "hangs up":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif self.how == "sends all":
+            Whole.do_GET(self)  # type: ignore[arg-type]
+        elif self.how == "sends a page":
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+        else:
+            self.send_error(int(self.how))
+
+
+@pytest.mark.parametrize("how", ["hangs up", "sends all", "sends a page", "404", "416", "500"])
+def test_a_web_server_that_fails_half_way(web: Web, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckptconv.save({f"w{i}": np.full((600, 600), i, "f4") for i in range(8)}, tmp_path / "in.safetensors")
+    ckptconv.save(arrays(), tmp_path / "out.npz")
+    old = (tmp_path / "out.npz").read_bytes()
+    monkeypatch.setattr(Failing, "how", how)
+    monkeypatch.setattr(Failing, "left", 5)
+    resources = ckptconv.Resources(max_memory=16 * 2**20, jobs=1)
+    with pytest.raises((StorageError, ckptconv.CorruptCheckpoint)):
+        ckptconv.convert(
+            f"{web(Failing)}/in.safetensors", tmp_path / "out.npz", target=Target(force=True), resources=resources
+        )
+    assert Failing.left < 0
+    assert (tmp_path / "out.npz").read_bytes() == old
+    assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.npz"]
+
+
 def test_the_web_says_no(web: Web, tmp_path: Path) -> None:
     base = web(Ranged)
     with pytest.raises(StorageError, match="no such file"):
