@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from families import FAMILIES, ROOT, attempt
 
 FORMATS = ROOT / "ckptconv" / "formats"

@@ -89,7 +89,7 @@ def _message(url: str) -> Iterator[Bytes]:
         kind = pb.MetaGraphDef
     try:
         message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
-    except (text_format.ParseError, UnicodeError, RecursionError) as e:
+    except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
         raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({brief(str(e))})", url=url) from e
     yield Memory(url, message.SerializeToString())
 

@@ -117,7 +117,7 @@ def _newest(state: str) -> str:
     try:
         text = read_all(state, STATE_LIMIT).decode()
         parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
-    except (text_format.ParseError, UnicodeError, RecursionError) as e:
+    except (text_format.ParseError, ValueError, RecursionError) as e:
         raise CorruptCheckpoint(f"the state file is no text message ({brief(str(e))})", url=state) from e
     paths = [parsed.model_checkpoint_path, *parsed.all_model_checkpoint_paths]
     return str(next((p for p in paths if p), ""))
