@@ -228,8 +228,9 @@ def convert(
     if resources.engine != "local":
         many = [engines.absolute(os.fspath(s)) for s in many]
         destination = engines.absolute(os.fspath(destination))
-    checkpoint = prepare(many, select, change)
-    return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began)
+    with store.witness() as stamps:
+        checkpoint = prepare(many, select, change)
+    return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
 
 
 @formats.uncollected()
@@ -240,8 +241,9 @@ def write(
     resources: Resources = Resources(),
     sources: tuple[str, ...] = (),
     began: float | None = None,
+    stamps: Mapping[str, store.Stamp] | None = None,
 ) -> Report:
-    """Write a checkpoint as it stands."""
+    """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
     if target.verify not in ("none", "receipts", "full"):
         raise UsageError(f"verify is one of none, receipts, full; not {target.verify!r}")
@@ -262,6 +264,7 @@ def write(
         map=resources.map or engines.engine(resources.engine),
         progress=resources.progress,
         patched=_patched(made, writer) if _hashed(target, row) else None,
+        stamps=stamps,
         confirm=confirmed if target.verify != "none" else None,
     )
     if target.verify != "none" and (store.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run

@@ -24,7 +24,7 @@ from .output import Output
 from .plan import CHUNK, Job, Memory, Piece, Plan
 from .receipt import Read, Receipt, Written, chunk_digests
 from .sources import Sources, resolved
-from .store import is_remote
+from .store import Stamp, is_remote
 from .tensor import Loss, Span, Tensor
 from .upload import Upload
 
@@ -116,16 +116,18 @@ def execute(
     progress: Progress | None = None,
     patched: Patched | None = None,
     confirm: Confirm | None = None,
+    stamps: Mapping[str, Stamp] | None = None,
 ) -> Outcome:
     """Write everything the plan says; the destination appears whole or not at all.
 
     patched: gives the placement's patches when they depend on what the jobs did (hashes.py).
+    stamps: of the sources when their headers were read: the data must be those files'.
     confirm: raises VerifyError unless what was written reads back; it is told where names lie until they are published.
 
     With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
     """
     with ExitStack() as stack:
-        sources = stack.enter_context(Sources(spool=plan.memory.whole))
+        sources = stack.enter_context(Sources(plan.memory.whole, stamps))
         journal = stack.enter_context(Journal(plan, sources, digest=digest)) if resume else None
         out = _output(plan, force, journal)
         stack.push(out)

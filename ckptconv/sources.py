@@ -9,24 +9,28 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .errors import CorruptCheckpoint
 from .formats import decode
 from .remote import spooling
-from .store import Reader
+from .store import Reader, Stamp
 from .tensor import Coded, Held, Part, Span
 
 HANDLES = 64  # open files at a time
 
 
 class Sources:
-    """Open files by url; shared by the threads of one process. `spool`: bytes to decode into memory at most."""
+    """Open files by url; shared by the threads of one process.
 
-    def __init__(self, spool: int = 64 * 2**20) -> None:
+    spool: bytes to decode into memory at most; stamps: of files that were opened before, and must not have changed.
+    """
+
+    def __init__(self, spool: int = 64 * 2**20, stamps: Mapping[str, Stamp] | None = None) -> None:
+        self._known = stamps or {}
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._retired: list[Reader] = []
-        self._stamps: dict[str, tuple[int, ...]] = {}
+        self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._spool = spool
 
@@ -38,7 +42,7 @@ class Sources:
                 self._readers.move_to_end(url)
                 return found
             found = self._readers[url] = Reader(url)
-            if self._stamps.setdefault(url, found.stamp) != found.stamp:
+            if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
                 raise CorruptCheckpoint("changed while it was read", url=url)
             if len(self._readers) > HANDLES:  # another thread may still read from it: closed at the end
                 self._retired.append(self._readers.popitem(last=False)[1])

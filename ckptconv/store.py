@@ -14,6 +14,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any, NamedTuple
@@ -190,6 +191,21 @@ class Seen:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
+Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
+_SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def witness() -> Iterator[dict[str, Stamp]]:
+    """Write down the stamp of each file that is opened meanwhile, as it is when it is first opened."""
+    seen: dict[str, Stamp] = {}
+    token = _SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        _SEEN.reset(token)
+
+
 class Reader:
     """Positioned, checked reads of one file; safe to share between threads."""
 
@@ -197,11 +213,16 @@ class Reader:
         self.url = url
         self._fd = -1
         self.far: remote.File | None = None
-        self.stamp: tuple[int, ...]
+        self.stamp: Stamp
         if is_remote(url):
             self.far = remote.File(url)
             self.size, self.stamp = self.far.size, self.far.stamp
-            return
+        else:
+            self._open(url)
+        if (seen := _SEEN.get()) is not None:
+            seen.setdefault(url, self.stamp)
+
+    def _open(self, url: str) -> None:
         try:
             # a pipe without a writer would be waited for, for ever
             how = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -328,6 +349,6 @@ class _Raw(io.RawIOBase):
 
 
 __all__ = [
-    "File", "Reader", "Seen", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join", "local",
-    "names", "read_all", "refused", "sibling", "split", "stat", "walk",
+    "File", "Reader", "Seen", "Stamp", "Stat", "exists", "fileobj", "filesystem", "is_dir", "is_remote", "join",
+    "local", "names", "read_all", "refused", "sibling", "split", "stat", "walk", "witness",
 ]  # fmt: skip

@@ -172,6 +172,26 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.npz", "m.h5", "m.msgpack"])
+def test_a_source_that_is_replaced_after_its_headers_were_read_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of the same size: its data would stand under the other's names."""
+    ckptconv.save({"w": np.zeros(1000)}, tmp_path / name)
+    ckptconv.save({"w": np.ones(1000)}, tmp_path / "other" / name)
+    plan_for = ckptconv.api.plan_for
+
+    def late(*args: Any) -> Any:
+        made = plan_for(*args)
+        (tmp_path / "other" / name).replace(tmp_path / name)
+        return made
+
+    monkeypatch.setattr(ckptconv.api, "plan_for", late)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed while it was read"):
+        ckptconv.convert(tmp_path / name, tmp_path / "out" / "o.npz")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_source_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
     source = many(tmp_path)
 
