@@ -55,6 +55,16 @@ def test_what_is_no_tensor_is_noted() -> None:
     }
 
 
+def test_numbers_of_a_vocabulary_or_a_history_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "v.msgpack"
+    count = 50_257
+    keys = b"".join(b"\xa5%05d\xd2%s" % (i, struct.pack(">i", i)) for i in range(count))
+    path.write_bytes(b"\x81\xa5vocab\xdf" + struct.pack(">I", count) + keys)
+    found = ckptconv.open(path, format="flax")
+    assert len(found) == count
+    assert int(found["vocab/50256"].numpy()) == 50_256
+
+
 def test_elements_are_located_not_read() -> None:
     for t in ckptconv.open(GOLDEN / "dtypes.msgpack").values():
         assert isinstance(t.parts[0].data, Span)

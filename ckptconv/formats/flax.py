@@ -27,7 +27,7 @@ from .msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
 MAX_BIN = 2**32 - 1
-MAX_NUMBERS = 30_000  # each a tensor of its own, which weighs a thousand times as much
+MAX_NUMBERS = 100_000  # each a tensor of its own, which weighs a kilobyte: a vocabulary or a history fits
 NAMING = 64  # characters of names per byte of the file
 SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
@@ -49,7 +49,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
     tensors: dict[str, Tensor] = {}
     numbers, left, twice = [], [], []
-    room = NAMING * f.size + 2**20
+    room, most = NAMING * f.size + 2**20, MAX_NUMBERS + f.size // 1000
     for path, leaf in _leaves((), root):
         name = "/".join(path)
         room -= len(name)
@@ -62,8 +62,8 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             twice.append(name)
         if not isinstance(leaf, (Array, dict)):
             numbers.append(name)
-            if len(numbers) > MAX_NUMBERS:
-                raise UnsafeCheckpoint(f"holds more than {MAX_NUMBERS} numbers outside of arrays", url=url)
+            if len(numbers) > most:
+                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
         tensors[name] = _tensor(name, leaf, url)
     if twice:
         raise NameCollision(f"a key that holds '/' makes names meet:\n{listing(twice)}", url=url)
