@@ -45,13 +45,17 @@ def _dense(source: Checkpoint, name: str) -> Any:
     about = source.details["pieces"][name]
     parts = {p: source[f"{name}.{p}" if p else name].numpy() for p in PARTS if (f"{name}.{p}" if p else name) in source}
     if about["kind"] == "quantised":
-        return _dequantised(about, parts)
+        try:
+            return _dequantised(about, parts)
+        except (TypeError, ValueError) as e:
+            said = f"its scales do not fit its shape {list(parts[''].shape)}: {e}"
+            raise CorruptCheckpoint(said, tensor=name) from e
     shape, values = tuple(about["shape"]), parts["values"]
     if elements(shape) * values.itemsize > MAX_DENSE:
         raise UnsafeCheckpoint(f"sparse of shape {list(shape)}: more than {MAX_DENSE} bytes when dense", tensor=name)
     try:
         return _scattered(about["kind"], shape, values, parts)
-    except (IndexError, ValueError) as e:
+    except (IndexError, ValueError, ZeroDivisionError) as e:
         raise CorruptCheckpoint(f"its sparse indices do not fit its shape {list(shape)}: {e}", tensor=name) from e
 
 
@@ -61,8 +65,11 @@ def _dequantised(about: dict[str, Any], parts: dict[str, Any]) -> Any:
     q = parts[""].astype(np.float32)
     scale, zero = (np.asarray(parts.get(k, about.get(k)), np.float64) for k in ("scale", "zero_point"))
     if about["scheme"].startswith("per_channel"):
+        axis = about["axis"]
+        if not 0 <= axis < q.ndim or {scale.shape, zero.shape} != {(q.shape[axis],)}:
+            raise ValueError(f"{list(scale.shape)} scales, {list(zero.shape)} zero points along axis {axis}")
         across = [1] * q.ndim
-        across[about["axis"]] = -1
+        across[axis] = -1
         scale, zero = scale.reshape(across), zero.reshape(across)
     if about["scheme"].endswith("float_qparams"):
         return (q * scale + zero).astype(np.float32)
