@@ -50,6 +50,8 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     numbers, left, twice = [], [], []
     room, most = NAMING * f.size + 2**20, MAX_NUMBERS + f.size // 1000
+    if _numbers(root) > most:  # before a tensor is made of any
+        raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
     for path, leaf in _leaves((), root):
         name = "/".join(path)
         room -= len(name)
@@ -62,8 +64,6 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             twice.append(name)
         if not isinstance(leaf, (Array, dict)):
             numbers.append(name)
-            if len(numbers) > most:
-                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
         tensors[name] = _tensor(name, leaf, url)
     if twice:
         raise NameCollision(f"a key that holds '/' makes names meet:\n{listing(twice)}", url=url)
@@ -72,6 +72,15 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
         Note("skipped", "values that are no tensors", tuple(left)),
     )
     return Checkpoint(tensors, format="flax", urls=(url,), notes=tuple(n for n in notes if n.names))
+
+
+def _numbers(node: Any) -> int:
+    """Count the leaves that are bare numbers."""
+    if isinstance(node, dict):
+        return 0 if CHUNKED in node else sum(map(_numbers, node.values()))
+    if isinstance(node, list):
+        return sum(map(_numbers, node))
+    return not isinstance(node, (Array, Other))
 
 
 def _leaves(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
