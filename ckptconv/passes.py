@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import translate
 
 from .errors import NameCollision, UsageError, listing, printable
@@ -87,6 +86,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     no, idle_out = _matcher(exclude)
     keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
     for glob in (*idle_in, *idle_out):
+        from difflib import get_close_matches  # only a mistake needs it
+
         near = get_close_matches(glob, checkpoint.tensors, 3, 0.4)
         hint = f"; near are {', '.join(map(printable, near))}" if near else ""
         raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")

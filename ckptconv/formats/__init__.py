@@ -22,7 +22,6 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
@@ -181,6 +180,8 @@ def get(name: str) -> Format:
 
 def _hint(name: str, known: Iterable[str]) -> str:
     """The known name that a misspelt one is nearest to, as the end of a message, or ''."""
+    from difflib import get_close_matches
+
     near = get_close_matches(name, list(known), 1, 0.7)
     return f"; near is {near[0]}" if near else ""
 

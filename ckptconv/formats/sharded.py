@@ -23,7 +23,8 @@ from . import Patch, Placement, Slot, detect, index, open_checkpoint, safetensor
 from .safetensors import SafetensorsWriter
 
 SHARD_SIZE = 5_000_000_000  # of a folder that we write
-SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.safetensors|\.bin|\.msgpack)")
+NUMBERED = r"-\d{5}-of-\d{5}"
+SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
 MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -81,7 +82,7 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     # Keras knows how it spells names in shards
     ours = path.endswith(index.SUFFIX) and not path.endswith(".h5" + index.SUFFIX)
     whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
-    alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(r"-\d{5}-of-\d{5}\.", n)]
+    alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(rf"{NUMBERED}\.", n)]
     others = found[1:] + [n for n in alone if n not in found]
     if not others:
         return whole
