@@ -1,6 +1,6 @@
 """How cost grows: with tensors, with bytes, with checkpoints. Prints one JSON object a line.
 
-    python benchmarks/scale.py [tensors] [bytes] [checkpoints]
+python benchmarks/scale.py [tensors] [bytes] [checkpoints]
 """
 
 from __future__ import annotations

@@ -185,8 +185,7 @@ def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
     remote = ray.remote(num_cpus=0, max_retries=1)(reach)
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     asked = {
-        remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, writes): n
-        for n in nodes
+        remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, writes): n for n in nodes
     }
     problems = []
     for reference, node in asked.items():

@@ -1,20 +1,20 @@
 """Everything that can go wrong, as one tree; a message says what, where, and what to do.
 
-    CkptError
-    ├─ UsageError                an option, converter or parameter is unknown                   exit 2
-    ├─ FormatError
-    │  ├─ UnknownFormat          no installed format recognises this                            exit 3
-    │  ├─ AmbiguousFormat        several formats claim it; --from settles it                    exit 3
-    │  ├─ CorruptCheckpoint      one invariant of the format is broken                          exit 4
-    │  └─ UnsafeCheckpoint       it asks to run code, leave its folder or expand without bound  exit 5
-    ├─ ConversionError
-    │  ├─ UnmatchedTensors       no rule takes these tensors                                    exit 6
-    │  ├─ NameCollision          two tensors would end at one name                              exit 6
-    │  ├─ LayoutError            an axis pattern does not fit the shapes                        exit 6
-    │  └─ Unrepresentable        the target cannot hold this dtype, name or tie                 exit 6
-    ├─ VerifyError               what was written is not what was asked for                     exit 7
-    ├─ MissingExtra              an optional package is needed                                  exit 8
-    └─ StorageError              the file system refuses: missing, exists, full, no permission  exit 9
+CkptError
+├─ UsageError                an option, converter or parameter is unknown                   exit 2
+├─ FormatError
+│  ├─ UnknownFormat          no installed format recognises this                            exit 3
+│  ├─ AmbiguousFormat        several formats claim it; --from settles it                    exit 3
+│  ├─ CorruptCheckpoint      one invariant of the format is broken                          exit 4
+│  └─ UnsafeCheckpoint       it asks to run code, leave its folder or expand without bound  exit 5
+├─ ConversionError
+│  ├─ UnmatchedTensors       no rule takes these tensors                                    exit 6
+│  ├─ NameCollision          two tensors would end at one name                              exit 6
+│  ├─ LayoutError            an axis pattern does not fit the shapes                        exit 6
+│  └─ Unrepresentable        the target cannot hold this dtype, name or tie                 exit 6
+├─ VerifyError               what was written is not what was asked for                     exit 7
+├─ MissingExtra              an optional package is needed                                  exit 8
+└─ StorageError              the file system refuses: missing, exists, full, no permission  exit 9
 """
 
 from __future__ import annotations

@@ -157,9 +157,7 @@ def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: 
 # --- filling a buffer -------------------------------------------------------------------------------------------
 
 
-def _fill(
-    pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: Log
-) -> None:
+def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: Log) -> None:
     """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
     pending, end = list[_Run](), base
     for piece in pieces:

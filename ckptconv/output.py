@@ -1,7 +1,7 @@
 """Write: files in a temporary folder beside where they go, filled by positioned writes, published whole or not at all.
 
-    Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
-    Paths                     the same files in another process, by their paths
+Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
+Paths                     the same files in another process, by their paths
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a job reports: what it wrote (checksum, digests), what it read of checked spans, which casts lost something.
 
-    Log(check, digest)      filled as blocks are read and written; what adjoins the entry before extends it
-    Receipt                 plain data, so that it can come from another process
+Log(check, digest)      filled as blocks are read and written; what adjoins the entry before extends it
+Receipt                 plain data, so that it can come from another process
 """
 
 from __future__ import annotations

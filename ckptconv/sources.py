@@ -1,7 +1,7 @@
 """The open files that jobs read from, and data that must be decoded before a piece of it can be read.
 
-    Sources().reader(url)        one handle for each file, shared by threads; notices files that change
-    Sources().spooled(coded)     decoded whole, into memory or a nameless temporary file
+Sources().reader(url)        one handle for each file, shared by threads; notices files that change
+Sources().spooled(coded)     decoded whole, into memory or a nameless temporary file
 """
 
 from __future__ import annotations

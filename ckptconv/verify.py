@@ -246,9 +246,7 @@ class Diff:
         return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
 
 
-def diff(
-    a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True
-) -> Diff:
+def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True) -> Diff:
     """Find and measure all differences; tensors that only changed their name are recognised by their content.
 
     Without `values` nothing is read: names, shapes and dtypes are compared.

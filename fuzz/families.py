@@ -397,10 +397,10 @@ KINDS = ("f4", "f2", "f8", ">f4", "i1", ">i8", "i4", "u2", "bool", "c8", "S5", "
 def build(data: bytes, path: Path) -> None:
     """Have the library write what records say: a path, and what lies there; what it refuses is left out.
 
-        "a/b"       u8 0, u8                        group, named datatype, or a dataset without a space
-        "a/b"       u8 1..5, dtype, rank, sizes     dataset: contiguous, chunked, deflated, compact, never written
-        "a/b@name"  u8 0..3                         attribute: text, list of texts, bytes, number
-        "a/b"       u8 6 or 7, path                 hard or soft link
+    "a/b"       u8 0, u8                        group, named datatype, or a dataset without a space
+    "a/b"       u8 1..5, dtype, rank, sizes     dataset: contiguous, chunked, deflated, compact, never written
+    "a/b@name"  u8 0..3                         attribute: text, list of texts, bytes, number
+    "a/b"       u8 6 or 7, path                 hard or soft link
     """
     import h5py
     import numpy as np

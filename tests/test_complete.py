@@ -77,9 +77,7 @@ def test_the_default_verb_is_put_in_front(typed: str, changed: str | None) -> No
         (True, {"TERM": "dumb"}, False),
     ],
 )
-def test_colour(
-    terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colour(terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for key, value in environment.items():

@@ -56,9 +56,7 @@ def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, t
     assert len(seen) > 4
 
 
-def test_relative_paths_mean_the_callers_folder(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_mean_the_callers_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckptconv.convert("in/m.ckpt", "out/m.npz", resources=CLUSTER)
     assert len(ckptconv.open(tmp_path / "out" / "m.npz")) == 18

@@ -30,7 +30,7 @@ HOSTILE = [
     "<script>window.pwned = 1</script>",
     "</script><script>window.pwned = 2</script>",
     "<!--<script>",
-    "<img src=x onerror=\"window.pwned = 3\">/kernel",
+    '<img src=x onerror="window.pwned = 3">/kernel',
     "\"><svg onload='window.pwned = 4'>/kernel",
     "'-window.pwned-'",
     "{{ 7 * 7 }}{% raise %}",
@@ -189,7 +189,9 @@ WAIT = """
 
 @browser
 def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
-    driver = WAIT + """
+    driver = (
+        WAIT
+        + """
         const opened = [];
         for (const button of document.querySelectorAll('#map button')) {
           button.click(); await wait(5); $('detail').close();
@@ -205,6 +207,7 @@ def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
         return { pwned: window.pwned || 0, ready: document.documentElement.dataset.ready, opened, title: document.title,
                  elements: document.querySelectorAll('main img, main script, main svg[onload]').length };
     """.replace("COUNT", str(len(HOSTILE)))
+    )
     found = inside(hostile, driver, tmp_path)
     assert (found["pwned"], found["ready"], found["elements"]) == (0, "yes", 0)
     # a lone surrogate is shown by its escape, and HTML parsers take NUL out of data only if it is not escaped
@@ -218,7 +221,9 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     arrays = {f"model/layer_{i // 100}/block_{i % 100}/kernel": one for i in range(100_000)}
     arrays["model/needle"] = np.zeros((1000, 3), "f4")
     page = render(survey.survey(checkpoint(arrays), values=False) | {"url": "many"})
-    driver = WAIT + """
+    driver = (
+        WAIT
+        + """
         const rows = () => document.querySelectorAll('#space .row').length, first = rows();
         $('search').value = 'needle'; $('search').dispatchEvent(new Event('input')); await wait(300);
         const one = { count: rows(), text: $('found').textContent, name: $('row-0').firstChild.textContent };
@@ -231,6 +236,7 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
         const last = [...document.querySelectorAll('#space .row')].pop();
         return { first, one, sorted, last: last.firstChild.textContent, rows: rows() };
     """
+    )
     found = inside(page, driver, tmp_path)
     assert found["first"] < 100
     assert found["rows"] < 100
@@ -252,7 +258,9 @@ def model() -> str:
 
 @browser
 def test_keyboard_alone(model: str, tmp_path: Path) -> None:
-    driver = WAIT + """
+    driver = (
+        WAIT
+        + """
         key(document.body, '/');
         const searching = document.activeElement.id;
         $('search').value = 'layer_7'; $('search').dispatchEvent(new Event('input')); await wait(50);
@@ -270,6 +278,7 @@ def test_keyboard_alone(model: str, tmp_path: Path) -> None:
         const reachable = [...document.querySelectorAll('button, input, [tabindex="0"], a')].length;
         return { searching, focus, active, opened, name, pictures, canvas, warned, back, reachable };
     """
+    )
     found = inside(model, driver, tmp_path)
     assert (found["searching"], found["focus"], found["active"]) == ("search", "scroll", "row-1")
     assert (found["opened"], found["name"]) == (True, "net/layer_7/kernel")
@@ -280,9 +289,12 @@ def test_keyboard_alone(model: str, tmp_path: Path) -> None:
 
 @browser
 def test_address_keeps_the_view(model: str, tmp_path: Path) -> None:
-    driver = WAIT + """await wait(50);
+    driver = (
+        WAIT
+        + """await wait(50);
         return { text: $('found').textContent, sort: document.querySelector('[aria-sort=descending]').textContent,
                  first: $('row-0').firstChild.textContent };"""
+    )
     found = inside(model, driver, tmp_path, "#q=kernel&sort=name&down=1&show=weight")
     assert found["text"].startswith("12 of 13")
     assert (found["sort"], found["first"]) == ("Name", "net/layer_11/kernel")
@@ -291,18 +303,24 @@ def test_address_keeps_the_view(model: str, tmp_path: Path) -> None:
 @browser
 @pytest.mark.parametrize("size", ["400,800", "1280,900"])
 def test_nothing_is_wider_than_the_screen(hostile: str, tmp_path: Path, size: str) -> None:
-    driver = WAIT + """
+    driver = (
+        WAIT
+        + """
         const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
         $('row-17').click();
         return { wide, dialog: $('detail').scrollWidth - $('detail').clientWidth };"""
+    )
     assert inside(hostile, driver, tmp_path, size=size) == {"wide": 0, "dialog": 0}
 
 
 @browser
 def test_warnings_lead_to_the_tensors(model: str, tmp_path: Path) -> None:
-    driver = WAIT + """
+    driver = (
+        WAIT
+        + """
         document.querySelector('#alerts button').click(); await wait(20);
         return { text: $('found').textContent, pressed: document.querySelector('[aria-pressed=true]').textContent };"""
+    )
     found = inside(model, driver, tmp_path)
     assert found["text"].startswith("1 of 13 tensors")
     assert found["pressed"] == "NaN or Inf"

@@ -26,9 +26,7 @@ From = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(
-        "--include", metavar="GLOB", help="Only tensors whose name fits.", autocompletion=complete.tensors
-    ),
+    typer.Option("--include", metavar="GLOB", help="Only tensors whose name fits.", autocompletion=complete.tensors),
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -70,9 +68,7 @@ WeightsOnly = Annotated[
 ]
 Densify = Annotated[bool, typer.Option("--densify", help="Compute sparse and quantised tensors of PyTorch files.")]
 Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
-Verify = Annotated[
-    bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")
-]
+Verify = Annotated[bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")]
 Hash = Annotated[
     bool | None, typer.Option("--hash/--no-hash", help="Carry hashes in the metadata, which `verify FILE` checks.")
 ]

@@ -1,9 +1,9 @@
 """Collect what a report shows, as compact JSON-able columns: a row is an index into every list.
 
-    names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
-    min max mean std zeros nan inf               null where values were not read
-    bins                                         32 counts as base64 bytes, the largest is 255
-    heat    {row: [rows, columns, base64, peak]} of the largest tensors: 0..254 is -peak..peak, 255 not finite
+names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
+min max mean std zeros nan inf               null where values were not read
+bins                                         32 counts as base64 bytes, the largest is 255
+heat    {row: [rows, columns, base64, peak]} of the largest tensors: 0..254 is -peak..peak, 255 not finite
 """
 
 from __future__ import annotations

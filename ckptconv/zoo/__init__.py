@@ -32,6 +32,8 @@ LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
 PROBED = 1000  # sources that a cluster's workers are asked for beforehand
 COMMIT = 1.0  # seconds between two durable batches
 FREE = Resources()
+
+
 @dataclass(frozen=True)
 class Summary:
     """What became of a zoo."""

@@ -1,6 +1,6 @@
 """What a zoo's conversion will do: where each checkpoint goes, and what need not be done again.
 
-    plan(sources, folder, settings) -> [Item]      from folders, globs, files and manifests, and what a ledger remembers
+plan(sources, folder, settings) -> [Item]      from folders, globs, files and manifests, and what a ledger remembers
 """
 
 from __future__ import annotations

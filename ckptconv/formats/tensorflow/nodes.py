@@ -162,9 +162,7 @@ def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: byte
     return Tensor(name, kind, shape, (first, rest))
 
 
-def _strings(
-    name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes], graph: Graph
-) -> Tensor:
+def _strings(name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes], graph: Graph) -> Tensor:
     graph.repeated[0] += count - len(items)
     if graph.repeated[0] > MAX_STRINGS:
         raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
