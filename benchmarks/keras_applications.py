@@ -30,7 +30,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ckptconv
-from ckptconv import rules
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
 
 NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
 tv = torchvision.models
@@ -244,10 +245,10 @@ def prove(name: str, case: Case, folder: Path, write: bool) -> str:
     model.save(file)
     del model
     gc.collect()
-    before, there = ckptconv.open(file), rules.load(case.converter)
+    before, there = ckptconv.open(file), library.load(case.converter)
     params = dict.fromkeys(there.params, case.size // 32)
-    after = there.apply(before, params)
-    back = there.inverse.apply(after, params if not there.one_way else None)
+    after = apply(there, before, params)
+    back = apply(there.inverse, after, params if not there.one_way else None)
     gone = {n for note in after.notes if note.kind == "skipped" for n in note.names}
     weights = [n for n in before if not before[n].role and n not in gone]
     if sorted(back) != sorted(weights) or any(

@@ -19,10 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 import ckptconv
-from ckptconv import rules
+from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
-from ckptconv.match import Proposal, match
-from ckptconv.tensor import Checkpoint, held
+from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.search import match
+from ckptconv.matching.toml import toml
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
 
 ROOT = Path(__file__).parents[1]
 FILES = {"hf-tf": "tf_model.h5", "hf-flax": "flax_model.msgpack"}
@@ -52,7 +56,7 @@ def cases(oracles: Path) -> Iterator[Case]:
     for kind, file in FILES.items():
         for folder in sorted((oracles / kind).glob("*/")):
             yield Case(f"{kind}/{folder.name}", folder / file, folder / "expected.safetensors", kind)
-    known = rules.names()
+    known = library.names()
     for folder in sorted(f for f in (ROOT / "fixtures" / "originals").glob("*/") if f.name in known):
         name = f"originals/{folder.name}"
         yield Case(name, folder / "model.ckpt", folder / "expected.safetensors", folder.name)
@@ -60,10 +64,10 @@ def cases(oracles: Path) -> Iterator[Case]:
 
 def applied(found: Proposal, source: Checkpoint) -> Checkpoint:
     """What the proposed file makes of the source."""
-    converter = rules.parse(found.toml(), "proposed")
-    if problems := converter.lint():
+    converter = library.parse(toml(found), "proposed")
+    if problems := lint(converter):
         raise SystemExit("\n".join(problems))
-    return converter.apply(source)
+    return apply(converter, source)
 
 
 def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str], values: bool) -> Score:
@@ -101,7 +105,7 @@ def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str]
 
 
 def truth_of(source: Checkpoint, converter: str) -> Checkpoint:
-    return rules.load(converter).apply(source)
+    return apply(library.load(converter), source)
 
 
 def lost_by(truth: Checkpoint, target: Checkpoint) -> set[str]:
@@ -151,7 +155,7 @@ def large(count: int) -> None:
         sides = [Checkpoint({n: held(n, m) for n, m in side.items()}) for side in (a, b)]
         began = time.perf_counter()
         found = match(*sides, values=values, workers=2)
-        text = found.toml()
+        text = toml(found)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
             f"{len(a)} x {len(b)}, by {title}: {len(found.pairs)} pairs, {text.count('[[rule]]')} rules, "

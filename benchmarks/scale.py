@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import ckptconv
-from ckptconv import Resources, zoo
+from ckptconv import Resources
+from ckptconv.bulk import run
 
 CHILD = """
 import re, sys, time
@@ -78,10 +79,10 @@ def checkpoints(home: Path) -> None:
         for jobs in (1, 2):
             shutil.rmtree(out, ignore_errors=True)
             began = time.perf_counter()
-            done = zoo.convert([str(source)], str(out), resources=Resources(jobs=jobs))
+            done = run.convert([str(source)], str(out), resources=Resources(jobs=jobs))
             first = time.perf_counter() - began
             began = time.perf_counter()
-            zoo.convert([str(source)], str(out), resume=True, resources=Resources(jobs=jobs))
+            run.convert([str(source)], str(out), resume=True, resources=Resources(jobs=jobs))
             again = time.perf_counter() - began
             print(
                 json.dumps(

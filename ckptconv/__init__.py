@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Change, Report, Resources, Select, Target, check, convert, diff, dry_run, open, save
+    from .checkpoint import Checkpoint, Note, Tensor
+    from .dtypes import DType
     from .errors import (
         AmbiguousFormat,
         CkptError,
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
         UsageError,
         VerifyError,
     )
-    from .tensor import Checkpoint, DType, Note, Tensor
-    from .verify import Diff
+    from .verification.compare import Diff
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,8 +48,9 @@ _HOME = {
     "api": {
         "Change", "Report", "Resources", "Select", "Target", "check", "convert", "diff", "dry_run", "open", "save",
     },
-    "tensor": {"Checkpoint", "DType", "Note", "Tensor"},
-    "verify": {"Diff"},
+    "checkpoint": {"Checkpoint", "Note", "Tensor"},
+    "dtypes": {"DType"},
+    "verification.compare": {"Diff"},
 }  # fmt: skip
 
 

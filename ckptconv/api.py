@@ -11,18 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from . import engines, formats, passes, store
-from .confirm import confirm
-from .errors import UsageError, redacted
-from .formats import Format, Patch, Writer
-from .plan import Memory, Plan, compile_plan
-from .run import Map, Outcome, Patched, Progress, content_hash, execute, hash_tensor, threads
-from .sources import Sources
-from .tensor import Checkpoint, Note, Tensor, dtype, held
+from . import checkpoint
+from .checkpoint import Checkpoint, Note, Tensor, held
+from .dtypes import dtype
+from .engine import ray
+from .engine.plan import Plan, compile_plan
+from .engine.run import Map, Outcome, Patched, Progress, execute, threads
+from .errors import UsageError
+from .formats import detect, table
+from .formats.placement import Patch, Writer
+from .formats.table import Format
+from .messages import redacted
+from .moves.budget import Memory
+from .moves.read import content_hash, hash_tensor
+from .moves.sources import Sources
+from .rules import passes
+from .storage import files
+from .verification.readback import confirm
 
 if TYPE_CHECKING:
-    from .hashes import Checked
-    from .verify import Diff
+    from .verification.compare import Diff
+    from .verification.hashes import Checked
 
 MEMORY = 512 * 2**20
 Path = str | os.PathLike[str]
@@ -129,7 +138,7 @@ def _open(url: str, select: Select) -> Checkpoint:
 
 
 def _opened(url: str, select: Select) -> Checkpoint:
-    return formats.open_checkpoint(
+    return detect.open_checkpoint(
         url, format=select.format, opaque=select.opaque, salvage=select.keep_going, densify=select.densify
     )
 
@@ -140,13 +149,13 @@ def _selected(found: Checkpoint, select: Select) -> Checkpoint:
         found = passes.averages(found)
     found = passes.weights_only(found) if select.weights_only else found
     if select.keep_going:
-        from .hashes import salvaged
+        from .verification.hashes import salvaged
 
         return salvaged(found)
     return found
 
 
-@formats.uncollected()
+@checkpoint.uncollected()
 def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoint:
     """Open the sources and apply all passes: what the target shall hold, still without reading a tensor."""
     if not sources:
@@ -158,9 +167,9 @@ def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoi
         opened = [passes.scope(c, name) for c, name in zip(opened, change.scopes, strict=True)]
     merged = passes.merge(opened)
     if change.converter or change.renames or change.inverse or change.params:
-        from . import rules
+        from .rules import library
 
-        merged = rules.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
+        merged = library.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
     return passes.cast(merged, dtype(change.dtype)) if change.dtype else merged
 
 
@@ -177,19 +186,19 @@ def plan_for(
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination."""
     url = os.fspath(destination)
-    row = formats.target(url, target.format, checkpoint.format)
+    row = table.target(url, target.format, checkpoint.format)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
         checkpoint = _holdable(checkpoint, writer)
     if _hashed(target, row):
-        from . import hashes
+        from .formats import hash_metadata
 
-        kept = hashes.reserved(checkpoint)
+        kept = hash_metadata.reserved(checkpoint)
         placement = writer.place(replace(checkpoint, metadata=checkpoint.metadata | kept))
-        hashes.placed(kept, placement, row)
+        hash_metadata.placed(kept, placement, row)
     else:
         placement = writer.place(checkpoint)
-    folder, _ = store.split(url.rstrip("/"))
+    folder, _ = files.split(url.rstrip("/"))
     memory = Memory.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
@@ -226,14 +235,14 @@ def convert(
     many = _several(sources)
     began = time.monotonic()
     if resources.engine != "local":
-        many = [engines.absolute(os.fspath(s)) for s in many]
-        destination = engines.absolute(os.fspath(destination))
-    with store.witness() as stamps:
+        many = [ray.absolute(os.fspath(s)) for s in many]
+        destination = ray.absolute(os.fspath(destination))
+    with files.witness() as stamps:
         checkpoint = prepare(many, select, change)
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
 
 
-@formats.uncollected()
+@checkpoint.uncollected()
 def write(
     checkpoint: Checkpoint,
     destination: Path,
@@ -241,7 +250,7 @@ def write(
     resources: Resources = Resources(),
     sources: tuple[str, ...] = (),
     began: float | None = None,
-    stamps: Mapping[str, store.Stamp] | None = None,
+    stamps: Mapping[str, files.Stamp] | None = None,
 ) -> Report:
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
@@ -251,7 +260,7 @@ def write(
     url = os.fspath(destination)
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
-        at = unpublished(store.split(url.rstrip("/"))[1])
+        at = unpublished(files.split(url.rstrip("/"))[1])
         confirm(made, outcome, url, row, full=target.verify == "full", at=at)
 
     outcome = execute(
@@ -261,13 +270,13 @@ def write(
         sync=target.sync,
         resume=target.resume,
         digest=target.verify == "full" or _hashed(target, row),
-        map=resources.map or engines.engine(resources.engine),
+        map=resources.map or ray.engine(resources.engine),
         progress=resources.progress,
         patched=_patched(made, writer) if _hashed(target, row) else None,
         stamps=stamps,
         confirm=confirmed if target.verify != "none" else None,
     )
-    if target.verify != "none" and (store.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
+    if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         confirm(made, outcome, url, row, full=target.verify == "full")
     return Report(
         tuple(map(redacted, sources)), redacted(os.fspath(destination)), checkpoint.format, row.name,
@@ -284,11 +293,11 @@ def _hashed(target: Target, row: Format) -> bool:
 
 def _patched(made: Plan, writer: Writer) -> Patched:
     """What fills the hashes in when the jobs are done."""
-    from . import hashes
+    from .formats import hash_metadata
 
     def patches(outcome: Outcome, sources: Sources) -> Sequence[Patch]:
         found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
-        return hashes.filled(found, made.placement, writer)
+        return hash_metadata.filled(found, made.placement, writer)
 
     return patches
 
@@ -329,7 +338,7 @@ def diff(
     What is selected of A by name is, without a converter, selected of B as well; with one, what only B holds is not
     a difference.
     """
-    from . import verify
+    from .verification import compare
 
     left = prepare([a], select, change)
     right = _open(os.fspath(b), replace(select, format=None, include=(), exclude=(), ema=False))
@@ -337,15 +346,16 @@ def diff(
         renames = change.converter or change.renames
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
-    return verify.diff(left, right, verify.Tolerance(rtol, atol), workers=resources.workers)
+    return compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
 
 
 def check_itself(source: Path, *, select: Select = Select(), resources: Resources = Resources()) -> Checked:
     """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged."""
-    from . import hashes
+    from .formats import hash_metadata
+    from .verification import hashes
 
     whole = _opened(os.fspath(source), select)
-    return hashes.check(_selected(whole, select), hashes.stated(whole), workers=resources.workers)
+    return hashes.check(_selected(whole, select), hash_metadata.stated(whole), workers=resources.workers)
 
 
 def check(
@@ -358,15 +368,15 @@ def check(
     resources: Resources = Resources(),
 ) -> Checkpoint:
     """Derive again what the destination should hold and compare every bit; VerifyError says where they differ."""
-    from .verify import same
+    from .verification.compare import same
 
     many = _several(sources)
     url = os.fspath(destination)
-    row = formats.get(target.format) if target.format else formats.detect(url)
+    row = table.get(target.format) if target.format else detect.detect(url)
     expected = prepare(many, select, change)
     if target.skip_unrepresentable and row.writes:
         expected = _holdable(expected, row.load().writer(url))
-    same(expected, formats.open_checkpoint(url, format=row.name), url, workers=resources.workers)
+    same(expected, detect.open_checkpoint(url, format=row.name), url, workers=resources.workers)
     return expected
 
 

@@ -19,7 +19,7 @@ CkptError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from .messages import brief, printable, redacted
 
 
 class CkptError(Exception):
@@ -100,36 +100,3 @@ class MissingExtra(CkptError):
 
 class StorageError(CkptError):
     exit_code = 9
-
-
-def redacted(url: str) -> str:
-    """A url without what opens doors: the name and password before the host, and a web address's query."""
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        return url
-    host, slash, path = rest.partition("/")
-    if scheme in ("http", "https"):
-        path, asks, _ = path.partition("?")
-        path += "?..." if asks else ""
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def printable(text: str) -> str:
-    """Escape what could drive a terminal or hide in it: control, bidi and undecodable characters."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-
-
-def brief(text: str, limit: int = 300) -> str:
-    """Cut a stranger's name to what a message can hold."""
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
-
-
-def listing(names: Iterable[str], limit: int = 20) -> str:
-    """Join names one per line for a message, indented, and say how many were left out."""
-    items = [printable(brief(n)) for n in names]
-    lines = [f"  {n}" for n in items[:limit]]
-    if len(items) > limit:
-        lines.append(f"  ... and {len(items) - limit} more")
-    return "\n".join(lines)

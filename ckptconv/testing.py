@@ -26,10 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from . import api, formats
+from . import api
+from .checkpoint import Checkpoint, held, plain, view
+from .dtypes import DTYPES, DType
 from .errors import CkptError, Unrepresentable
-from .formats import Placement
-from .tensor import DTYPES, Checkpoint, DType, Held, c_strides, held, plain, view
+from .formats import detect, table
+from .formats.placement import Placement
+from .moves.part import Held, c_strides
 
 SEED = 20
 BIG = 2**24  # bytes: what a hostile file may only claim to hold is not read
@@ -128,19 +131,19 @@ def write(checkpoint: Checkpoint, path: Path, name: str, **options: Any) -> None
 
 def read(path: Path, name: str) -> dict[str, Any]:
     """Everything a file gives, read: raises what a user would see."""
-    found = formats.open_checkpoint(str(path), format=name)
+    found = detect.open_checkpoint(str(path), format=name)
     return {n: t.numpy() for n, t in found.items() if t.nbytes <= BIG}
 
 
 def holdable(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
     """What the format says it can hold of a checkpoint."""
-    writer = formats.get(name).load().writer(str(path))
+    writer = table.get(name).load().writer(str(path))
     return checkpoint.with_tensors({n: t for n, t in checkpoint.items() if not writer.cannot_hold(t)})
 
 
 def assert_same(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
     """The file holds exactly these tensors, bit for bit; returns what was opened."""
-    found = formats.open_checkpoint(str(path), format=name)
+    found = detect.open_checkpoint(str(path), format=name)
     assert set(checkpoint) == set(found)
     for n, t in checkpoint.items():
         back = found[n]
@@ -201,7 +204,7 @@ class FormatTests:
         assert_same(kept, path, subject.name)
 
     def test_everything_unheld_is_named(self, subject: Subject, path: Path) -> None:
-        writer = formats.get(subject.name).load().writer(str(path))
+        writer = table.get(subject.name).load().writer(str(path))
         whole = subject.named(zoo())
         unheld = [n for n, t in whole.items() if writer.cannot_hold(t)]
         if not unheld:
@@ -224,7 +227,7 @@ class FormatTests:
         names = ["z/w", "m/w10", "m/w9", "a/w", "k/w"]
         whole = subject.named(Checkpoint({n: held(n, np.ones(i + 1, "f4")) for i, n in enumerate(names)}))
         write(whole, path, subject.name)
-        found = list(formats.open_checkpoint(str(path), format=subject.name))
+        found = list(detect.open_checkpoint(str(path), format=subject.name))
         assert sorted(found) == sorted(whole)
         if subject.order:
             assert found == list(whole)
@@ -232,7 +235,7 @@ class FormatTests:
     def test_metadata(self, subject: Subject, path: Path) -> None:
         said = {"step": "7", "note": 'é "quoted"\n\\', "empty": ""}
         write(subject.named(Checkpoint({"a/w": held("a/w", np.ones(1, "f4"))}, said)), path, subject.name)
-        found = formats.open_checkpoint(str(path), format=subject.name).metadata
+        found = detect.open_checkpoint(str(path), format=subject.name).metadata
         assert not subject.metadata or {k: found.get(k) for k in said} == said
 
     def test_ties(self, subject: Subject, path: Path) -> None:
@@ -254,13 +257,13 @@ class FormatTests:
         assert not assert_same(whole, path, subject.name).ties
 
     def test_it_is_recognised(self, subject: Subject, small: Path) -> None:
-        assert formats.detect(str(small)).name == subject.name
+        assert detect.detect(str(small)).name == subject.name
 
     # how it is written
 
     def test_slots_are_apart_and_inside(self, subject: Subject, path: Path) -> None:
         kept = holdable(subject.named(zoo()), path, subject.name)
-        writer = formats.get(subject.name).load().writer(str(path))
+        writer = table.get(subject.name).load().writer(str(path))
         placed: Placement = writer.place(kept)
         assert set(placed.slots) == set(kept)
         sizes = {f.name: f.size for f in placed.files}
@@ -281,7 +284,7 @@ class FormatTests:
         write(kept, again, subject.name)
         assert files_of(again) == first
         for file in (path, again):  # nothing but what was placed
-            placed = formats.get(subject.name).load().writer(str(file)).place(kept)
+            placed = table.get(subject.name).load().writer(str(file)).place(kept)
             assert set(files_of(file)) == {f.name for f in placed.files}
 
     # hostile input
@@ -336,7 +339,7 @@ def survives(path: Path, name: str) -> None:
     """Reading gives tensors or a CkptError, with the format named and with it guessed."""
     for forced in (name, None):
         try:
-            found = formats.open_checkpoint(str(path), format=forced)
+            found = detect.open_checkpoint(str(path), format=forced)
         except CkptError:
             continue
         for t in found.values():

@@ -25,11 +25,13 @@ except ImportError as e:
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
 from .api import Change, Select, prepare
-from .errors import ConversionError, UsageError, listing
-from .names import fold
-from .run import read_array
-from .sources import Sources
-from .tensor import DTYPES, Checkpoint, Held, Tensor, plain
+from .checkpoint import Checkpoint, Tensor, plain
+from .dtypes import DTYPES
+from .errors import ConversionError, UsageError
+from .messages import fold, listing
+from .moves.part import Held
+from .moves.read import read_array
+from .moves.sources import Sources
 
 Path = str | os.PathLike[str]
 WEIGHTS = Select(weights_only=True)
@@ -173,10 +175,10 @@ def load_into(
     anything is changed; buffers it lacks (counters, tables that the module computes) only reported.
     """
     if isinstance(source, Checkpoint):
-        from . import rules
+        from .rules import library
 
         change = converter or renames
-        found = rules.change(source, converter, renames, inverse=inverse, params=params) if change else source
+        found = library.change(source, converter, renames, inverse=inverse, params=params) if change else source
     else:
         many = [source] if isinstance(source, str | os.PathLike) else list(source)
         found = prepare(many, select, Change(converter, inverse, params or {}, renames))

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptconv import api, formats
+from ckptconv import api
+from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError
-from ckptconv.formats import Format
-from ckptconv.tensor import DTYPES, Checkpoint, Held, Tensor, held, plain
+from ckptconv.formats import detect
+from ckptconv.formats.table import TABLE, Format
+from ckptconv.moves.part import Held
 
 PAGE = Path(__file__).parent / "formats.md"
 SIZE = 20_000  # elements: much more than any head
@@ -52,7 +55,7 @@ def tiny(row: Format, **said: object) -> tuple[Checkpoint, Checkpoint, int]:
             except CkptError:
                 continue
             size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
-            return whole, formats.open_checkpoint(path, format=row.name), size
+            return whole, detect.open_checkpoint(path, format=row.name), size
     raise SystemExit(f"{row.name} writes neither kind of name")
 
 
@@ -67,7 +70,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def page() -> str:
     """The whole page."""
-    rows = list(formats.TABLE)
+    rows = list(TABLE)
     targets = [f for f in rows if f.writes]
     known = table(
         ["format", "name", "read", "write", "suffixes"],

@@ -9,15 +9,16 @@ import re
 import runpy
 from pathlib import Path
 
-from ckptconv import formats, rules
-from ckptconv.tensor import DTYPES
+from ckptconv.dtypes import DTYPES
+from ckptconv.formats import table
+from ckptconv.rules import library
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 _formats = runpy.run_path(str(HERE / "make_formats.py"))
 
 
-def lacks(row: formats.Format) -> str:
+def lacks(row: table.Format) -> str:
     """The dtypes that a target has not."""
     if not row.writes:
         return ""
@@ -28,12 +29,12 @@ def lacks(row: formats.Format) -> str:
 def known_formats() -> str:
     head = ["format", "name", "read", "write", "cannot hold"]
     mark = _formats["mark"]
-    rows = [[f.title, f"`{f.name}`", mark(f.reads), mark(f.writes), lacks(f)] for f in formats.TABLE]
+    rows = [[f.title, f"`{f.name}`", mark(f.reads), mark(f.writes), lacks(f)] for f in table.TABLE]
     return str(_formats["table"](head, rows))
 
 
 def known_converters() -> str:
-    found = [rules.load(name) for name in rules.names()]
+    found = [library.load(name) for name in library.names()]
     rows = [[f"`{c.name}`", c.title, c.target] for c in sorted(found, key=lambda c: c.name)]
     lines = [["converter", "what", "target"], [":--", ":--", ":--"], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

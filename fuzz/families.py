@@ -24,6 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptconv.rules.apply import apply
+from ckptconv.rules.assign import takes
+
 ROOT = Path(__file__).parents[1]
 FIXTURES, CONVERTERS = ROOT / "fixtures", ROOT / "converters"
 LARGEST = 1 << 17  # bytes of an input
@@ -170,7 +173,7 @@ def table(kind: str) -> Way:
     def seeds() -> Iterator[bytes]:
         from ckptconv.errors import CkptError
         from ckptconv.formats.tensorflow.table import Table
-        from ckptconv.store import Reader
+        from ckptconv.storage.files import Reader
 
         where = ("tf/*.index", "tf/tf1/*.index", "hostile/tf/*.index", "originals/bert/*.index")
         for path in globbed(where if kind == "tf" else ("tf/v1", "tf/v1s-*")):
@@ -187,11 +190,11 @@ def table(kind: str) -> Way:
 
 def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
     """Write a sound bundle of float32 vectors and an object graph."""
-    from ckptconv.checksum import crc, mask
     from ckptconv.formats.tensorflow import messages_pb2 as pb
     from ckptconv.formats.tensorflow import strings
     from ckptconv.formats.tensorflow.bundle import OBJECT_GRAPH
     from ckptconv.formats.tensorflow.table import build
+    from ckptconv.storage.checksum import crc, mask
 
     entries, data = {b"": b"\x08\x01\x1a\x02\x08\x01"}, b""
     for name, body in named[:64]:
@@ -307,7 +310,7 @@ def tars() -> Iterator[bytes]:
 
 def torch_shards() -> Iterator[Sequence[bytes]]:
     """Two archives and an index of what they hold."""
-    from ckptconv.formats import open_checkpoint
+    from ckptconv.formats.detect import open_checkpoint
 
     for pair in (("training", "nested"), ("stream", "training"), ("views", "dtypes")):
         paths = [FIXTURES / "torch" / f"{name}.pt" for name in pair]
@@ -556,7 +559,7 @@ def keras_shards() -> Iterator[Sequence[bytes]]:
 
 def keras_indexes() -> Iterator[Sequence[bytes]]:
     shard = (FIXTURES / "keras" / "pair_tf_keras.h5").read_bytes()
-    from ckptconv.formats.hdf5 import look
+    from ckptconv.formats.hdf5.file import look
 
     names = look(str(FIXTURES / "keras" / "pair_tf_keras.h5")).datasets
     yield [json.dumps({"weight_map": dict.fromkeys(names, "a.h5")}).encode(), shard]
@@ -612,7 +615,7 @@ def sample() -> Any:
     """A checkpoint with names of a few families, small."""
     import numpy as np
 
-    from ckptconv.tensor import Checkpoint, held
+    from ckptconv.checkpoint import Checkpoint, held
 
     names = {
         "bert/embeddings/word_embeddings": (5, 4), "bert/encoder/layer_0/attention/self/query/kernel": (4, 4),
@@ -624,16 +627,16 @@ def sample() -> Any:
 
 def rules(text: str) -> int:
     """Parse rules, lint them, apply them both ways."""
-    import ckptconv.lint
-    import ckptconv.rules
     from ckptconv.errors import CkptError
+    from ckptconv.rules.lint import lint
+    from ckptconv.rules.toml import parse
 
-    made = ckptconv.rules.parse(text, "fuzzed")
-    made.takes(sample())
-    ckptconv.lint.lint(made)
+    made = parse(text, "fuzzed")
+    takes(made, sample())
+    lint(made)
     for one in (lambda: made, lambda: made.inverse):
         with suppress(CkptError):
-            one().apply(sample())
+            apply(one(), sample())
     return len(made.rules)
 
 
@@ -726,7 +729,7 @@ def attempt(family: str, data: bytes, home: Path) -> int:
     more, which = divmod(data[0], len(ways))
     path, format = ways[which].lay(data[1:], home)
     if format == "manifest":
-        from ckptconv.zoo import manifest
+        from ckptconv.bulk import manifest
 
         return len(manifest.read(str(path), manifest.Settings()))
     if format == "zoo":
@@ -739,7 +742,7 @@ def attempt(family: str, data: bytes, home: Path) -> int:
 
 def read(path: Path, format: str | None, options: dict[str, Any]) -> int:
     """Open, and read tensors of a reasonable size."""
-    from ckptconv.formats import open_checkpoint
+    from ckptconv.formats.detect import open_checkpoint
 
     found, left = open_checkpoint(str(path), format=format, **options), 4 * READ
     for tensor in found.values():
@@ -751,9 +754,9 @@ def read(path: Path, format: str | None, options: dict[str, Any]) -> int:
 
 def zoo(path: Path) -> int:
     """Find the checkpoints in a folder, and open a few of what they say they are."""
+    from ckptconv.bulk.discover import discover
     from ckptconv.errors import CkptError
-    from ckptconv.formats import open_checkpoint
-    from ckptconv.zoo.discover import discover
+    from ckptconv.formats.detect import open_checkpoint
 
     count = 0
     for found in discover([str(path)])[:4]:
@@ -766,18 +769,50 @@ def zoo(path: Path) -> int:
 
 # Constants of the readers, and what is spelled in the middle of their code.
 CONSTANTS = {
-    "tf": ("tensorflow.table.MAGIC", "tensorflow.locate.STATE", "tensorflow.bundle.OBJECT_GRAPH",
-           "tensorflow.graph.TEXT", "tensorflow.objects.VALUE", "tensorflow.objects.CONFIG",
-           "tensorflow.objects.TRAINED", "tensorflow.objects.ROLES"),
-    "pytorch": ("pytorch.dcp.ALLOWED", "pytorch.arrays.NUMPY", "pytorch.dcp.METADATA", "pytorch.oldtar.MEMBERS"),
-    "hdf5": ("hdf5.SIGNATURE", "keras.legacy.LISTS", "keras.legacy.TOP", "keras.legacy.OPTIMIZER", "keras.v3.ABOUT",
-             "keras.v3.WEIGHTS"),
-    "json": ("safetensors.ORDER", "safetensors.SUFFIX", "sharded.MODELS"),
-    "numpy": ("npy.MAGIC", "npy.SPELLING", "npy.ASSUMED", "gpt.SHAPES", "gpt.NAMES", "pytorch.arrays.NUMPY"),
-    "flax": ("flax.CHUNKED", "msgpack.ROWS"),
-    "zoo": ("sharded.MODELS",),
+    "tf": (
+        "tensorflow.table.MAGIC",
+        "tensorflow.locate.STATE",
+        "tensorflow.bundle.OBJECT_GRAPH",
+        "tensorflow.graph.TEXT",
+        "tensorflow.objects.VALUE",
+        "tensorflow.objects.CONFIG",
+        "tensorflow.objects.TRAINED",
+        "tensorflow.objects.ROLES",
+    ),
+    "pytorch": (
+        "pytorch.dcp.ALLOWED",
+        "pytorch.arrays.NUMPY",
+        "pytorch.dcp.METADATA",
+        "pytorch.oldtar.MEMBERS",
+    ),
+    "hdf5": (
+        "hdf5.file.SIGNATURE",
+        "keras.legacy.LISTS",
+        "keras.naming.TOP",
+        "keras.naming.OPTIMIZER",
+        "keras.v3.ABOUT",
+        "keras.v3.WEIGHTS",
+    ),
+    "json": (
+        "safetensors.ORDER",
+        "safetensors.SUFFIX",
+        "huggingface.MODELS",
+    ),
+    "numpy": (
+        "numpy.npy.MAGIC",
+        "numpy.npy.SPELLING",
+        "numpy.npy.ASSUMED",
+        "numpy.gpt.SHAPES",
+        "numpy.gpt.NAMES",
+        "pytorch.arrays.NUMPY",
+    ),
+    "flax": (
+        "flax.CHUNKED",
+        "containers.msgpack.ROWS",
+    ),
+    "zoo": ("huggingface.MODELS",),
     "rules": (),
-}  # fmt: skip
+}
 _JSON = b'"weight_map" "metadata" "dtype" "shape" "data_offsets" "__metadata__" -1 0.5 9223372036854775808 null {} []'
 _ZIP = rb" PK\x01\x02 PK\x03\x04 PK\x05\x06"
 SPELLED = {

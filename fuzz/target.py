@@ -29,32 +29,32 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.api
-    import ckptconv.converter
+    import ckptconv.bulk.discover
+    import ckptconv.bulk.manifest
+    import ckptconv.engine.run
+    import ckptconv.formats.containers.zip
     import ckptconv.formats.flax
-    import ckptconv.formats.gpt
-    import ckptconv.formats.hdf5
+    import ckptconv.formats.hdf5.file
     import ckptconv.formats.hdf5.inside
+    import ckptconv.formats.huggingface
     import ckptconv.formats.keras.legacy
     import ckptconv.formats.keras.v3
-    import ckptconv.formats.npz
+    import ckptconv.formats.numpy.gpt
+    import ckptconv.formats.numpy.npz
     import ckptconv.formats.pytorch.archive
     import ckptconv.formats.pytorch.bare
     import ckptconv.formats.pytorch.dcp
     import ckptconv.formats.pytorch.legacy
     import ckptconv.formats.pytorch.torchscript
     import ckptconv.formats.safetensors
-    import ckptconv.formats.sharded
     import ckptconv.formats.tensorflow.bundle
     import ckptconv.formats.tensorflow.graph
     import ckptconv.formats.tensorflow.saved_model
     import ckptconv.formats.tensorflow.v1
-    import ckptconv.formats.zip
-    import ckptconv.lint
-    import ckptconv.rewrite
-    import ckptconv.rules
-    import ckptconv.run
-    import ckptconv.zoo.discover
-    import ckptconv.zoo.manifest
+    import ckptconv.rules.apply
+    import ckptconv.rules.converter
+    import ckptconv.rules.library
+    import ckptconv.rules.lint
 from families import FAMILIES, LARGEST, attempt, dictionary, packed, records, seeds
 
 from ckptconv.errors import CkptError

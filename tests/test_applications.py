@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import rules
-from ckptconv.tensor import DTYPES, Checkpoint, Held, Tensor, plain
+from ckptconv.checkpoint import Checkpoint, Tensor, plain
+from ckptconv.dtypes import DTYPES
+from ckptconv.moves.part import Held
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
 
 NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
 TABLE = Path(__file__).parents[1] / "docs" / "keras-applications.md"
@@ -50,17 +53,17 @@ def stretched(name: str, shape: tuple[int, ...], held: Held) -> Tensor:
 @pytest.mark.parametrize(("model", "target", "name"), models())
 def test_names_and_shapes(model: str, target: str, name: str) -> None:
     before = checkpoint(shapes(NAMES / f"keras-{model}.txt"))
-    there = rules.load(name)
-    after = there.apply(before)
+    there = library.load(name)
+    after = apply(there, before)
     want = shapes(NAMES / f"{target.replace(' ', '-')}.txt")
     assert {n: t.shape for n, t in after.items()} == want
-    back = there.inverse.apply(after)
+    back = apply(there.inverse, after)
     assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
 
 
 @pytest.mark.parametrize(("model", "name"), sorted({(m, c) for m, _, c in models()}))
 def test_found_by_its_names(model: str, name: str) -> None:
-    assert rules.auto(checkpoint(shapes(NAMES / f"keras-{model}.txt"))).name == name
+    assert library.auto(checkpoint(shapes(NAMES / f"keras-{model}.txt"))).name == name
 
 
 def test_every_result_is_good() -> None:
@@ -77,5 +80,5 @@ def test_as_keras_2_spells_it(model: str, tmp_path: Path) -> None:
     target, name = next((t, c) for m, t, c in models() if m == model)
     build = getattr(applications, model)
     build(weights=None, input_shape=(64, 64, 3)).save_weights(str(tmp_path / "model.h5"))
-    after = rules.load(name).apply(ckptconv.open(tmp_path / "model.h5"))
+    after = apply(library.load(name), ckptconv.open(tmp_path / "model.h5"))
     assert {n: t.shape for n, t in after.items()} == shapes(NAMES / f"{target.replace(' ', '-')}.txt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,29 +13,21 @@ import pytest
 import ckptconv
 
 PACKAGE = Path(ckptconv.__file__).parent
-# Lower layers first; a module may import from its own layer's left and from any layer above it in this list.
-LAYERS = [
-    ["errors", "checksum"],
-    ["remote", "publish"],
-    ["lines", "tensor"],
-    ["axes", "boxes", "layout", "moves", "elements", "names", "store"],
-    ["destination"],
-    ["output"],
-    ["upload"],
-    ["assign", "converter", "memory", "rewrite", "rulefile", "rules", "lint"],
-    ["formats", "passes", "outline"],
-    ["plan"],
-    ["receipt", "sources"],
-    ["job"],
-    ["ahead", "journal"],
-    ["run"],
-    ["stats"],
-    ["confirm", "hashes", "verify", "engines"],
-    ["api"],
-    ["zoo", "report", "match", "torch", "testing"],
-    ["cli"],
+# The floors of the house, the ground first: a room may import lower floors and itself, nothing beside or above it.
+FLOORS = [
+    {"messages"},
+    {"errors"},
+    {"storage", "dtypes"},
+    {"moves", "output"},
+    {"checkpoint"},
+    {"formats", "rules"},
+    {"engine"},
+    {"verification"},
+    {"api", "matching"},
+    {"bulk", "reporting", "torch", "testing", "plugin"},
+    {"cli"},
 ]
-RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = {"tensorflow", "tf_keras", "keras", "torch", "jax", "flax"}
 
 
@@ -42,46 +35,72 @@ def modules() -> list[Path]:
     return [p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_pb2.py")]
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """Absolute names of all imports in a file, and whether each runs when the module is imported."""
+def dotted(path: Path) -> str:
+    """The name of a module below the package: engine.run, formats (a package's __init__)."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+MODULES = {dotted(p): p for p in modules()}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of all that a file imports: at its top, in functions, and for typing."""
     package = ["ckptconv", *path.relative_to(PACKAGE).parts[:-1]]
-    found: list[tuple[str, bool]] = []
-
-    def visit(node: ast.AST, eager: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                found.extend((alias.name, eager) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                base = package[: len(package) - child.level + 1] if child.level else []
-                stem = ".".join([*base, *([child.module] if child.module else [])])
-                found.extend((f"{stem}.{alias.name}", eager) for alias in child.names)
-            typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            inner = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-            visit(child, eager and not typing_only and not inner)
-
-    visit(ast.parse(path.read_text()), True)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{stem}.{alias.name}" for alias in node.names}
     return found
 
 
-def home(name: str) -> str | None:
-    """The layer name of one of our modules."""
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] == "ckptconv" and parts[1] in RANK else None
+def targets(path: Path) -> set[str]:
+    """The modules of ours that a file imports."""
+    out = set()
+    for name in imports(path):
+        if name.partition(".")[0] == "ckptconv":
+            below = name.partition(".")[2]
+            out.add(below if below in MODULES else below.rpartition(".")[0])
+    return out
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_run_one_way(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own.startswith("__"):
-        return
-    assert own in RANK, f"{own} has no place in the layers"
-    upward = {n for n, eager in imports(path) if eager and (at := home(n)) and at != own and RANK[at] > RANK[own]}
-    assert not upward
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) not in ("", "__main__")])
+def test_no_arrow_climbs(module: str) -> None:
+    """Every import counts, lazy ones and those for typing as well."""
+    own = FLOOR[room(module)]
+    there = {t for t in targets(MODULES[module]) if room(t) not in ("", room(module))}
+    assert {t for t in there if FLOOR[room(t)] >= own} == set()
+
+
+@pytest.mark.parametrize("name", sorted({room(m) for m in MODULES} - {"", "__main__"}))
+def test_no_circle_in_a_room(name: str) -> None:
+    graph = {m: targets(p) - {m} for m, p in MODULES.items() if room(m) == name}
+    TopologicalSorter({m: {t for t in to if t in graph} for m, to in graph.items()}).prepare()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) == "formats"])
+def test_formats_know_little(module: str) -> None:
+    """Of lower floors' rooms, all but `output`, of which they know what files are called."""
+    there = {t for t in targets(MODULES[module]) if room(t) == "output"}
+    assert there <= {"output.destination"}
+
+
+def test_the_house_can_be_seen() -> None:
+    entries = [p for p in PACKAGE.iterdir() if p.name != "__pycache__"]
+    assert len(entries) <= 22
+    assert {room(m) for m in MODULES} - {"", "__main__"} == set(FLOOR)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_framework_is_imported(path: Path) -> None:
-    named = {name.split(".")[0] for name, _ in imports(path)}
+    named = {name.split(".")[0] for name in imports(path)}
     allowed = {"torch"} if path.name == "torch.py" else set()
     assert not named & FORBIDDEN - allowed
 

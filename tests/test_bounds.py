@@ -17,7 +17,7 @@ import pytest
 
 import ckptconv
 from ckptconv import api
-from ckptconv.plan import CONSTANT
+from ckptconv.moves.budget import CONSTANT
 
 FLOOR = 48 << 20  # what libraries, buffers and one worker of HDF5 may take for any file
 TIMES = 24  # bytes of memory for a byte of the file: Python's objects for the smallest entries of a header

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv import checksum
+from ckptconv.storage import checksum
 
 
 @pytest.mark.parametrize(

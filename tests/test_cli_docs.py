@@ -32,7 +32,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.cli import main
+from ckptconv.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)

@@ -10,7 +10,8 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli import VERBS, complete, show
+from ckptconv.cli import complete, show
+from ckptconv.cli.main import VERBS
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import run
+from ckptconv.engine import run
 from ckptconv.errors import VerifyError
-from ckptconv.output import Output
+from ckptconv.output.staging import Output
 
 # Destination, target options.
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {

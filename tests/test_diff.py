@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as hnp
 from kit import Run
 
 import ckptconv
-from ckptconv import verify
-from ckptconv.sources import Sources
-from ckptconv.tensor import Checkpoint, held
-from ckptconv.verify import Tolerance, Values
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.moves.sources import Sources
+from ckptconv.verification import compare
+from ckptconv.verification.compare import Tolerance, Values
 
 NAN = np.array([0x7FC00000], "u4").view("f4")[0]
 OTHER_NAN = np.array([0x7FC00001], "u4").view("f4")[0]
@@ -30,7 +30,7 @@ def checkpoint(**arrays: np.ndarray) -> Checkpoint:
 
 def values(a: np.ndarray, b: np.ndarray, rtol: float | None = None, atol: float | None = None) -> Values | None:
     with Sources() as sources:
-        return verify.compare(held("x", a), held("x", b), Tolerance(rtol, atol), sources)
+        return compare.compare(held("x", a), held("x", b), Tolerance(rtol, atol), sources)
 
 
 # --- one pair ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_every_kind_of_difference() -> None:
         new=np.ones(9), renamed=np.arange(5), same=np.ones(3), wide=np.ones(2, "f2"), long=np.ones((3, 2)),
         off=np.ones(2),
     )  # fmt: skip
-    found = verify.diff(a, b, workers=2)
+    found = compare.diff(a, b, workers=2)
     assert [(p.kind, p.a and p.a.name, p.b and p.b.name) for p in found.pairs] == [
         ("renamed", "moved", "renamed"),
         ("dtype", "wide", "wide"),
@@ -154,20 +154,20 @@ def test_every_kind_of_difference() -> None:
 
 def test_equal_tensors_under_new_names_pair_off_once_each() -> None:
     zero = np.zeros(4)
-    found = verify.diff(checkpoint(a=zero, b=zero, c=zero), checkpoint(x=zero, y=zero))
+    found = compare.diff(checkpoint(a=zero, b=zero, c=zero), checkpoint(x=zero, y=zero))
     assert [p.kind for p in found.pairs] == ["renamed", "renamed", "only_a"]
 
 
 def test_dtype_alone_counts_only_without_tolerance() -> None:
     a, b = checkpoint(x=np.array([0.5, 2], "f4")), checkpoint(x=np.array([0.5, 2], "f2"))
-    assert not verify.diff(a, b).same
-    assert verify.diff(a, b, Tolerance(rtol=0.0)).same
-    assert not verify.diff(a, checkpoint(x=np.array([0.5, 3], "f2")), Tolerance(rtol=0.1)).same
+    assert not compare.diff(a, b).same
+    assert compare.diff(a, b, Tolerance(rtol=0.0)).same
+    assert not compare.diff(a, checkpoint(x=np.array([0.5, 3], "f2")), Tolerance(rtol=0.1)).same
 
 
 def test_negative_tolerance_is_refused() -> None:
     with pytest.raises(ckptconv.UsageError, match="not negative"):
-        verify.diff(checkpoint(), checkpoint(), Tolerance(-1.0, None))
+        compare.diff(checkpoint(), checkpoint(), Tolerance(-1.0, None))
 
 
 # --- the command line -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli import main
+from ckptconv.cli.main import main
 from ckptconv.errors import CorruptCheckpoint
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"

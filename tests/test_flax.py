@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.dtypes import DTYPES
 from ckptconv.formats import flax
-from ckptconv.store import Seen
-from ckptconv.tensor import DTYPES, Checkpoint, Span, held
+from ckptconv.moves.part import Span
+from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "flax"  # made by fixtures/make_flax.py

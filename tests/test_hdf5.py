@@ -21,10 +21,10 @@ from kit import same
 
 import ckptconv
 from ckptconv import errors
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
-from ckptconv.formats import hdf5
-from ckptconv.formats.hdf5 import child, layout
-from ckptconv.tensor import DTYPES, Coded, Span
+from ckptconv.formats.hdf5 import child, file, skeleton
+from ckptconv.moves.part import Coded, Span
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOSTILE = FIXTURES / "hostile" / "hdf5"
@@ -92,9 +92,9 @@ def test_large_chunked_datasets_come_in_bounded_pieces(tmp_path: Path) -> None:
     array = np.arange(6_000_000, dtype="f8").reshape(3000, 2000)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f.create_dataset("w", data=array, chunks=(100, 500))
-    data = hdf5.open(str(tmp_path / "a.h5"))["w"].parts[0].data
+    data = file.open(str(tmp_path / "a.h5"))["w"].parts[0].data
     assert isinstance(data, Coded)
-    pieces = list(hdf5.decode(data))
+    pieces = list(file.decode(data))
     assert max(map(len, pieces)) <= 8 << 20
     assert b"".join(pieces) == array.tobytes()
 
@@ -250,8 +250,8 @@ def test_text_with_nul_is_refused_rather_than_cut(tmp_path: Path) -> None:
 
 def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
     """No byte belongs to both, and with zeros for payload the patches alone are a sound file."""
-    items = [layout.Item(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
-    size, slots, patches = layout.lay_out("f", items, {"": {"k": "v"}})
+    items = [skeleton.Item(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
+    size, slots, patches = skeleton.lay_out("f", items, {"": {"k": "v"}})
     taken = np.zeros(size, "u1")
     for slot in slots.values():
         taken[slot.start : slot.start + slot.size] += 1
@@ -285,7 +285,7 @@ ARRAYS = st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(0, 4), max_siz
 def test_any_names_and_shapes(tmp_path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
     arrays = {name: noise(kind, shape) for name, (kind, shape) in tensors.items()}
     path = tmp_path / "a.h5"
-    if layout.clashes(arrays):
+    if skeleton.clashes(arrays):
         with pytest.raises(Unrepresentable):
             ckptconv.save(arrays, path, force=True)
         return
@@ -345,7 +345,7 @@ def test_damage_gives_a_checkpoint_or_our_error(tmp_path: Path) -> None:
 def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
-    window = hdf5.window(str(tmp_path / "a.h5"))
+    window = file.window(str(tmp_path / "a.h5"))
 
     def die(start: int, size: int) -> bytes:
         one._process.kill()
@@ -362,7 +362,7 @@ def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
     with pytest.raises(CorruptCheckpoint, match="silent"):
-        list(child.Child(hdf5.window(str(tmp_path / "a.h5"))).ask(do="scan"))
+        list(child.Child(file.window(str(tmp_path / "a.h5"))).ask(do="scan"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
@@ -397,10 +397,10 @@ def test_interleaved_reads_do_not_meet(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         for name in "ab":
             f.create_dataset(name, data=np.full(3 << 20, ord(name), "f8"), chunks=(1 << 16,), compression="gzip")
-    got = hdf5.open(str(tmp_path / "a.h5"))
+    got = file.open(str(tmp_path / "a.h5"))
     data = [got[n].parts[0].data for n in "ab"]
     assert all(isinstance(d, Coded) for d in data)
-    for a, b in zip(*(hdf5.decode(d) for d in data), strict=True):  # type: ignore[arg-type]
+    for a, b in zip(*(file.decode(d) for d in data), strict=True):  # type: ignore[arg-type]
         assert (np.frombuffer(a)[0], np.frombuffer(b)[-1]) == (97, 98)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ckptconv
-from ckptconv import rules
-from ckptconv.lint import lint
+from ckptconv.rules import library
+from ckptconv.rules.lint import lint
 
 HOME = Path(__file__).parents[1] / "fixtures" / "hostile"
 KINDS = ("safetensors", "numpy", "flax", "sharded", "dcp", "tf", "strangers")
@@ -53,7 +53,7 @@ def test_hostile_rules(file: str) -> None:
     error, words = RULES[file]
     began = time.process_time()
     try:
-        lint(rules.load(HOME / "rules" / file))
+        lint(library.load(HOME / "rules" / file))
         said = ""
     except ckptconv.UsageError as e:
         said = str(e)

@@ -20,11 +20,12 @@ from hypothesis.extra import numpy as hnp
 from kit import Run
 
 import ckptconv
-from ckptconv import outline, stats, verify
-from ckptconv.report import survey
-from ckptconv.run import hash_tensor
-from ckptconv.sources import Sources
-from ckptconv.tensor import Checkpoint, Tensor, held
+from ckptconv.checkpoint import Checkpoint, Tensor, held
+from ckptconv.moves import read
+from ckptconv.moves.read import hash_tensor
+from ckptconv.moves.sources import Sources
+from ckptconv.reporting import outline, stats, survey
+from ckptconv.verification import compare
 
 MODEL = {
     **{f"bert/layer_{i}/kernel": np.full((4, 8), i, "f4") for i in range(12)},
@@ -152,11 +153,11 @@ def test_every_format_is_described_compared_and_reported(name: str, fixtures: Pa
     lines = [line for node in outline.tree(list(found.values())).inner.values() for line in node.lines()]
     assert sum(len(line.tensors) for line in lines) == len(found)
     assert len(survey.survey(found, values=True, workers=2)["names"]) == len(found)
-    for t, said in zip(found.values(), stats.each(found.values(), stats.stats), strict=True):
+    for t, said in zip(found.values(), read.each(found.values(), stats.stats), strict=True):
         if t.dtype.kind in "iub" and t.count:
             numbers = [int(x) for x in t.numpy().reshape(-1)]
             assert (said.min, said.max, said.zeros) == (min(numbers), max(numbers), numbers.count(0))
-    same = verify.diff(found, ckptconv.open(fixtures / name, opaque=True), workers=2)
+    same = compare.diff(found, ckptconv.open(fixtures / name, opaque=True), workers=2)
     assert (same.same, same.pairs, same.equal) == (True, (), len(found))
 
 

@@ -15,8 +15,7 @@ from kit import Run, same
 import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
-from ckptconv.hashes import GROUP
-from ckptconv.tensor import HASHES
+from ckptconv.formats.hash_metadata import GROUP, HASHES
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
 CARRY: dict[str, dict[str, object]] = {

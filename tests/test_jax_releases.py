@@ -8,7 +8,8 @@ import pytest
 from kit import same
 
 import ckptconv
-from ckptconv import api, rules
+from ckptconv import api
+from ckptconv.rules import library
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = {p.stem: p for p in (*sorted(FIXTURES.glob("vision/*.npz")), *sorted(FIXTURES.glob("t5x/*.msgpack")))}
@@ -29,4 +30,4 @@ def test_equals_the_old_loader(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", FILES)
 def test_is_recognised_by_its_names(case: str) -> None:
-    assert rules.auto(ckptconv.open(FILES[case])).name == case.partition("--")[0]
+    assert library.auto(ckptconv.open(FILES[case])).name == case.partition("--")[0]

@@ -16,8 +16,9 @@ from kit import same
 import ckptconv
 from ckptconv.api import Target
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
+from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.keras import naming
-from ckptconv.tensor import Span
+from ckptconv.moves.part import Span
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "keras"
 
@@ -275,7 +276,7 @@ def test_archives_are_not_written(tmp_path: Path) -> None:
 def test_indexes_that_make_no_sense(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.weights.json").write_text(text)
     with pytest.raises(CorruptCheckpoint):
-        ckptconv.formats.open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
+        open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
 
 
 # --- names -----------------------------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv import layout
+from ckptconv.checkpoint import Tensor, plain, tiled, view
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError
-from ckptconv.tensor import DTYPES, Held, Part, Tensor, c_strides, plain, tiled, view
+from ckptconv.moves.part import Held, Part, c_strides
+from ckptconv.rules import layout
 
 
 def read(shape: tuple[int, ...], parts: tuple[Part, ...]) -> np.ndarray[Any, Any]:

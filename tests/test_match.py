@@ -13,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import passes, rules
-from ckptconv.cli import main
-from ckptconv.converter import Converter
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.cli.main import main
 from ckptconv.errors import CkptError
-from ckptconv.match import Proposal, match
-from ckptconv.tensor import Checkpoint, held
+from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.search import match
+from ckptconv.matching.toml import toml
+from ckptconv.rules import library, passes
+from ckptconv.rules.apply import apply
+from ckptconv.rules.converter import Converter
+from ckptconv.rules.lint import lint
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 ROOT = Path(__file__).parents[1]
@@ -54,20 +58,20 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def proposed(found: Proposal) -> Converter:
-    converter = rules.parse(found.toml("test"), "proposed")
-    assert converter.lint() == []
+    converter = library.parse(toml(found, "test"), "proposed")
+    assert lint(converter) == []
     return converter
 
 
 def leads(found: Proposal, a: Checkpoint, b: Checkpoint) -> Checkpoint:
     """The rules give the target bit for bit, and back the source."""
     converter = proposed(found)
-    made = converter.apply(a)
+    made = apply(converter, a)
     assert not set(made) - set(b)
     for name, t in made.items():
         assert t.shape == b[name].shape
         assert t.numpy().tobytes() == b[name].numpy().tobytes(), name
-    back = converter.inverse.apply(made)
+    back = apply(converter.inverse, made)
     assert set(back) == {n for n, t in a.items() if not t.role} - set(found.source_only) - set(found.copies)
     for name, t in back.items():
         assert t.numpy().tobytes() == a[name].numpy().tobytes(), name
@@ -94,7 +98,7 @@ def test_crepe_by_values() -> None:
     assert all(n.endswith("num_batches_tracked") for n in found.target_only)
     assert found.source_only == ()
     leads(found, a, b)
-    assert found.toml().count("[[rule]]") <= 5
+    assert toml(found).count("[[rule]]") <= 5
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no real checkpoints")
@@ -204,7 +208,7 @@ def test_qkv_of_several_layers_is_one_rule() -> None:
     }
     found = match(checkpoint(a), checkpoint(b))
     leads(found, checkpoint(a), checkpoint(b))
-    assert found.toml().count("[[rule]]") == 1
+    assert toml(found).count("[[rule]]") == 1
 
 
 def test_constants_are_paired_by_names_and_never_with_another_value() -> None:
@@ -236,7 +240,7 @@ def test_equal_tensors_are_told_apart_by_names_and_marked() -> None:
         "enc/k/kernel": ("enc.k.weight", False),
         "head/kernel": ("head.weight", True),
     }
-    assert "# could also be enc.k.weight" in found.toml()
+    assert "# could also be enc.k.weight" in toml(found)
 
 
 def test_ties() -> None:
@@ -246,7 +250,7 @@ def test_ties() -> None:
     assert found.ties == (("emb.weight", "head.weight"),)
     assert set(leads(found, a, checkpoint(b))) == set(b)
     named = match(a, checkpoint(b, ties=(("emb.weight", "head.weight"),)), values=False)
-    assert set(proposed(named).apply(a)) == set(b)
+    assert set(apply(proposed(named), a)) == set(b)
 
 
 def test_copies_in_the_source_are_taken_once() -> None:
@@ -270,7 +274,7 @@ def test_a_square_kernel_follows_the_convention_and_is_marked() -> None:
     assert {p.sources[0]: (p.order.text, p.sure) for p in found.pairs} == {
         "a/kernel": ("i o -> o i", False), "b/kernel": ("i o -> o i", True),
     }  # fmt: skip
-    assert "# assumed" in found.toml()
+    assert "# assumed" in toml(found)
 
 
 def test_spatial_axes_of_one_length_are_assumed() -> None:
@@ -288,7 +292,7 @@ def test_numbers_may_be_shifted() -> None:
     b = {f"enc.layers.{i}.{p}.weight": (n, 4) for i in range(3) for n, p in ((5, "wide"), (6, "wider"))}
     found = by_name(a, b)
     assert not found.assumed
-    assert 'i = "int-1"' in found.toml()
+    assert 'i = "int-1"' in toml(found)
     assert len(proposed(found).rules) == 2
 
 
@@ -411,7 +415,7 @@ def test_values_that_contradict_names_are_said() -> None:
     assert found.source_only == ("three/kernel",)
     assert found.target_only == ("three.weight",)
     assert found.notes == ("three/kernel and three.weight agree in name and shape, but not in values",)
-    made = proposed(found).apply(checkpoint(a))
+    made = apply(proposed(found), checkpoint(a))
     assert set(made) == {"one.weight", "two.weight"}
 
 
@@ -428,7 +432,7 @@ def test_slots_and_steps_are_no_weights() -> None:
     source = passes.roles(checkpoint(a))
     found = match(source, checkpoint({"d.weight": X.T.copy()}))
     assert found.source_only == ()
-    assert set(proposed(found).apply(source)) == {"d.weight"}
+    assert set(apply(proposed(found), source)) == {"d.weight"}
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from test_formats import SUBJECTS
 
 import ckptconv
-from ckptconv import formats
-from ckptconv.tensor import Checkpoint
+from ckptconv.checkpoint import Checkpoint
+from ckptconv.formats import table
 from ckptconv.testing import Subject, assert_same, holdable, write, zoo
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -43,7 +43,7 @@ def assert_converts(source: Path, target: Subject, folder: Path) -> None:
     kept = holdable(whole, path, target.name)
     if len(kept) < len(whole):
         with pytest.raises(ckptconv.Unrepresentable):
-            formats.get(target.name).load().writer(str(path)).place(whole)
+            table.get(target.name).load().writer(str(path)).place(whole)
     if kept and (kept := together(kept, path, target.name)):
         write(kept, path, target.name)
         assert_same(kept, path, target.name)
@@ -52,7 +52,7 @@ def assert_converts(source: Path, target: Subject, folder: Path) -> None:
 def together(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
     """Leave out what is refused for its values or its neighbours, such as a tensor that is also a group."""
     try:
-        formats.get(name).load().writer(str(path)).place(checkpoint)
+        table.get(name).load().writer(str(path)).place(checkpoint)
     except ckptconv.Unrepresentable as e:
         kept = {n: t for n, t in checkpoint.items() if n != e.tensor and f"\n  {n}" not in str(e)}
         if len(kept) == len(checkpoint):
@@ -74,4 +74,4 @@ def test_written_by_others(source: str, target: Subject, tmp_path: Path) -> None
 
 
 def test_every_format_that_is_written_is_here() -> None:
-    assert {s.name for s in SUBJECTS} == {f.name for f in formats.TABLE if f.writes}
+    assert {s.name for s in SUBJECTS} == {f.name for f in table.TABLE if f.writes}

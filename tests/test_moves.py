@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from kit import same
 
 from ckptconv import ConversionError
-from ckptconv.boxes import clip, fuse, is_run, plain, slabs
-from ckptconv.elements import cast, transform
-from ckptconv.moves import copy, packed, strided
-from ckptconv.tensor import DTYPES, Held, Loss, Part, c_strides
+from ckptconv.dtypes import DTYPES
+from ckptconv.moves.boxes import clip, fuse, is_run, plain, slabs
+from ckptconv.moves.cast import cast, transform
+from ckptconv.moves.copy import copy, packed, strided
+from ckptconv.moves.log import Loss
+from ckptconv.moves.part import Held, Part, c_strides
 
 F32 = DTYPES["float32"]
 

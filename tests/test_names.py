@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import rules
-from ckptconv.names import domain
-from ckptconv.tensor import DTYPES, Checkpoint, Held, plain
+from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.dtypes import DTYPES
+from ckptconv.moves.part import Held
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
+from ckptconv.rules.templates import domain
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
 
@@ -77,16 +81,16 @@ if = ["logits"]
 
 
 def test_ties_that_may_stand_apart() -> None:
-    converter = rules.parse(TIED, "tied")
+    converter = library.parse(TIED, "tied")
     a, b = np.zeros((2, 3), "f4"), np.ones((2, 3), "f4")
-    both = converter.apply(held(words=a, logits=b))
+    both = apply(converter, held(words=a, logits=b))
     assert list(both) == ["emb", "head", "other"]
-    assert list(converter.inverse.apply(both)) == ["words", "logits"]
-    one = converter.apply(held(words=a))
+    assert list(apply(converter.inverse, both)) == ["words", "logits"]
+    one = apply(converter, held(words=a))
     assert list(one) == ["emb", "head"]  # the second tie wants logits
     copies = Checkpoint({n: t.renamed(n) for n, t in held(emb=a, head=a.copy()).items()}, metadata=one.metadata)
-    assert list(converter.inverse.apply(copies)) == ["words"]  # the metadata tells that they were tied
-    assert list(converter.inverse.apply(held(emb=a, head=b))) == ["words", "logits"]  # a stranger's file: both
+    assert list(apply(converter.inverse, copies)) == ["words"]  # the metadata tells that they were tied
+    assert list(apply(converter.inverse, held(emb=a, head=b))) == ["words", "logits"]  # a stranger's file: both
 
 
 def test_where_for_a_whole_file(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ from = "last/{p}"
 to = "last.{p}"
 where = { p = { g = "gain" } }
 """
-    converter = rules.parse(text, "common")
-    assert converter.lint() == []
-    made = converter.apply(held(**{"h0/g": np.zeros(2, "f4"), "last/g": np.zeros(2, "f4")}))
+    converter = library.parse(text, "common")
+    assert lint(converter) == []
+    made = apply(converter, held(**{"h0/g": np.zeros(2, "f4"), "last/g": np.zeros(2, "f4")}))
     assert list(made) == ["layer.1.weight", "last.gain"]

@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv.checksum import combine, crc
-from ckptconv.formats import zip
-from ckptconv.store import Reader
-from ckptconv.tensor import DTYPES, Checkpoint, Coded, Span, held
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.dtypes import DTYPES
+from ckptconv.formats.containers import zip
+from ckptconv.moves.part import Coded, Span
+from ckptconv.storage.checksum import combine, crc
+from ckptconv.storage.files import Reader
 from ckptconv.testing import bits, holdable, write, zoo
 
 KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")

@@ -11,8 +11,12 @@ import pytest
 from kit import same
 
 import ckptconv
-from ckptconv import api, passes, rules
-from ckptconv.tensor import DTYPES, Checkpoint, Held, Span, plain
+from ckptconv import api
+from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.dtypes import DTYPES
+from ckptconv.moves.part import Held, Span
+from ckptconv.rules import library, passes
+from ckptconv.rules.apply import apply
 
 ORIGINALS = Path(__file__).parents[1] / "fixtures" / "originals"
 NAMES = Path(__file__).parents[1] / "fixtures" / "names"
@@ -96,20 +100,20 @@ def published(family: str) -> Checkpoint:
 
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_takes_all_of_the_published_checkpoint(family: str) -> None:
-    converter, whole = rules.load(family.split("--")[0]), published(family)
-    there = converter.apply(whole)
+    converter, whole = library.load(family.split("--")[0]), published(family)
+    there = apply(converter, whole)
     weights = {n: t.shape for n, t in whole.tensors.items() if not t.role}
     came = {n for move in there.details["moved"].values() for n in move["from"]}
     left = [n for note in there.notes if note.kind == "skipped" and "no place" in note.text for n in note.names]
     assert came | {*left} == {*weights}
-    back = converter.inverse.apply(there)
+    back = apply(converter.inverse, there)
     assert {n: t.shape for n, t in back.tensors.items()} == {n: s for n, s in weights.items() if n in came}
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_is_recognised_by_its_names(family: str) -> None:
     name = family.split("--")[0]
-    assert rules.auto(published(family)).name == AUTO.get(name, name)
+    assert library.auto(published(family)).name == AUTO.get(name, name)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +125,10 @@ def test_what_berts_scripts_fine_tuned(scope: str, head: str) -> None:
     for name, shape in ((f"{scope}output_weights", (3, 768)), (f"{scope}output_bias", (3,))):
         tuned[name] = plain(name, DTYPES["float32"], shape, Held(np.zeros(shape, "f4")))
     checkpoint = passes.roles(Checkpoint(tuned))
-    assert rules.auto(checkpoint).name == "bert"
-    there = rules.load("bert").apply(checkpoint)
+    assert library.auto(checkpoint).name == "bert"
+    there = apply(library.load("bert"), checkpoint)
     assert {n for n in there if not n.startswith("bert.")} == {f"{head}.weight", f"{head}.bias"}
-    assert {*rules.load("bert").inverse.apply(there)} == {n for n, t in checkpoint.tensors.items() if not t.role}
+    assert {*apply(library.load("bert").inverse, there)} == {n for n, t in checkpoint.tensors.items() if not t.role}
 
 
 # --- TensorFlow ------------------------------------------------------------------------------------------------------

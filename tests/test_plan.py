@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 import ckptconv
 from ckptconv import UsageError
+from ckptconv.checkpoint import Checkpoint, Tensor, plain, view
+from ckptconv.dtypes import DTYPES
+from ckptconv.engine.plan import compile_plan
 from ckptconv.formats import safetensors
-from ckptconv.plan import CHUNK, CONSTANT, Memory, compile_plan
-from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, c_strides, plain, view
+from ckptconv.moves.budget import CONSTANT, Memory
+from ckptconv.moves.log import CHUNK
+from ckptconv.moves.part import Span, c_strides
 
 
 @st.composite

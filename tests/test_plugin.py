@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import formats, rules
+from ckptconv.checkpoint import Checkpoint, Tensor, plain
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint
-from ckptconv.formats import Format, Patch, Placement, Slot, refuse_unheld
-from ckptconv.store import File, Reader, Seen, split
-from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, elements, plain
+from ckptconv.formats import table
+from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
+from ckptconv.formats.table import Format
+from ckptconv.moves.part import Span, elements
+from ckptconv.output.destination import File
+from ckptconv.rules import library
+from ckptconv.storage.files import Reader, Seen, split
 from ckptconv.testing import FormatTests, Subject
 
 # --- the format: a line of JSON, then everything one after the other ---------------------------------------------
@@ -87,9 +92,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return [Point()] if group == "ckptconv.formats" else []
 
     monkeypatch.setattr("importlib.metadata.entry_points", points)
-    formats.table.cache_clear()
+    table.table.cache_clear()
     yield
-    formats.table.cache_clear()
+    table.table.cache_clear()
 
 
 class TestLine(FormatTests):
@@ -109,8 +114,8 @@ def test_it_takes_part(tmp_path: Path) -> None:
 def test_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package cannot take the place of a built-in format."""
     monkeypatch.setattr(Point, "load", lambda self: ROW._replace(name="safetensors"))
-    formats.table.cache_clear()
-    assert formats.get("safetensors").module == "ckptconv.formats.safetensors"
+    table.table.cache_clear()
+    assert table.get("safetensors").module == "ckptconv.formats.safetensors"
 
 
 RULES = """
@@ -126,12 +131,12 @@ def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     points = [EntryPoint(name, f"test:{name}", "ckptconv.converters") for name in ("mine", "bert")]
     monkeypatch.setattr(EntryPoint, "load", lambda self: file)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [p for p in points if p.group == group])
-    rules._installed.cache_clear()
+    library._installed.cache_clear()
     try:
-        assert rules.names().count("mine") == 1
+        assert library.names().count("mine") == 1
         ckptconv.save({"mine/w": np.arange(3)}, tmp_path / "a.npz")
         ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", change=ckptconv.Change(converter="mine"))
         assert list(ckptconv.open(tmp_path / "b.npz")) == ["theirs.w"]
-        assert len(rules.load("bert").rules) > 1  # ours, not the package's
+        assert len(library.load("bert").rules) > 1  # ours, not the package's
     finally:
-        rules._installed.cache_clear()
+        library._installed.cache_clear()

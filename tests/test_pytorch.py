@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from kit import same
 
 import ckptconv
+from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
+from ckptconv.dtypes import DTYPES, DType
 from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.pickle import load
 from ckptconv.formats.pytorch.rebuild import TORCH
 from ckptconv.formats.pytorch.write import TorchWriter
-from ckptconv.tensor import DTYPES, Checkpoint, DType, Span, Tensor, held, plain
+from ckptconv.moves.part import Span
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "torch"
 VERSIONS = json.loads((GOLDEN / "versions.json").read_text())

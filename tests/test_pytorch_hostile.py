@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ckptconv
-from ckptconv import formats
+from ckptconv.formats import table
 from ckptconv.formats.pytorch.pickle import Inert, load
 
 HERE = Path(__file__).parents[1] / "fixtures" / "hostile" / "pytorch"
@@ -52,7 +52,7 @@ sys.addaudithook(_hook)
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    formats.table()  # which looks for installed formats
+    table.table()  # which looks for installed formats
     for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt", "tar_opens.pt"):
         ckptconv.open(HERE / name)  # what is imported on first use is imported now
 

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import Change, Resources, Target, engines, zoo
+from ckptconv import Change, Resources, Target
+from ckptconv.bulk import run
+from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 CLUSTER = Resources(engine="ray", max_memory=32 * 2**20)
@@ -71,8 +73,8 @@ def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch
             os.kill(os.getpid(), signal.SIGKILL)
         return real(do, job)
 
-    real = engines._job
-    monkeypatch.setattr(engines, "_job", deadly)
+    real = ray_engine._job
+    monkeypatch.setattr(ray_engine, "_job", deadly)
     ckptconv.convert(source, tmp_path / "ray.npz", resources=CLUSTER)
     monkeypatch.undo()
     ckptconv.convert(source, tmp_path / "here.npz")
@@ -94,7 +96,7 @@ def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytes
     def broken(do: Any, job: Any) -> Any:
         raise ckptconv.UnsafeCheckpoint("no further", tensor="w3")
 
-    monkeypatch.setattr(engines, "_job", broken)
+    monkeypatch.setattr(ray_engine, "_job", broken)
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="w3: no further"):
         ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
     assert not (tmp_path / "out").exists()
@@ -106,7 +108,7 @@ def test_workers_that_see_other_files_are_refused(
     def blind(reads: dict[str, int], writes: list[str]) -> tuple[str, list[str]]:
         return "0.0", [f"cannot read {url}" for url in reads]
 
-    monkeypatch.setattr(engines, "reach", blind)
+    monkeypatch.setattr(ray_engine, "reach", blind)
     with pytest.raises(ckptconv.UsageError) as caught:
         ckptconv.convert(source, tmp_path / "m.npz", resources=CLUSTER)
     assert "cannot read" in str(caught.value)
@@ -116,7 +118,7 @@ def test_workers_that_see_other_files_are_refused(
 
 def test_what_a_worker_does_not_reach(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123")
-    _, missing = engines.reach({str(tmp_path / "a"): 4, str(tmp_path / "b"): 1}, [str(tmp_path / "c")])
+    _, missing = ray_engine.reach({str(tmp_path / "a"): 4, str(tmp_path / "b"): 1}, [str(tmp_path / "c")])
     assert [m.split()[0] + m.split()[1] for m in missing] == ["seesanother", "cannotread", "cannotwrite"]
 
 
@@ -131,7 +133,7 @@ def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptconv.journal.COMMIT", 0.0)
+    monkeypatch.setattr("ckptconv.engine.journal.COMMIT", 0.0)
     out = tmp_path / "out" / "m.npz"
 
     def stop(done: int, total: int) -> None:
@@ -156,16 +158,16 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ckptconv.save({"w": np.full(5, n)}, path)
     (tmp_path / "in" / "bad.npz").write_bytes(b"PK" + bytes(100))
     monkeypatch.chdir(tmp_path)
-    done = zoo.convert(["in"], "out", resources=CLUSTER)
+    done = run.convert(["in"], "out", resources=CLUSTER)
     assert (done.done, len(done.failed)) == (8, 1)
     assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(8)] == list(range(8))
-    assert zoo.convert(["in"], "out", resume=True).skipped == 8  # by another engine
+    assert run.convert(["in"], "out", resume=True).skipped == 8  # by another engine
 
 
 @pytest.mark.parametrize("name", ["dask", "ray:/x", ""])
 def test_unknown_engines(name: str) -> None:
     with pytest.raises(ckptconv.UsageError, match="no engine"):
-        engines.engine(name)
+        ray_engine.engine(name)
 
 
 @pytest.mark.parametrize("told", ["ray", "ray://"])
@@ -175,9 +177,9 @@ def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.Mo
         address = f"127.0.0.1:{door.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         name = told if told == "ray" else told + address
-        engines._knock(name)  # which somebody hears
+        ray_engine._knock(name)  # which somebody hears
     with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
-        engines._knock(name)
+        ray_engine._knock(name)
 
 
 def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:
         return n
 
     got = []
-    for task, result in engines.apply(ray, sleepy, None, tasks(), 10**6):
+    for task, result in ray_engine.apply(ray, sleepy, None, tasks(), 10**6):
         assert task == result
         got.append(task)
         running[0] -= 1

@@ -18,9 +18,13 @@ import pytest
 from kit import same
 
 import ckptconv
-from ckptconv import Change, Select, Target, formats, remote, store, zoo
-from ckptconv.ahead import merged
+from ckptconv import Change, Select, Target
+from ckptconv.bulk import run
 from ckptconv.errors import MissingExtra, StorageError, UsageError
+from ckptconv.formats import detect
+from ckptconv.moves.prefetch import merged
+from ckptconv.output import upload
+from ckptconv.storage import files, remote
 
 MB = 10**6
 WRITABLE = {
@@ -125,7 +129,7 @@ def test_every_format_in_fsspecs_memory(name: str) -> None:
 
 def there_and_back(url: str, name: str) -> None:
     ckptconv.save(arrays(), url, format=name)
-    assert formats.detect(url).name == name
+    assert detect.detect(url).name == name
     got = ckptconv.open(url)
     assert {n: t.numpy().tobytes() for n, t in got.items()} == {n: a.tobytes() for n, a in arrays().items()}
 
@@ -144,7 +148,7 @@ def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Pat
 def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> None:
     value = np.asfortranarray(np.random.default_rng(0).standard_normal((3000, 2000)))
     np.save(tmp_path / "w.npy", value)
-    remote.upload(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
+    upload.upload(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
     s3.reset()
     resources = ckptconv.Resources(max_memory=24 * 2**20, jobs=2)
     ckptconv.convert("s3://zoo/w.npy", tmp_path / "w.safetensors", resources=resources)
@@ -159,7 +163,7 @@ def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> 
     raw[100] ^= 1
     data.write_bytes(raw)
     for path in tmp_path.glob("m.ckpt*"):
-        remote.upload(str(path), f"s3://zoo/damaged/{path.name}")
+        upload.upload(str(path), f"s3://zoo/damaged/{path.name}")
     with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
         ckptconv.convert("s3://zoo/damaged/m.ckpt", tmp_path / "out.npz")
 
@@ -168,12 +172,12 @@ def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
     for n, name in enumerate(("a/m.npz", "a/m.ckpt", "b/w.safetensors")):
         ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", format="tf" if "ckpt" in name else None)
     with pytest.raises(UsageError, match="--ledger"):
-        zoo.convert(["s3://zoo/in"], "s3://zoo/out")
+        run.convert(["s3://zoo/in"], "s3://zoo/out")
     ledger = str(tmp_path / "ledger.jsonl")
-    done = zoo.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
+    done = run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
     assert (done.done, done.failed) == (3, ())
     assert len(ckptconv.open("s3://zoo/out/a/m.ckpt.safetensors")) == 2
-    assert zoo.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
+    assert run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
     assert "hush" not in Path(ledger).read_text()
 
 
@@ -189,7 +193,7 @@ def bucket() -> Iterator[str]:
 
 
 def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sent = remote.upload, list[str]()
+    real, sent = upload.upload, list[str]()
 
     def failing(path: str, url: str) -> None:
         if len(sent) == 2:
@@ -197,7 +201,7 @@ def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.Mo
         sent.append(url)
         real(path, url)
 
-    monkeypatch.setattr(remote, "upload", failing)
+    monkeypatch.setattr(upload, "upload", failing)
     with pytest.raises(StorageError, match="the line is cut"):
         ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
     assert len(sent) == 2
@@ -205,8 +209,8 @@ def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.Mo
 
 
 def test_the_index_is_sent_last(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sent = remote.upload, list[str]()
-    monkeypatch.setattr(remote, "upload", lambda path, url: (sent.append(url), real(path, url)))
+    real, sent = upload.upload, list[str]()
+    monkeypatch.setattr(upload, "upload", lambda path, url: (sent.append(url), real(path, url)))
     ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
     assert sent[-1].endswith(".index.json")
     assert len(sent) == 7
@@ -218,8 +222,8 @@ def test_an_existing_object_is_kept_without_force(bucket: str) -> None:
         ckptconv.save(arrays(4), f"{bucket}/m.safetensors")
     assert len(ckptconv.open(f"{bucket}/m.safetensors")) == 3
     ckptconv.save(arrays(4), f"{bucket}/m.safetensors", force=True, max_shard_size=1000)
-    assert store.names(bucket)[0] == "m-00001-of-00004.safetensors"
-    assert "m.safetensors" not in store.names(bucket)  # the older one is gone
+    assert files.names(bucket)[0] == "m-00001-of-00004.safetensors"
+    assert "m.safetensors" not in files.names(bucket)  # the older one is gone
 
 
 def test_no_temporary_file_stays(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +358,7 @@ def test_the_web_says_no(web: Web, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="takes no files"):
         ckptconv.save(arrays(), f"{base}/m.npz")
     with pytest.raises(StorageError, match="does not list"):
-        list(store.walk(base))
+        list(files.walk(base))
 
 
 def test_secrets_in_a_url_are_not_shown(web: Web) -> None:

@@ -20,9 +20,10 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv import passes
-from ckptconv.report import render, report, survey
-from ckptconv.tensor import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.reporting import survey
+from ckptconv.reporting.html import render, report
+from ckptconv.rules import passes
 
 pytest.importorskip("jinja2")
 

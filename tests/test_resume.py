@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api, run
+from ckptconv import api
+from ckptconv.engine import run
+from ckptconv.engine.job import Receipt
+from ckptconv.engine.plan import Job
 from ckptconv.errors import CkptError, StorageError, UsageError
-from ckptconv.plan import Job
-from ckptconv.receipt import Receipt
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
 SMALL = api.Resources(max_memory=32 * 2**20, jobs=2)
@@ -67,7 +68,7 @@ def convert(source: Path, to: Path, use: run.Map | None = None, **target: object
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every receipt is durable at once, so that tests can count."""
-    monkeypatch.setattr("ckptconv.journal.COMMIT", 0.0)
+    monkeypatch.setattr("ckptconv.engine.journal.COMMIT", 0.0)
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "out.pt"])
@@ -216,7 +217,9 @@ def test_two_runs_cannot_write_one_destination(source: Path, tmp_path: Path) -> 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    code = "import sys, ckptconv.journal as j; j.COMMIT = 0.01; from ckptconv.cli import main; main(sys.argv[1:])"
+    code = (
+        "import sys, ckptconv.engine.journal as j; j.COMMIT = 0.01; from ckptconv.cli import main; main(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", code, str(source), "--resume", "-q", "--dtype", "float32", "-j", "2"]
     command += ["--max-memory", "32MB", "--to", "tf", "-o"]
     began = time.monotonic()

@@ -13,10 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv import rules
+from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ckptconv.names import Matcher, domain, fold, template
-from ckptconv.tensor import DTYPES, Checkpoint, Held, held, plain
+from ckptconv.messages import fold
+from ckptconv.moves.part import Held
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
+from ckptconv.rules.templates import Matcher, domain, template
 
 PAGE = Path(__file__).parents[1] / "converters" / "README.md"
 
@@ -32,8 +37,8 @@ def checkpoint(shapes: dict[str, list[int]], **roles: str) -> Checkpoint:
     return Checkpoint(out)
 
 
-def parse(text: str) -> rules.Converter:
-    return rules.parse(text, "test")
+def parse(text: str) -> library.Converter:
+    return library.parse(text, "test")
 
 
 def rule(**keys: Any) -> str:
@@ -76,12 +81,12 @@ def test_the_page(example: tuple[str, str]) -> None:
     source, want, params = sides(table)
     converter = parse(text)
     before = checkpoint(source)
-    after = converter.apply(before, params)
+    after = apply(converter, before, params)
     assert {n: list(t.shape) for n, t in after.items()} == want
     if "not reversible" in table:
         return
-    assert converter.lint() == []
-    back = converter.inverse.apply(after, params)
+    assert lint(converter) == []
+    back = apply(converter.inverse, after, params)
     moved = {n for m in after.details["moved"].values() for n in m["from"]}
     assert set(back) == moved
     for name in moved:
@@ -98,11 +103,11 @@ def test_values_are_those_of_numpy() -> None:
     )
     text = rule(from_=["g/k", "c/k"], to="w", layout="i (h.r + h.z), i h.n -> (h.r + h.z + h.n) i")
     text += rule(from_="e_{e*}", to="e", layout="i o -> e o i")
-    after = parse(text).apply(before)
+    after = apply(parse(text), before)
     old = {n: t.numpy() for n, t in before.items()}
     assert np.array_equal(after["w"].numpy(), np.concatenate([old["g/k"], old["c/k"]], 1).T)
     assert np.array_equal(after["e"].numpy(), np.stack([old[f"e_{i}"].T for i in range(11)]))
-    back = parse(text).inverse.apply(after)
+    back = apply(parse(text).inverse, after)
     assert all(np.array_equal(back[n].numpy(), old[n]) for n in old)
 
 
@@ -111,19 +116,19 @@ def test_experts_by_name_are_stacked_in_the_order_of_the_list() -> None:
         from_="{x...}/{e*}/kernel", to="{x...}.in_proj", where={"e": ["query", "key", "value"]}, layout="i o -> (e o) i"
     )
     before = checkpoint({f"a/{p}/kernel": [2, 3] for p in ("value", "key", "query")})
-    after = parse(text).apply(before)
+    after = apply(parse(text), before)
     want = np.concatenate([before[f"a/{p}/kernel"].numpy().T for p in ("query", "key", "value")])
     assert np.array_equal(after["a.in_proj"].numpy(), want)
-    back = parse(text).inverse.apply(after)
+    back = apply(parse(text).inverse, after)
     assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
 
 
 def test_operations() -> None:
     text = rule(from_="a", to="a", op=["add:1", "mul:0.5"])
     before = checkpoint({"a": [3]})
-    after = parse(text).apply(before)
+    after = apply(parse(text), before)
     assert after["a"].numpy().tolist() == [0.5, 1.0, 1.5]
-    assert parse(text).inverse.apply(after)["a"].numpy().tolist() == [0.0, 1.0, 2.0]
+    assert apply(parse(text).inverse, after)["a"].numpy().tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(UsageError, match=r"mul:3.*undone exactly"):
         _ = parse(rule(from_="a", to="a", op="mul:3")).inverse
 
@@ -131,11 +136,11 @@ def test_operations() -> None:
 def test_int_shifts_and_dictionaries_lead_back() -> None:
     text = rule(from_="block_{i}/{n}/kernel", to="b.{i}.{n}.w", where={"i": "int-1", "n": {"fc1": "up", "fc2": "down"}})
     converter = parse(text)
-    after = converter.apply(checkpoint({"block_1/fc1/kernel": [1], "block_12/fc2/kernel": [2]}))
+    after = apply(converter, checkpoint({"block_1/fc1/kernel": [1], "block_12/fc2/kernel": [2]}))
     assert list(after) == ["b.0.up.w", "b.11.down.w"]
-    assert list(converter.inverse.apply(after)) == ["block_1/fc1/kernel", "block_12/fc2/kernel"]
+    assert list(apply(converter.inverse, after)) == ["block_1/fc1/kernel", "block_12/fc2/kernel"]
     with pytest.raises(UnmatchedTensors, match="below zero"):
-        converter.apply(checkpoint({"block_0/fc1/kernel": [1]}))
+        apply(converter, checkpoint({"block_0/fc1/kernel": [1]}))
 
 
 def test_conditions_lead_back() -> None:
@@ -146,9 +151,9 @@ def test_conditions_lead_back() -> None:
     )
     converter = parse(text)
     before = checkpoint({"bn/gamma": [4], "bn/moving_mean": [4], "ln/gamma": [4]})
-    after = converter.apply(before)
+    after = apply(converter, before)
     assert {n: t.shape for n, t in after.items()} == {"bn.weight": (4, 1), "bn.running_mean": (4,), "ln.weight": (4,)}
-    back = converter.inverse.apply(after)
+    back = apply(converter.inverse, after)
     assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
 
 
@@ -162,11 +167,11 @@ def test_params_and_sizes_lead_back() -> None:
         sizes={"w": "w", "c": {"of": "conv/kernel", "axis": 3}},
     )
     before = checkpoint({"conv/kernel": [5, 3, 1, 2], "fc/kernel": [12, 7]})
-    after = parse(text).apply(before)
+    after = apply(parse(text), before)
     assert np.array_equal(
         after["fc.weight"].numpy(), before["fc/kernel"].numpy().reshape(2, 3, 2, 7).transpose(3, 2, 0, 1).reshape(7, 12)
     )
-    back = parse(text).inverse.apply(after)
+    back = apply(parse(text).inverse, after)
     assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
 
 
@@ -179,11 +184,14 @@ def test_ties_of_the_source_survive_and_copies_are_taken_once() -> None:
         {"a": a, "b": a.renamed("b"), "x/c": a.renamed("x/c"), "y/c": a.renamed("y/c")},
         ties=(("a", "b", "x/c", "y/c"),),
     )
-    after = parse(
-        rule(names={"a": "p", "b": "q", "{n}/c": "c"})
-        if False
-        else '[[rule]]\n[rule.names]\n"a" = "p"\n"b" = "q"\n"x/c" = "c"\n"y/c" = "c"\n'
-    ).apply(before)
+    after = apply(
+        parse(
+            rule(names={"a": "p", "b": "q", "{n}/c": "c"})
+            if False
+            else '[[rule]]\n[rule.names]\n"a" = "p"\n"b" = "q"\n"x/c" = "c"\n"y/c" = "c"\n'
+        ),
+        before,
+    )
     assert after.ties == (("p", "q", "c"),)
     assert list(after) == ["p", "q", "c"]
     assert [n.kind for n in after.notes] == ["tied"]
@@ -197,15 +205,15 @@ def test_slots_are_no_weights() -> None:
     converter = parse(
         rule(from_="{x...}/kernel", to="{x...}.weight", layout="i o -> o i") + rule(from_="{x...}", to="{x...}")
     )
-    left = converter.apply(before)
+    left = apply(converter, before)
     assert list(left) == ["a.weight"]
     assert {n.kind for n in left.notes} >= {"skipped"}
-    kept = converter.apply(before, slots=True)
+    kept = apply(converter, before, slots=True)
     assert {n: t.shape for n, t in kept.items()} == {"a.weight": (3, 2), "a.weight.Adam": (3, 2)}
 
 
 def test_every_target_says_where_it_came_from() -> None:
-    after = parse(rule(from_="{x}/k", to="{x}.w")).apply(checkpoint({"a/k": [1]}))
+    after = apply(parse(rule(from_="{x}/k", to="{x}.w")), checkpoint({"a/k": [1]}))
     assert after.details["moved"] == {"a.w": {"rule": "{x}/k -> {x}.w", "from": ["a/k"]}}
 
 
@@ -215,7 +223,7 @@ def test_every_target_says_where_it_came_from() -> None:
 def test_unmatched_tensors_are_folded_and_all_listed() -> None:
     shapes = {f"layer_{i}/attn/kernel": [2, 2] for i in range(12)} | {"odd": [3], "layer_0/ffn/kernel": [4]}
     with pytest.raises(UnmatchedTensors) as e:
-        parse(rule(from_="layer_{i}/ffn/kernel", to="{i}", layout="i o -> o i")).apply(checkpoint(shapes))
+        apply(parse(rule(from_="layer_{i}/ffn/kernel", to="{i}", layout="i o -> o i")), checkpoint(shapes))
     text = str(e.value)
     assert "14 of 14" in text
     assert "layer_{0..11}/attn/kernel (12) [2, 2]" in text
@@ -226,22 +234,22 @@ def test_unmatched_tensors_are_folded_and_all_listed() -> None:
 
 def test_what_lacks_a_partner_is_named() -> None:
     with pytest.raises(UnmatchedTensors, match="lacks a/v"):
-        parse(rule(from_=["{x}/q", "{x}/v"], to="{x}.qv", layout="i, j -> (i + j)")).apply(checkpoint({"a/q": [2]}))
+        apply(parse(rule(from_=["{x}/q", "{x}/v"], to="{x}.qv", layout="i, j -> (i + j)")), checkpoint({"a/q": [2]}))
     with pytest.raises(UnmatchedTensors, match="lacks e_1"):
-        parse(rule(from_="e_{e*}", to="e")).apply(checkpoint({"e_0": [2], "e_2": [2]}))
+        apply(parse(rule(from_="e_{e*}", to="e")), checkpoint({"e_0": [2], "e_2": [2]}))
     text = rule(from_=["{x}/q", "{x}/v"], to="{x}.qv", layout="i, j -> (i + j)") + rule(from_="{x}/q", to="{x}.q")
-    assert list(parse(text).apply(checkpoint({"a/q": [2], "b/q": [2], "b/v": [1]}))) == ["a.q", "b.qv"]
+    assert list(apply(parse(text), checkpoint({"a/q": [2], "b/q": [2], "b/v": [1]}))) == ["a.q", "b.qv"]
 
 
 def test_two_names_for_one_place_are_not_lost() -> None:
     text = 'rewrite = [["^{m}/", ""]]\n' + rule(from_="e_{e*}", to="e")
     with pytest.raises(UnmatchedTensors, match=r"b/e_0.*has a/e_0 in its place"):
-        parse(text).apply(checkpoint({"a/e_0": [2], "b/e_0": [2], "a/e_1": [2]}))
+        apply(parse(text), checkpoint({"a/e_0": [2], "b/e_0": [2], "a/e_1": [2]}))
 
 
 def test_collisions_name_both_sources_and_rules() -> None:
     with pytest.raises(NameCollision) as e:
-        parse(rule(from_="{x...}", to="{x...}")).apply(checkpoint({"a/b": [1], "a.b": [1], "c/d": [1], "c.d": [2]}))
+        apply(parse(rule(from_="{x...}", to="{x...}")), checkpoint({"a/b": [1], "a.b": [1], "c/d": [1], "c.d": [2]}))
     text = str(e.value)
     assert "2 names" in text
     assert "a.b: from a/b (by {x...} -> {x...}) and a.b (by {x...} -> {x...})" in text
@@ -250,7 +258,7 @@ def test_collisions_name_both_sources_and_rules() -> None:
 
 def test_layouts_that_do_not_fit_are_all_listed() -> None:
     with pytest.raises(LayoutError) as e:
-        parse(rule(from_="{x}", to="{x}", layout="(3 n) -> n 3")).apply(checkpoint({"a": [3], "b": [4], "c": [5]}))
+        apply(parse(rule(from_="{x}", to="{x}", layout="(3 n) -> n 3")), checkpoint({"a": [3], "b": [4], "c": [5]}))
     assert "2 layouts" in str(e.value)
     assert "b [4]" in str(e.value)
     assert "c [5]" in str(e.value)
@@ -261,12 +269,12 @@ def test_parameters_are_asked_for() -> None:
         from_="a", to="a", layout="(h d) -> d h", sizes={"h": "heads"}
     )
     with pytest.raises(UsageError, match=r"--param heads=NUMBER\n  heads: how many"):
-        parse(text).apply(checkpoint({"a": [6]}))
+        apply(parse(text), checkpoint({"a": [6]}))
     with pytest.raises(UsageError, match="no parameter 'head'; it takes heads"):
-        parse(text).apply(checkpoint({"a": [6]}), {"head": 2})
+        apply(parse(text), checkpoint({"a": [6]}), {"head": 2})
     with pytest.raises(UsageError, match="whole number"):
-        parse(text).apply(checkpoint({"a": [6]}), {"heads": "two"})
-    assert parse(text).apply(checkpoint({"a": [6]}), {"heads": "2"})["a"].shape == (3, 2)
+        apply(parse(text), checkpoint({"a": [6]}), {"heads": "two"})
+    assert apply(parse(text), checkpoint({"a": [6]}), {"heads": "2"})["a"].shape == (3, 2)
 
 
 LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(40)) + " }\n"
@@ -327,7 +335,7 @@ def test_what_a_file_may_not_say(text: str, says: str) -> None:
     ],
 )
 def test_lint_finds(text: str, says: str) -> None:
-    found = parse(text).lint()
+    found = lint(parse(text))
     assert any(says in f for f in found), found
 
 
@@ -348,8 +356,8 @@ def test_any_file_is_a_converter_or_a_usage_error(data: st.DataObject) -> None:
         text += "[[rule]]\n" + "".join(f"{k} = {data.draw(value)}\n" for k in keys)
     try:
         converter = parse(text)
-        converter.lint()
-        converter.apply(checkpoint({"a": [2, 3], "b/k": [3]}))
+        lint(converter)
+        apply(converter, checkpoint({"a": [2, 3], "b/k": [3]}))
     except (UsageError, LayoutError, UnmatchedTensors, NameCollision):
         pass
 
@@ -358,7 +366,7 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
     text = rule(from_="{x...}/kernel", to="{x...}.weight", layout="i o -> o i")
     text += rule(from_="{x...}/kernel", to="{x...}.weight", layout="h w i o -> o i h w")
     text += rule(from_="{x...}/{p}", to="{x...}.{p}", where={"p": {"gamma": "weight", "beta": "bias"}}, rank=1)
-    assert parse(text).lint() == []
+    assert lint(parse(text)) == []
 
 
 # --- finding ----------------------------------------------------------------------------------------------------
@@ -373,28 +381,28 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
     ],
 )
 def test_a_converter_doubts_names_of_another_family(converter: str, names: list[str], doubts: bool) -> None:
-    found = rules.change(checkpoint({n: [2, 3] for n in names}), converter)
+    found = library.change(checkpoint({n: [2, 3] for n in names}), converter)
     assert any("is it the right converter?" in n.text for n in found.notes) is doubts
 
 
 def test_load_names_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no converter is called"):
-        rules.load("hf-tff")
+        library.load("hf-tff")
     (tmp_path / "mine.toml").write_text('include = ["_parts"]\n' + rule(from_="a", to="b"))
     (tmp_path / "_parts.toml").write_text(rule(from_="c", to="d"))
-    assert [r.label for r in rules.load(tmp_path / "mine.toml").rules] == ["a -> b", "c -> d"]
+    assert [r.label for r in library.load(tmp_path / "mine.toml").rules] == ["a -> b", "c -> d"]
     (tmp_path / "_parts.toml").write_text('include = ["_parts"]')
     with pytest.raises(UsageError, match="include each other"):
-        rules.load(str(tmp_path / "mine.toml"))
+        library.load(str(tmp_path / "mine.toml"))
     with pytest.raises(UsageError, match="no such file"):
-        rules.load(str(tmp_path / "none.toml"))
+        library.load(str(tmp_path / "none.toml"))
 
 
 def test_renames_leave_other_names_alone() -> None:
     before = checkpoint({"model/a": [1], "b/c": [2], "model/a/Adam": [1]}, **{"model/a/Adam": "slot"})
-    assert list(rules.change(before, None, ["model/{x...}={x...}"])) == ["a", "b/c", "a/Adam"]
+    assert list(library.change(before, None, ["model/{x...}={x...}"])) == ["a", "b/c", "a/Adam"]
     with pytest.raises(UsageError, match="FROM=TO"):
-        rules.renaming(["a"])
+        library.renaming(["a"])
 
 
 def test_auto_names_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,11 +410,11 @@ def test_auto_names_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     texts["d"] = "[detect]\nall = ['{x}/seen']\n" + texts["b"]
     for name, text in texts.items():
         (tmp_path / f"{name}.toml").write_text(text)
-    monkeypatch.setattr(rules, "_installed", lambda: {n: tmp_path / f"{n}.toml" for n in texts})
+    monkeypatch.setattr(library, "_installed", lambda: {n: tmp_path / f"{n}.toml" for n in texts})
     with pytest.raises(UsageError, match=r"choose one with -c:\n  a: \n  b: "):
-        rules.auto(checkpoint({"x/k": [1]}))
-    assert rules.auto(checkpoint({"x/y/k": [1]})).name == "b"
-    assert rules.auto(checkpoint({"x/seen": [1]})).name == "d"
+        library.auto(checkpoint({"x/k": [1]}))
+    assert library.auto(checkpoint({"x/y/k": [1]})).name == "b"
+    assert library.auto(checkpoint({"x/seen": [1]})).name == "d"
 
 
 # --- the way back by memory -------------------------------------------------------------------------------------
@@ -434,10 +442,10 @@ def test_memory_restores_scopes_stacks_and_copies() -> None:
     twin = before["m/s/0/q"]
     before = Checkpoint({**before.tensors, "m/a/emb": twin.renamed("m/a/emb"), "m/b/emb": twin.renamed("m/b/emb")})
     converter = parse(ONE_WAY)
-    assert converter.lint() == []
-    after = converter.apply(before)
+    assert lint(converter) == []
+    after = apply(converter, before)
     assert list(after) == ["l.weight", "l2.weight", "s.q", "emb"]
-    back = converter.inverse.apply(after)
+    back = apply(converter.inverse, after)
     assert set(back) == set(before)
     assert all(np.array_equal(back[n].numpy(), before[n].numpy()) for n in before)
     assert not back.metadata
@@ -462,7 +470,7 @@ def test_memory_from_a_stranger(said: str) -> None:
     after = checkpoint({"l.weight": [3, 2]})
     after.metadata["ckptconv.moved"] = said.replace("LABELS", labels)
     with pytest.raises((UsageError, UnmatchedTensors, LayoutError)):
-        converter.inverse.apply(after)
+        apply(converter.inverse, after)
 
 
 # --- names ------------------------------------------------------------------------------------------------------

@@ -15,12 +15,18 @@ from hypothesis import strategies as st
 from kit import same
 
 import ckptconv
-from ckptconv import api, checksum
+from ckptconv import api
+from ckptconv.checkpoint import Checkpoint, Tensor, held, plain, tiled, view
+from ckptconv.dtypes import DTYPES
+from ckptconv.engine.plan import Plan, compile_plan
+from ckptconv.engine.run import execute
 from ckptconv.formats import safetensors
-from ckptconv.plan import CHUNK, Memory, Plan, compile_plan
-from ckptconv.run import content_hash, execute, hash_tensor, read_array
-from ckptconv.sources import Sources
-from ckptconv.tensor import DTYPES, Checkpoint, Span, Tensor, c_strides, held, plain, tiled, view
+from ckptconv.moves.budget import Memory
+from ckptconv.moves.log import CHUNK
+from ckptconv.moves.part import Span, c_strides
+from ckptconv.moves.read import content_hash, hash_tensor, read_array
+from ckptconv.moves.sources import Sources
+from ckptconv.storage import checksum
 
 TINY = Memory(limit=1 << 20, workers=2, window=64, whole=96)
 
@@ -231,7 +237,7 @@ def test_the_content_hash_is_what_its_description_says(tmp_path: Path) -> None:
 
 
 def test_full_verification_notices_what_was_written_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptconv.output import Output
+    from ckptconv.output.staging import Output
 
     ckptconv.save({"w": np.arange(1000, dtype="f4")}, tmp_path / "a.npz")
     write = Output.write

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.tensor import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint, held
 
 ARRAYS = {f"layer.{i}.weight": np.full((5, 20), i, "f4") for i in range(6)} | {"bias": np.arange(3, dtype="i8")}
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]

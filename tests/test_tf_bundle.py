@@ -11,12 +11,13 @@ from crc32c import crc32c
 from kit import same
 
 import ckptconv
-from ckptconv.checksum import mask
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import CkptError, StorageError, Unrepresentable
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import table
-from ckptconv.store import Reader
-from ckptconv.tensor import DTYPES, Checkpoint, dtype, held
+from ckptconv.storage.checksum import mask
+from ckptconv.storage.files import Reader
 
 tf = pytest.importorskip("tensorflow")
 

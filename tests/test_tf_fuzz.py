@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.errors import CkptError
 from ckptconv.formats.tensorflow import table
-from ckptconv.store import Reader
+from ckptconv.storage.files import Reader
 
 TF = FIXTURES / "tf"
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,9 +10,9 @@ import pytest
 from kit import same
 
 import ckptconv
+from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.tensor import DTYPES, dtype
 
 tf = pytest.importorskip("tensorflow")
 

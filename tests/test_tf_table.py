@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv.checksum import mask
+from ckptconv.checkpoint import Checkpoint
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import slices, strings, table
-from ckptconv.store import Reader
-from ckptconv.tensor import Checkpoint
+from ckptconv.storage.checksum import mask
+from ckptconv.storage.files import Reader
 
 # tensor `a` = float32 [1, 2], written by TensorFlow
 DATA = bytes.fromhex("0000803f00000040")

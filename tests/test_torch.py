@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.cli import main
+from ckptconv.cli.main import main
 from ckptconv.errors import ConversionError, UsageError
 
 torch = pytest.importorskip("torch")
@@ -101,7 +101,7 @@ def test_a_missing_parameter_is_an_error_and_a_missing_buffer_is_not() -> None:
 
 
 def checkpoint(arrays: dict[str, np.ndarray]) -> ckptconv.Checkpoint:
-    from ckptconv.tensor import held
+    from ckptconv.checkpoint import held
 
     return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
 

@@ -17,9 +17,9 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv import zoo
+from ckptconv.bulk import run
+from ckptconv.bulk.discover import discover
 from ckptconv.errors import CkptError, StorageError, UsageError
-from ckptconv.zoo.discover import discover
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
 
@@ -42,7 +42,7 @@ def save(path: Path, seed: int = 0, **options: object) -> Path:
 
 def converted(out: Path) -> dict[str, bytes]:
     return {
-        str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file() and p.name != zoo.NAME
+        str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file() and p.name != run.NAME
     }
 
 
@@ -128,8 +128,8 @@ def test_a_prefix_is_one_source(tmp_path: Path) -> None:
 
 
 def planned(*sources: Path, **target: object) -> list[str]:
-    settings = zoo.Settings(target=ckptconv.Target(**target))
-    return [i.at for i in zoo.plan([str(s) for s in sources], "nowhere", settings)]
+    settings = run.Settings(target=ckptconv.Target(**target))
+    return [i.at for i in run.plan([str(s) for s in sources], "nowhere", settings)]
 
 
 def test_outputs_mirror_the_tree(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_manifests_say_the_same_as_csv_and_json(tmp_path: Path, cli: Run) -> Non
 def test_manifests_are_checked(row: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text(row + "\n")
     with pytest.raises(UsageError, match=says):
-        zoo.plan([str(tmp_path / "list.jsonl")], str(tmp_path / "out"))
+        run.plan([str(tmp_path / "list.jsonl")], str(tmp_path / "out"))
 
 
 # --- converting -------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_one_failure_does_not_stop_the_rest(tmp_path: Path, cli: Run) -> None:
     said = json.loads(done.stdout)
     assert (said["done"], said["failed"]) == (6, 4)
     assert sorted(len(c["sources"]) for c in said["causes"]) == [1, 3]
-    entries = zoo.remembered(str(tmp_path / "out"))
+    entries = run.remembered(str(tmp_path / "out"))
     assert sum(e.state == "failed" for e in entries.values()) == 4
     for n in range(6):
         got = ckptconv.open(tmp_path / "out" / f"run{n % 2}" / f"m{n}.safetensors")
@@ -217,7 +217,7 @@ def test_one_failure_does_not_stop_the_rest(tmp_path: Path, cli: Run) -> None:
 
 def test_a_dead_worker_loses_only_its_task() -> None:
     code = (
-        "from ckptconv.zoo import pool\n"
+        "from ckptconv.bulk import pool\n"
         "kill = '__import__(\\'os\\').kill(__import__(\\'os\\').getpid(), 9)'\n"
         "tasks = ['1 + 1', kill, *(f'{n} * 2' for n in range(10))]\n"
         "results = dict(r for r in pool.run(eval, tasks, 2) if r)\n"
@@ -231,35 +231,35 @@ def test_resume_does_only_what_is_not_done(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     make(source)
 
-    def run(**options: object) -> list[str]:
+    def again(**options: object) -> list[str]:
         said: list[str] = []
-        settings = zoo.Settings(change=ckptconv.Change(**options))
-        zoo.convert([str(source)], str(out), settings, resume=True, said=lambda e: said.append(e.at))
+        settings = run.Settings(change=ckptconv.Change(**options))
+        run.convert([str(source)], str(out), settings, resume=True, said=lambda e: said.append(e.at))
         return sorted(said)
 
-    assert len(run()) == 6
-    assert run() == []
+    assert len(again()) == 6
+    assert again() == []
     save(source / "new.npz")
-    assert run() == ["new.safetensors"]
+    assert again() == ["new.safetensors"]
     changed = source / "run0" / "m0.npz"
     changed.unlink()
     save(changed, 77)
-    assert run() == ["run0/m0.safetensors"]
+    assert again() == ["run0/m0.safetensors"]
     assert np.array_equal(ckptconv.open(out / "run0" / "m0.safetensors")["a/bias"].numpy(), arrays(77)["a/bias"])
     (out / "run1" / "m1.safetensors").unlink()
-    assert run() == ["run1/m1.safetensors"]
-    assert len(run(dtype="float16")) == 7
-    assert run(dtype="float16") == []
+    assert again() == ["run1/m1.safetensors"]
+    assert len(again(dtype="float16")) == 7
+    assert again(dtype="float16") == []
 
 
 def test_known_by_content_if_asked(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     make(source, 2)
-    zoo.convert([str(source)], str(out), hashed=True)
+    run.convert([str(source)], str(out), hashed=True)
     for path in source.rglob("*.*"):
         os.utime(path, (1, 1))
     states = {
-        hashed: {i.state for i in zoo.plan([str(source)], str(out), known=zoo.remembered(str(out)), hashed=hashed)}
+        hashed: {i.state for i in run.plan([str(source)], str(out), known=run.remembered(str(out)), hashed=hashed)}
         for hashed in (False, True)
     }
     assert states == {False: {"changed"}, True: {"done"}}
@@ -291,25 +291,25 @@ def test_dry_run_says_and_does_nothing(tmp_path: Path, cli: Run) -> None:
 def test_two_runs_cannot_share_a_ledger(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     make(tmp_path / "in", 1)
-    from ckptconv.zoo.ledger import Ledger
+    from ckptconv.bulk.ledger import Ledger
 
-    with Ledger(str(tmp_path / "out" / zoo.NAME), resume=False), pytest.raises(StorageError, match="another run"):
-        zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
+    with Ledger(str(tmp_path / "out" / run.NAME), resume=False), pytest.raises(StorageError, match="another run"):
+        run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
 
 
 def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
     make(tmp_path / "in", 2)
-    zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"))
-    path = tmp_path / "out" / zoo.NAME
+    run.convert([str(tmp_path / "in")], str(tmp_path / "out"))
+    path = tmp_path / "out" / run.NAME
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     said: list[str] = []
-    zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, said=lambda e: said.append(e.at))
+    run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, said=lambda e: said.append(e.at))
     assert len(said) == 1
-    assert all(e.state == "done" for e in zoo.remembered(str(tmp_path / "out")).values())
+    assert all(e.state == "done" for e in run.remembered(str(tmp_path / "out")).values())
     path.write_bytes(b"{nonsense}\n" + whole)
     with pytest.raises(CkptError, match="line 1 of the ledger"):
-        zoo.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
+        run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
@@ -328,10 +328,10 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> Non
             time.sleep(chance.uniform(0.2, 1) * whole)
             child.send_signal(signal.SIGKILL)
             child.wait()
-            done = [e for e in zoo.remembered(str(tmp_path / "out")).values() if e.state == "done"]
+            done = [e for e in run.remembered(str(tmp_path / "out")).values() if e.state == "done"]
             for entry in done:  # what the ledger says is done is there, and right
                 assert (tmp_path / "out" / entry.at).read_bytes() == want[entry.at]
         time.sleep(0.1)  # the workers end by themselves
         subprocess.run([*command, str(tmp_path / "out")], check=True)
         assert converted(tmp_path / "out") == want
-        assert {e.state for e in zoo.remembered(str(tmp_path / "out")).values()} == {"done"}
+        assert {e.state for e in run.remembered(str(tmp_path / "out")).values()} == {"done"}

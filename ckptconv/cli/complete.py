@@ -22,21 +22,21 @@ def _starting(words: Iterable[str], typed: str) -> list[str]:
 
 def readable(incomplete: str) -> list[str]:
     """Formats for --from."""
-    from ..formats import table
+    from ..formats.table import table
 
     return _starting((f.name for f in table().values() if f.reads), incomplete)
 
 
 def writable(incomplete: str) -> list[str]:
     """Formats for --to."""
-    from ..formats import table
+    from ..formats.table import table
 
     return _starting((f.name for f in table().values() if f.writes), incomplete)
 
 
 def converters(incomplete: str) -> list[str]:
     """Converters for -c, and rule files."""
-    from ..rules import names
+    from ..rules.library import names
 
     folder = os.path.dirname(incomplete)
     try:
@@ -48,14 +48,14 @@ def converters(incomplete: str) -> list[str]:
 
 def dtypes(incomplete: str) -> list[str]:
     """Floating-point dtypes for --dtype."""
-    from ..tensor import DTYPES
+    from ..dtypes import DTYPES
 
     return _starting((d.name for d in DTYPES.values() if d.kind == "f"), incomplete)
 
 
 def columns(incomplete: str) -> list[str]:
     """Columns for --sort."""
-    from ..outline import KEYS
+    from ..reporting.outline import KEYS
 
     return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
 
@@ -82,7 +82,7 @@ def _typed() -> list[str]:
 
 
 def _names(source: str) -> Iterator[str]:
-    from ..formats import open_checkpoint
+    from ..formats.detect import open_checkpoint
 
     yield from open_checkpoint(source)
 

@@ -29,7 +29,7 @@ from .options import (
     SkipUnrepresentable,
     Verify,
     WeightsOnly,
-)  # fmt: skip
+)
 
 EXAMPLES = """Examples:
 
@@ -46,8 +46,8 @@ EXAMPLES = """Examples:
 
 if TYPE_CHECKING:
     from ..api import Report, Select
-    from ..plan import Plan
-    from ..tensor import Checkpoint
+    from ..checkpoint import Checkpoint
+    from ..engine.plan import Plan
 
 
 def convert(
@@ -160,9 +160,10 @@ def _loaded(into: str, found: Checkpoint, quiet: bool, dry_run: bool) -> Checkpo
 
 def _suggest(sources: list[str], select: Select) -> None:
     """Say so when a converter that was not asked for would take every tensor."""
-    from .. import api, rules
+    from .. import api
+    from ..rules import library
 
-    name = rules.suggestion(api.prepare(sources, select, api.Change()))
+    name = library.suggestion(api.prepare(sources, select, api.Change()))
     if name:
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"

@@ -21,9 +21,9 @@ app = typer.Typer(
 def converters(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand:
         return
-    from .. import rules
+    from ..rules import library
 
-    found = [rules.load(name) for name in rules.names()]
+    found = [library.load(name) for name in library.names()]
     if as_json:
         show.as_json([{"name": c.name, "title": c.title, "source": c.source, "target": c.target} for c in found])
         return
@@ -37,9 +37,9 @@ def show_one(
     as_json: Json = False,
 ) -> None:
     """Show the rules of a converter, as they are tried: what they take, what it becomes, how axes move."""
-    from .. import rules
+    from ..rules import library
 
-    found = rules.load(name)
+    found = library.load(name)
     found = found.inverse if inverse else found
     rows = [_row(rule) for rule in found.rules]
     if as_json:
@@ -63,9 +63,10 @@ def _row(rule: Any) -> dict[str, Any]:
 @app.command("lint")
 def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")]) -> None:
     """Prove a rule file without weights; exit 1 and say what is wrong if it does not hold."""
-    from .. import rules
+    from ..rules import library
+    from ..rules.lint import lint as proved
 
-    problems = rules.load(file).lint()
+    problems = proved(library.load(file))
     for problem in problems:
         print(problem)
     if problems:

@@ -23,11 +23,11 @@ from .options import (
     Quiet,
     Rename,
     WeightsOnly,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
-    from ..verify import Diff, Pair, Values
+    from ..checkpoint import Tensor
+    from ..verification.compare import Diff, Pair, Values
 
 EXAMPLES = """Examples:
 
@@ -98,7 +98,7 @@ def _json(p: Pair) -> dict[str, Any]:
 
 def _table(found: Diff) -> None:
     """A line for each pattern of names that changed in the same way."""
-    from ..names import fold
+    from ..messages import fold
 
     alike: dict[tuple[str, str, str], dict[str, Pair]] = {}
     for p in found.pairs:

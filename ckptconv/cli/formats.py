@@ -8,7 +8,7 @@ from .options import Json
 
 def formats(as_json: Json = False) -> None:
     """List the formats that can be read and written, with the suffixes that select them as a target."""
-    from .. import formats as known
+    from ..formats import table as known
 
     rows = known.table().values()
     if as_json:

@@ -10,8 +10,8 @@ from . import complete, options, show
 from .options import Ema, Exclude, From, Include, Jobs, Json, Opaque, WeightsOnly
 
 if TYPE_CHECKING:
-    from ..outline import Graph, Node, Totals
-    from ..tensor import Checkpoint, Tensor
+    from ..checkpoint import Checkpoint, Tensor
+    from ..reporting.outline import Graph, Node, Totals
 
 EXAMPLES = """Examples:
 
@@ -48,10 +48,11 @@ def inspect(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read."""
-    from .. import api, formats, outline
+    from .. import api, checkpoint
+    from ..reporting import outline
 
     select = options.select(from_, include, exclude, opaque, weights_only, ema)
-    with formats.uncollected():
+    with checkpoint.uncollected():
         found = api.prepare([source], select, api.Change())
         tensors = outline.ordered(found.tensors.values(), sort) if sort else list(found.tensors.values())
         extra = _extra(tensors, stats, hashes, api.Resources(jobs=jobs).workers)
@@ -75,15 +76,15 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
     """Columns that need the values, by name of the tensor."""
     if not stats and not hashes:
         return {}
-    from .. import stats as look
-    from ..run import hash_tensor
+    from ..moves.read import each, hash_tensor
+    from ..reporting.stats import stats as measured
 
     out: dict[str, dict[str, Any]] = {t.name: {} for t in tensors}
     if stats:
-        for t, found in zip(tensors, look.each(tensors, look.stats, workers), strict=True):
+        for t, found in zip(tensors, each(tensors, measured, workers), strict=True):
             out[t.name] |= found._asdict()
     if hashes:
-        for t, digest in zip(tensors, look.each(tensors, hash_tensor, workers), strict=True):
+        for t, digest in zip(tensors, each(tensors, hash_tensor, workers), strict=True):
             out[t.name]["hash"] = digest
     return out
 
@@ -147,9 +148,9 @@ def _short(text: str) -> str:
 
 def _suggest(source: str, found: Checkpoint) -> None:
     """Say which converter knows these names."""
-    from .. import rules
+    from ..rules import library
 
-    if name := rules.suggestion(found):
+    if name := library.suggestion(found):
         show.talk(f"hint: these are {name}'s names; `ckptconv {source} -o DST -c {name}` converts them")
 
 

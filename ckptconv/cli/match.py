@@ -11,8 +11,8 @@ from . import options, show
 from .options import Ema, Exclude, Force, From, Include, Jobs, Json, Opaque, Quiet, WeightsOnly
 
 if TYPE_CHECKING:
-    from ..match import Proposal
-    from ..tensor import Checkpoint
+    from ..checkpoint import Checkpoint
+    from ..matching.pairs import Proposal
 
 EXAMPLES = """Examples:
 
@@ -49,7 +49,7 @@ def match(
     is marked `assumed`. Exits with 1, and writes nothing, if the two do not look like one model.
     """
     from .. import api
-    from ..match import match as matched
+    from ..matching.search import match as matched
 
     if output and os.path.exists(output) and not force:
         from ..errors import StorageError
@@ -58,7 +58,9 @@ def match(
     select = options.select(from_, include, exclude, opaque, weights_only, ema)
     a = api.prepare([source], select, api.Change())
     found = matched(a, _target(target), values=values, workers=api.Resources(jobs=jobs).workers)
-    text = found.toml(f"{_name(source)} to {_name(target)}", source=_name(source), target=_name(target))
+    from ..matching.toml import toml
+
+    text = toml(found, f"{_name(source)} to {_name(target)}", source=_name(source), target=_name(target))
     if output:
         from pathlib import Path
 
@@ -73,7 +75,7 @@ def match(
 
 def _target(target: str) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module."""
-    from ..formats import open_checkpoint
+    from ..formats.detect import open_checkpoint
 
     if not options.callable_name(target):
         return open_checkpoint(target)
@@ -90,7 +92,7 @@ def _summary(found: Proposal, output: str) -> None:
     """Say on stderr what is known, what is assumed and what is left."""
     from collections import Counter
 
-    from ..rulefile import MAX_FILE
+    from ..rules.toml import MAX_FILE
 
     kinds = Counter("assumed" if not p.sure else p.evidence for p in found.pairs for _ in p.targets)
     said = ", ".join(f"{n} {'assumed' if k == 'assumed' else f'by {k}'}" for k, n in kinds.items())

@@ -23,7 +23,7 @@ from .options import (
     Quiet,
     Rename,
     WeightsOnly,
-)  # fmt: skip
+)
 
 EXAMPLES = """Examples:
 
@@ -62,7 +62,7 @@ def report(
     For a conversion give the options it was made with: the page then shows the rule that moved each tensor.
     """
     from .. import api
-    from .. import report as page
+    from ..reporting import html as page
 
     with show.progress(quiet or as_json) as progress:
         size = page.report(

@@ -11,12 +11,12 @@ from functools import lru_cache
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from ..errors import printable
+from ..messages import printable
 
 if TYPE_CHECKING:
     from ..api import Report
-    from ..run import Progress
-    from ..tensor import Note
+    from ..checkpoint import Note
+    from ..engine.run import Progress
 
 
 @lru_cache(maxsize=4096)
@@ -53,8 +53,7 @@ def number(value: Any) -> str:
 
 def folded(names: Sequence[str], limit: int = 20) -> str:
     """Names folded by pattern, a line each."""
-    from ..errors import listing
-    from ..names import fold
+    from ..messages import fold, listing
 
     return listing([str(f) for f in fold(names)], limit)
 

@@ -24,10 +24,10 @@ from .options import (
     Rename,
     Scope,
     WeightsOnly,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
-    from ..hashes import Checked
+    from ..verification.hashes import Checked
 
 EXAMPLES = """Examples:
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import listing
+from ..messages import listing
 from . import options, show
 from .options import (
     Converter,
@@ -28,10 +28,10 @@ from .options import (
     SkipUnrepresentable,
     Verify,
     WeightsOnly,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
-    from ..zoo import Item, Summary
+    from ..bulk.run import Item, Summary
 
 
 EXAMPLES = """Examples:
@@ -85,7 +85,7 @@ def zoo(
     One failure does not stop the rest; the exit code is 1 if there was any.
     """
     from .. import api
-    from .. import zoo as many
+    from ..bulk import run as many
 
     settings = many.Settings(
         options.select(from_, include, exclude, opaque, weights_only, ema),

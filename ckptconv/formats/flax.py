@@ -18,11 +18,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint, listing
-from ..store import File, Reader, Seen, split
-from ..tensor import DTYPES, Checkpoint, Held, Note, Part, Span, Tensor, elements, plain
-from . import Patch, Placement, Slot, refuse_shards, refuse_unheld
-from .msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
+from ..checkpoint import Checkpoint, Note, Tensor, plain
+from ..dtypes import DTYPES
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
+from ..messages import listing
+from ..moves.part import Held, Part, Span, elements
+from ..output.destination import File
+from ..storage.files import Reader, Seen, split
+from .containers.msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
+from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"

@@ -5,7 +5,7 @@
                            "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
     8+N  the buffer: offsets count from here; sorted, the ranges tile it without a hole or an overlap
 
-Several files are tied together by `model.safetensors.index.json` (index.py), which sharded.py reads.
+Several files are tied together by `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
 Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs.
 """
 
@@ -18,22 +18,16 @@ from json.encoder import encode_basestring
 from math import prod
 from typing import Any
 
-from ..errors import CorruptCheckpoint, Unrepresentable, brief
-from ..store import File, Reader, Seen, exists, split
-from ..tensor import (
-    DTYPES,
-    MAX_AXES,
-    MAX_ELEMENTS,
-    Checkpoint,
-    DType,
-    Note,
-    Span,
-    Tensor,
-    elements,
-    plain,
-    unhashed,
-)  # fmt: skip
-from . import Patch, Placement, Slot, index, refuse_unheld
+from ..checkpoint import Checkpoint, Note, Tensor, plain
+from ..dtypes import DTYPES, DType
+from ..errors import CorruptCheckpoint, Unrepresentable
+from ..messages import brief
+from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, elements
+from ..output.destination import File
+from ..storage.files import Reader, Seen, split
+from . import shard_index
+from .hash_metadata import unhashed
+from .placement import Patch, Placement, Slot, refuse_unheld
 
 SUFFIX = ".safetensors"
 MAX_HEADER = 100_000_000  # the reference refuses longer ones
@@ -49,18 +43,12 @@ NOWHERE = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, b
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
-    if seen.size < 0 and seen.base + index.SUFFIX in seen.files and not seen.base.endswith((".bin", ".pt", ".pth")):
-        return 3
     if seen.size >= 8 and 2 <= length <= min(MAX_HEADER, seen.size - 8) and seen.head[8:].lstrip()[:1] == b"{":
         return 3
     return 1 if seen.base.endswith(SUFFIX) and not seen.is_dir else 0
 
 
 def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
-    if not exists(url) and exists(url + index.SUFFIX):  # the name that shards were written under
-        from .sharded import open_index
-
-        return open_index(url + index.SUFFIX, opaque, salvage)
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
@@ -85,7 +73,7 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
         raise CorruptCheckpoint(f"says its header has {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
     if length > f.size - 8:
         raise CorruptCheckpoint(f"says its header has {length} bytes but only {f.size - 8} follow", url=f.url)
-    header = index.parse_json(f.read(8, length), f.url)
+    header = shard_index.parse_json(f.read(8, length), f.url)
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length
@@ -183,10 +171,10 @@ class SafetensorsWriter:
         metadata = {"format": "pt"} | checkpoint.metadata
         shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
         _, base = split(self.url)
-        names = index.shard_names(base, SUFFIX, len(shards))
+        names = shard_index.shard_names(base, SUFFIX, len(shards))
         metadata = metadata if len(shards) == 1 else unhashed(metadata)  # the index has the hashes
         placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
-        return index.joined(base, SUFFIX, placed, checkpoint)
+        return shard_index.joined(base, SUFFIX, placed, checkpoint)
 
     def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
         return ()

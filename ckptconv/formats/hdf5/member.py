@@ -15,11 +15,12 @@ from threading import Lock
 from typing import IO, NamedTuple
 from zlib import crc32
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
-from ...remote import spooling
-from ...store import Reader
-from .. import zip
-from ..zip import Member
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import printable
+from ...storage.files import Reader
+from ...storage.remote import spooling
+from ..containers import zip
+from ..containers.zip import Member
 from .child import Window
 from .scan import RATIO
 

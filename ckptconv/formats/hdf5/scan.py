@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from ...dtypes import DTYPES
+
 # deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: all that needs no plugin
 FILTERS = {1, 2, 3, 4, 5, 6, 32000}
 RATIO = 1100  # deflate reaches 1032:1
@@ -210,8 +212,6 @@ def _integer(kind: Any, size: int) -> tuple[str, bool, str]:
 
 def _opaque(size: int, said: str) -> tuple[str, bool, str]:
     """Keras writes bfloat16 and float8 as opaque bytes, newer versions with an attribute that names the dtype."""
-    from ...tensor import DTYPES
-
     row = DTYPES.get(said)
     if row and row.itemsize == size and row.kind in "fiu":
         return said, False, ""

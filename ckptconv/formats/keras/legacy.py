@@ -32,19 +32,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import CorruptCheckpoint, listing
-from ...store import Reader, Seen, sibling
-from ...tensor import Checkpoint, Coded, Note, Span, Tensor
-from .. import hdf5, index
-from ..hdf5 import Stored, Tree
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint
+from ...messages import listing
+from ...moves.part import Coded, Span
+from ...storage.files import Reader, Seen, sibling
+from .. import shard_index
+from ..hdf5 import file as hdf5
+from ..hdf5.file import Stored, Tree
 from . import naming
 
 if TYPE_CHECKING:
-    from .writing import LegacyWriter
+    from .write import LegacyWriter
+from .naming import OPTIMIZER, TOP, join
 
 INDEX = ".h5.index.json"
-TOP = "top_level_model_weights"
-OPTIMIZER = "optimizer_weights"
 LISTS = ("layer_names", "weight_names")
 STEPS = {"iteration", "iterations", "iter"}
 PIECE = 8 << 20
@@ -145,7 +147,7 @@ def weights(found: Tree, base: str) -> Iterator[Listed]:
 
 def _open_index(url: str) -> Checkpoint:
     """Take every tensor that the index names from the shard that it names; a shard leaves the model's name out."""
-    places = index.read(url).weight_map
+    places = shard_index.read(url).weight_map
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
     used: dict[str, set[str]] = {file: set() for file in trees}
@@ -177,11 +179,6 @@ def listed_once(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
     if twice := [path for path, n in count.items() if n > 1]:
         raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=found.url)
     return out
-
-
-def join(*parts: str) -> str:
-    """Join as HDF5 does: empty components and "." mean nothing."""
-    return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
 
 
 def bare(weight: str) -> str:
@@ -261,6 +258,6 @@ def unread(found: Tree, used: set[str]) -> list[Note]:
 
 def writer(url: str, max_shard_size: int | None = None) -> LegacyWriter:
     """Write one file; the format has no shards."""
-    from .writing import LegacyWriter
+    from .write import LegacyWriter
 
     return LegacyWriter(url, max_shard_size)

@@ -13,6 +13,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+TOP = "top_level_model_weights"
+OPTIMIZER = "optimizer_weights"
+
+
+def join(*parts: str) -> str:
+    """Join as HDF5 does: empty components and "." mean nothing."""
+    return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
+
+
 Shape = tuple[int, ...]
 
 MAX_NAME = 500  # characters of a layer's name

@@ -26,15 +26,17 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError, listing
-from ...store import Seen, exists, is_dir, join, read_all, sibling
-from ...tensor import Checkpoint, Note, Tensor
-from .. import hdf5
-from ..hdf5 import Stored, Tree, member
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
+from ...messages import listing
+from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
+from ..hdf5 import file as hdf5
+from ..hdf5 import member
+from ..hdf5.file import Stored, Tree
 from . import legacy, naming
 
 if TYPE_CHECKING:
-    from .writing import Keras3Writer
+    from .write import Keras3Writer
 
 WEIGHTS = "model.weights.h5"
 PICKLED = "model.weights.npz"
@@ -277,7 +279,7 @@ def _unique(labels: Mapping[str, str]) -> dict[str, str]:
 
 def writer(url: str, max_shard_size: int | None = None) -> Keras3Writer:
     """Write `.weights.h5`, or shards when the name ends in `.weights.json`."""
-    from .writing import Keras3Writer
+    from .write import Keras3Writer
 
     if url.endswith(".keras"):
         raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=url)

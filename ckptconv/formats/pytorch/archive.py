@@ -16,11 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
-from ...store import Reader, Seen, exists
-from ...tensor import Checkpoint, Note, Span
-from .. import Writer, index
-from ..zip import Member, members
+from ...checkpoint import Checkpoint, Note
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import printable
+from ...moves.part import Span
+from ...storage.files import Reader, Seen
+from ..containers.zip import Member, members
+from ..placement import Writer
 from .flatten import checkpoint
 from .pickle import load
 from .plain import shown
@@ -33,8 +35,6 @@ SUFFIXES = (".pt", ".pth", ".bin")
 
 
 def sniff(seen: Seen) -> int:
-    if seen.size < 0 and not seen.is_dir and seen.base.endswith(SUFFIXES) and seen.base + index.SUFFIX in seen.files:
-        return 3
     return claim(seen, script=False)
 
 
@@ -51,10 +51,6 @@ def claim(seen: Seen, *, script: bool) -> int:
 
 
 def open(url: str, opaque: bool = False, densify: bool = False, salvage: bool = False) -> Checkpoint:
-    if not exists(url) and exists(url + index.SUFFIX):  # the name that shards were written under
-        from ..sharded import open_index
-
-        return open_index(url + index.SUFFIX, opaque, salvage)
     with Reader(url) as f:
         archive = enter(f)
         raw = archive.pickle(f, "data.pkl")

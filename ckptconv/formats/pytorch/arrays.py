@@ -15,8 +15,8 @@ import re
 from typing import Any
 
 from ...errors import CorruptCheckpoint
-from ...tensor import elements
-from ..npy import check_text
+from ...moves.part import elements
+from ..numpy.text import check_text
 from .plain import Known, shown
 
 _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")

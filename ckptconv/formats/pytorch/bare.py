@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...checkpoint import Checkpoint
 from ...errors import CorruptCheckpoint
-from ...store import Reader, Seen
-from ...tensor import Checkpoint
+from ...storage.files import Reader, Seen
 from .arrays import PickledArray
 from .flatten import checkpoint
 from .legacy import MAGIC

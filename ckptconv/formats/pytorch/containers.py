@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ...checkpoint import Note
 from ...errors import UnsafeCheckpoint
-from ...tensor import Note
 from .arrays import PickledArray
 from .plain import SCALARS, Inert, Known, Ordered
 from .rebuild import Pieces, View

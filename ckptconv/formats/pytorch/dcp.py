@@ -16,9 +16,11 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast
 
-from ...errors import CorruptCheckpoint, brief, printable
-from ...store import Reader, Seen, exists, is_dir, join, read_all, sibling
-from ...tensor import MAX_AXES, Checkpoint, Note, Part, Tensor, c_strides, elements
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint
+from ...messages import brief, printable
+from ...moves.part import MAX_AXES, Part, c_strides, elements
+from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from .archive import enter
 from .containers import Leaf, segment, unwrap
 from .flatten import jsonable

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...checkpoint import Checkpoint, Note, Tensor, held
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...tensor import Checkpoint, Note, Tensor, elements, held
+from ...moves.part import elements
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
 

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any
 
-from ...errors import CkptError, NameCollision, UnsafeCheckpoint, listing
-from ...tensor import Checkpoint, Note, Tensor, c_strides, held, view
+from ...checkpoint import Checkpoint, Note, Tensor, held, view
+from ...errors import CkptError, NameCollision, UnsafeCheckpoint
+from ...messages import listing
+from ...moves.part import c_strides
 from .arrays import ArrayType, PickledArray
 from .containers import SHARING, Leaf, Walk, unwrap
 from .plain import Inert, Known, Ordered

@@ -16,9 +16,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, printable
-from ...store import Reader, Seen
-from ...tensor import Checkpoint, Span
+from ...checkpoint import Checkpoint
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import printable
+from ...moves.part import Span
+from ...storage.files import Reader, Seen
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
 from .plain import shown

@@ -16,9 +16,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from ...checkpoint import Checkpoint
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ...store import Reader
-from ...tensor import Checkpoint, Span
+from ...moves.part import Span
+from ...storage.files import Reader
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
 from .plain import shown

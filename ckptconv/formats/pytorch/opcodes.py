@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 
 if TYPE_CHECKING:
-    from .pickle import Machine
-
-MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
-MAX_LONG = 64  # bytes of an integer
-
-
-class Truncated(CorruptCheckpoint):
-    """The pickle goes on after the bytes that were given."""
+    from .machine import Machine
+from .machine import MAX_LONG, MAX_STACK
 
 
 def _global(m: Machine) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...tensor import DTYPES, MAX_AXES, Data, DType, elements
+from ...moves.part import MAX_AXES, Data, elements
 from .arrays import NUMPY, PickledArray
 from .plain import PLAIN, Inert, Known, shown
 

@@ -13,9 +13,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...store import join, split
-from ...tensor import Checkpoint, Tensor, unhashed
-from .. import Patch, Placement, index, refuse_unheld
+from ...checkpoint import Checkpoint, Tensor
+from ...storage.files import join, split
+from .. import shard_index
+from ..hash_metadata import unhashed
+from ..placement import Patch, Placement, refuse_unheld
 from .write import TorchWriter
 
 
@@ -35,9 +37,9 @@ class ShardedTorchWriter:
         folder, base = split(self.url)
         suffix = os.path.splitext(base)[1]
         parts = _cut(checkpoint, self.limit)
-        names = index.shard_names(base, suffix, len(parts))
+        names = shard_index.shard_names(base, suffix, len(parts))
         self.writers = [(TorchWriter(join(folder, n)), part) for n, part in zip(names, parts, strict=True)]
-        return index.joined(base, suffix, [writer.place(part) for writer, part in self.writers], checkpoint)
+        return shard_index.joined(base, suffix, [writer.place(part) for writer, part in self.writers], checkpoint)
 
     def amend(self, old: bytes, new: bytes) -> None:
         for writer, _ in self.writers:

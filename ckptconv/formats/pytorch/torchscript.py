@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import NameCollision, listing
-from ...store import Reader, Seen
-from ...tensor import Checkpoint, Note
+from ...checkpoint import Checkpoint, Note
+from ...errors import NameCollision
+from ...messages import listing
+from ...storage.files import Reader, Seen
 from .archive import claim, enter
 from .flatten import checkpoint
 from .pickle import load

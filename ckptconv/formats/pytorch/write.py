@@ -15,10 +15,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...store import File, split
-from ...tensor import Checkpoint, DType, Tensor, c_strides
-from .. import Patch, Placement, Slot, refuse_unheld
-from ..zip import Entry, directory, lay_out, local_header
+from ...checkpoint import Checkpoint, Tensor
+from ...dtypes import DType
+from ...moves.part import c_strides
+from ...output.destination import File
+from ...storage.files import split
+from ..containers.zip import Entry, directory, lay_out, local_header
+from ..placement import Patch, Placement, Slot, refuse_unheld
 from .flatten import METADATA
 
 ROOT = "archive/"

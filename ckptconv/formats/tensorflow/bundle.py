@@ -16,67 +16,22 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checksum import unmask
-from ...errors import CkptError, CorruptCheckpoint, listing
-from ...store import Reader, Seen, exists, is_remote
-from ...tensor import Checkpoint, Coded, Data, DType, Note, Part, Span, Tensor, c_strides, elements, tiled
-from . import dtypes, locate, slices, strings
+from ...checkpoint import Note, Tensor, tiled
+from ...dtypes import DType
+from ...errors import CkptError, CorruptCheckpoint
+from ...messages import listing
+from ...moves.part import Coded, Data, Part, Span, c_strides, elements
+from ...storage.checksum import unmask
+from ...storage.files import Reader
+from . import dtypes, slices, strings
 from .shards import Entry, Shards
-from .table import MAGIC, Table, first_value_tag
+from .table import Table
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
-    from .saver import BundleWriter
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-
-
-def sniff(seen: Seen) -> int:
-    if seen.is_dir:
-        if "saved_model.pb" in seen.files or "saved_model.pbtxt" in seen.files:
-            return 0
-        state = "checkpoint" in seen.files and locate.is_state(seen.url.rstrip("/") + "/checkpoint")
-        if any(n.endswith(".index") for n in seen.files):
-            return 2
-        return 2 if state or exists(seen.url.rstrip("/") + ".index") else 0
-    if seen.tail.endswith(MAGIC):
-        if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
-            return 3
-        return int(seen.base.endswith(".index"))  # a table, but damaged at its head: opening says how
-    if seen.base == "checkpoint":
-        return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
-    prefix = locate.prefix_of(seen.url)
-    if seen.size >= 0 and prefix == seen.url:
-        return 0
-    if seen.url.endswith(".index"):
-        return 1
-    return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
-
-
-def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
-    """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file.
-
-    salvage: missing or cut shards are no error yet; it comes for each tensor when it is read.
-    """
-    found = locate.find(url)
-    if not found.file:
-        from . import v1
-
-        return v1.open_tables(found.tables)
-    bundle = read(found.file, salvage=salvage)
-    from . import objects, saved_model
-
-    checkpoint = objects.named(bundle, found.notes)
-    meta = found.file.removesuffix(".index") + ".meta"
-    if not is_remote(meta) and exists(meta):
-        checkpoint.details.update(saved_model.meta_details(meta))
-    return checkpoint
-
-
-def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of a string tensor."""
-    return strings.decode(coded)
 
 
 # --- the index --------------------------------------------------------------------------------------------------
@@ -272,13 +227,3 @@ class _Builder:
             self.partial.append(name)
             return None
         return tiled(name, kind, layout.shape, [(*box, data) for box, data in covering], ops=layout.ops)
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
-    """Write a checkpoint whose prefix is `url` (its .index will do)."""
-    from .saver import BundleWriter
-
-    return BundleWriter(url, max_shard_size)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...dtypes import DType
 from ...errors import CorruptCheckpoint
-from ...tensor import DType
 from .table import read_varint
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...tensor import DTYPES, DType, Note
+from ...checkpoint import Note
+from ...dtypes import DTYPES, DType
 
 RESOURCE, VARIANT, STRING = 20, 21, 7
 

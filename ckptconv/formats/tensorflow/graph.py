@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...errors import CorruptCheckpoint, StorageError, brief
-from ...store import Reader, Seen, exists, is_dir, join, read_all, sibling, split
-from ...tensor import Checkpoint, Note
+from ...checkpoint import Checkpoint
+from ...errors import CorruptCheckpoint, StorageError
+from ...messages import brief
+from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
 from . import locate, saved_model
+from .saved_model import Regions, constants
 from .table import read_varint
 from .wire import Bytes, Memory, fields, messages
 
@@ -59,15 +61,6 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
 
 
 # --- what kind of message ---------------------------------------------------------------------------------------
-
-
-class Regions(NamedTuple):
-    """Ranges of the file: the MetaGraphDef, if there is one, and the GraphDef, if there is one."""
-
-    meta: tuple[int, int] | tuple[()]
-    graph: tuple[int, int] | tuple[()]
-    saved_model: bool
-    tags: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -147,24 +140,3 @@ def _tags(f: Bytes, start: int, end: int) -> tuple[str, ...]:
     if info is None:
         return ()
     return tuple(f.read(a, b - a).decode("utf-8", "replace") for a, b in messages(f, *info, 4))
-
-
-# --- constants --------------------------------------------------------------------------------------------------
-
-
-def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
-    """The constants of the graph that are weights."""
-    from . import nodes
-
-    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [], [0])
-    tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
-    notes = []
-    if found.graph and not found.meta and all(x.number == 1 for x in fields(f, *found.graph)):
-        # TensorFlow writes a library or a version last: a file cut between two nodes has neither, and no checksum
-        notes.append(Note("assumed", "the graph ends with a node, not a version; if it was cut, weights are missing"))
-    if others:
-        text = f"{len(others)} constants are shapes, axes or scalars, not weights; --opaque reads them"
-        notes.append(Note("skipped", text, others))
-    if quantised := tuple(n for n in graph.quantised if n in tensors):
-        notes.append(Note("assumed", "quantised integers are read as plain ones; their scale is elsewhere", quantised))
-    return Checkpoint(tensors, format=FORMAT, urls=(f.url,), notes=tuple(notes))

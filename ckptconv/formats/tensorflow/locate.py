@@ -14,9 +14,10 @@ import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint, brief, listing
-from ...store import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
-from ...tensor import Note
+from ...checkpoint import Note
+from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
+from ...messages import brief, listing
+from ...storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE = b"model_checkpoint_path"

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...checkpoint import Tensor, plain
+from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ...tensor import DType, Held, Part, Span, Tensor, c_strides, elements, plain
+from ...moves.part import Held, Part, Span, c_strides, elements
 from . import constants, dtypes
 from . import messages_pb2 as pb
 from .wire import Bytes, Memory, messages

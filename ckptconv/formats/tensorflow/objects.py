@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint
-from ...tensor import Checkpoint, Note
 from .bundle import FORMAT, Bundle
 
 if TYPE_CHECKING:

@@ -12,19 +12,50 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
-from ...store import Reader, exists, is_remote, join, sibling, split
-from ...tensor import Checkpoint, Note, Span, Tensor
+from ...moves.part import Span
+from ...storage.files import Reader, exists, is_remote, join, sibling, split
 from . import locate, objects
 from .table import varint
-from .wire import Bytes, messages
+from .wire import Bytes, fields, messages
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
     from .bundle import Bundle
-    from .graph import Regions
+
+
+class Regions(NamedTuple):
+    """Ranges of the file: the MetaGraphDef, if there is one, and the GraphDef, if there is one."""
+
+    meta: tuple[int, int] | tuple[()]
+    graph: tuple[int, int] | tuple[()]
+    saved_model: bool
+    tags: tuple[str, ...] = ()
+
+
+# --- constants --------------------------------------------------------------------------------------------------
+
+
+def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
+    """The constants of the graph that are weights."""
+    from . import nodes
+
+    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [], [0])
+    tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
+    notes = []
+    if found.graph and not found.meta and all(x.number == 1 for x in fields(f, *found.graph)):
+        # TensorFlow writes a library or a version last: a file cut between two nodes has neither, and no checksum
+        notes.append(Note("assumed", "the graph ends with a node, not a version; if it was cut, weights are missing"))
+    if others:
+        text = f"{len(others)} constants are shapes, axes or scalars, not weights; --opaque reads them"
+        notes.append(Note("skipped", text, others))
+    if quantised := tuple(n for n in graph.quantised if n in tensors):
+        notes.append(Note("assumed", "quantised integers are read as plain ones; their scale is elsewhere", quantised))
+    return Checkpoint(tensors, format=FORMAT, urls=(f.url,), notes=tuple(notes))
+
 
 FORMAT = "tf-graph"
 _COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
@@ -33,7 +64,7 @@ LIMIT = 1 << 28  # bytes of a message that is parsed whole
 
 def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
     """The variables of a SavedModel under the names its graph gives them; its constants if there are no variables."""
-    from . import bundle, graph
+    from . import bundle, saved_model
 
     folder = split(url)[0]
     below = join(folder, "variables")
@@ -41,7 +72,7 @@ def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
     index = sibling(join(below, "."), "variables.index")
     details: dict[str, Any] = {"tags": list(found.tags)}
-    constants = graph.constants(f, found, opaque)
+    constants = saved_model.constants(f, found, opaque)
     if found.meta:
         details |= collections(f, *found.meta)
     if not exists(index):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import CkptError, CorruptCheckpoint, StorageError, listing
-from ...store import Reader, exists, names, sibling, split
+from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...messages import listing
+from ...storage.files import Reader, exists, names, sibling, split
 from . import locate
 
 if TYPE_CHECKING:

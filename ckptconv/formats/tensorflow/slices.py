@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...tensor import Data
+from ...moves.part import Data
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb

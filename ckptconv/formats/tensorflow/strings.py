@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from ... import checksum
-from ...checksum import mask, unmask
 from ...errors import CorruptCheckpoint
-from ...store import Reader
-from ...tensor import Coded
+from ...moves.part import Coded
+from ...storage import checksum
+from ...storage.checksum import mask, unmask
+from ...storage.files import Reader
 from .table import read_varint, varint
 
 Order = Literal["little", "big"]
@@ -24,7 +24,7 @@ Order = Literal["little", "big"]
 
 def coded(url: str, start: int, size: int, count: int, crc: int, swapped: bool) -> Coded:
     """Refer to `count` strings; `crc` is the entry's, unmasked."""
-    return Coded("tf", url, f"{start}:{count}:{crc:08x}:{'big' if swapped else 'little'}", size)
+    return Coded(__name__, url, f"{start}:{count}:{crc:08x}:{'big' if swapped else 'little'}", size)
 
 
 def decode(piece: Coded) -> Iterator[bytes]:

@@ -18,9 +18,9 @@ from copy import copy
 from operator import itemgetter
 from struct import pack, unpack_from
 
-from ...checksum import crc, mask, unmask
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...store import Reader
+from ...storage.checksum import crc, mask, unmask
+from ...storage.files import Reader
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48

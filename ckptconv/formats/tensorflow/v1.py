@@ -16,9 +16,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...errors import CkptError, CorruptCheckpoint, StorageError, listing
-from ...store import Reader, Seen, exists, is_dir, names, sibling, split
-from ...tensor import Checkpoint, Coded, DType, Tensor, elements, plain, tiled
+from ...checkpoint import Checkpoint, Tensor, plain, tiled
+from ...dtypes import DType
+from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...messages import listing
+from ...moves.part import Coded, elements
+from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from . import constants, dtypes, locate, slices
 from .table import MAGIC, Table, first_value_tag
 
@@ -139,7 +142,7 @@ def _gather(url: str, item: pb.SavedSliceMeta, found: dict[str, _Found]) -> None
             raise CorruptCheckpoint(f"a slice lies outside {list(shape)}", url=url, tensor=name)
         count = elements(box.shape)
         key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
-        entry.tiles.append((box, Coded(FORMAT, url, key, count * kind.itemsize if kind else 0)))
+        entry.tiles.append((box, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
 
 
 def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[slices.Box, Coded]]) -> Tensor:

@@ -1,0 +1,1 @@
+"""Convert many checkpoints at once: find, plan, run, resume."""

@@ -1,0 +1,266 @@
+"""Find checkpoints below folders: each once, whatever number of files it has.
+
+    model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
+    model.ckpt-00000-of-00003 ... (version 1)               one: its first file
+    x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its pieces
+    export/saved_model.pb + variables/                      one: the folder
+    arrays/*.npy and nothing else                           one: the folder
+    any other file                                          one, if its suffix or its content is a format's
+
+Only names are read, of files without a known suffix a few kilobytes, and indexes. A file that begins with a dot is no
+checkpoint. In a Hugging Face cache the snapshots count, not the blobs they link to.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from ..errors import AmbiguousFormat, CkptError, StorageError, UsageError
+from ..formats import detect, table
+from ..formats.tensorflow.locate import is_state
+from ..messages import listing
+from ..storage.files import Stat, filesystem, is_dir, is_remote, join, local, names, read_all, split, stat, walk
+
+SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
+STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
+INDEXES = (".index.json", ".weights.json")
+WHOLE = {"saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding"}
+MAX_INDEX = 2**26
+
+
+class Found(NamedTuple):
+    """One checkpoint: what `open` takes, its path without suffix below the root, and all its files."""
+
+    source: str
+    name: str
+    suffix: str
+    files: tuple[tuple[str, Stat], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(status.size for _, status in self.files)
+
+
+def discover(sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "") -> list[Found]:
+    """All checkpoints of files, folders and globs, in order of their names; `skip` is a folder left out."""
+    roots = [s for s in sources if not is_glob(s) and is_dir(s)]
+    out: list[Found] = []
+    for source in sources:
+        if is_glob(source):
+            out += _globbed(source)
+        elif source in roots:
+            base = split(source.rstrip("/"))[1]
+            under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
+            out += _below(source, under, skip)
+        else:
+            out.append(_file(source))
+    once = {f.source: f for f in out}
+    kept = [f for f in once.values() if not pattern or _fits(f, pattern)]
+    if once and not kept:
+        raise UsageError(f"none of the {len(once)} checkpoints found fits --pattern {pattern!r}")
+    return sorted(_latest(kept) if latest else kept, key=lambda f: (f.name, f.suffix))
+
+
+def is_glob(source: str) -> bool:
+    return any(c in source for c in "*?[") and stat(source) is None
+
+
+def _fits(f: Found, pattern: str) -> bool:
+    path = f.name + f.suffix
+    return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
+
+
+def _latest(found: Iterable[Found]) -> list[Found]:
+    """Of each training series (names that differ in their last number) only the checkpoint of the highest step."""
+    best: dict[str, tuple[int, Found]] = {}
+    rest = []
+    for f in found:
+        m = STEP.fullmatch(f.name)
+        if m is None or f.suffix:
+            rest.append(f)
+        elif m["series"] not in best or int(m["step"]) > best[m["series"]][0]:
+            best[m["series"]] = int(m["step"]), f
+    return [*rest, *(f for _, f in best.values())]
+
+
+def _file(source: str) -> Found:
+    """A source named on its own: a file, or a prefix with what belongs to it."""
+    folder, base = split(source)
+    status = stat(source)
+    if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
+        return Found(source, *_stem(base), ((source, status),))
+    stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
+    near = {n: s for n in names(folder) if n.startswith(stem) and (s := stat(join(folder, n)))}
+    for found in _sets(folder, near, ""):
+        if split(found.source)[1] == base or source in {url for url, _ in found.files}:
+            return found
+    if status is None:
+        raise StorageError("no such file, folder or checkpoint prefix", url=source)
+    return Found(source, *_stem(base), ((source, status),))
+
+
+def _globbed(pattern: str) -> Iterator[Found]:
+    """What a shell pattern matches (`**` any depth), mirrored from its first wildcard on."""
+    if is_remote(pattern):
+        fs, path = filesystem(pattern)
+        scheme = pattern.split("://")[0] + "://"
+        matches = [scheme + str(p).lstrip("/") for p in fs.glob(path)]
+    else:
+        matches = glob.glob(local(pattern), recursive=True)
+    if not matches:
+        raise UsageError(f"nothing matches {pattern}")
+    fixed = re.split(r"[*?\[]", pattern)[0]
+    root = fixed[: fixed.rfind("/") + 1]
+    folders: dict[str, set[str]] = {}
+    for path in sorted(matches):
+        folder, base = split(path)
+        if is_dir(path):
+            yield from _below(path, path[len(root) :].strip("/") + "/", "")
+        else:
+            folders.setdefault(folder, set()).add(base)
+    for folder, chosen in folders.items():
+        files = next(f for _, _, f in walk(folder))
+        under = (folder + "/")[len(root) :].strip("/")
+        for f in group(folder, files, under + "/" if under else ""):
+            if chosen & {split(url)[1] for url, _ in f.files}:
+                yield f
+
+
+def _below(root: str, under: str, skip: str) -> Iterator[Found]:
+    """All checkpoints in a folder and below it; `under` goes before their names."""
+    whole: list[str] = []
+    for folder, folders, files in walk(root):
+        if any(folder == w or folder.startswith(w.rstrip("/") + "/") for w in whole):
+            folders.clear()
+            continue
+        inside = folder[len(root.rstrip("/")) :].strip("/")
+        at = f"{under}{inside}/" if inside else under
+        if _is_whole(folder, files):
+            whole.append(folder)
+            folders.clear()
+            name = at.rstrip("/") or split(os.path.abspath(root))[1]
+            yield Found(folder, name, "", tuple(_all_files(folder)))
+            continue
+        leave = {n for n in folders if n.startswith(".") or join(folder, n) == skip}
+        leave |= {"blobs"} if "snapshots" in folders else set()
+        folders[:] = [n for n in folders if n not in leave]
+        yield from group(folder, files, at)
+
+
+def _is_whole(folder: str, files: Mapping[str, Stat]) -> bool:
+    """Whether the folder itself is one checkpoint."""
+    npys = bool(files) and all(n.endswith(".npy") for n in files)
+    if not npys and not WHOLE & files.keys():
+        return False
+    try:
+        detect.detect(folder)
+    except CkptError:
+        return False
+    return True
+
+
+def _all_files(folder: str) -> Iterator[tuple[str, Stat]]:
+    for at, _, files in walk(folder):
+        yield from ((join(at, name), status) for name, status in files.items())
+
+
+# --- the files of one folder ------------------------------------------------------------------------------------
+
+
+def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[Found]:
+    """Put the files of one folder together to checkpoints."""
+    left = {n: s for n, s in files.items() if not n.startswith(".")}
+    yield from _sets(folder, left, under)
+    for n, status in left.items():
+        url = join(folder, n)
+        if _is_checkpoint(url, n, status):
+            stem, suffix = _stem(n)
+            yield Found(url, under + stem, suffix, ((url, status),))
+
+
+def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[Found]:
+    """Checkpoints of several files; those are taken out of `left`."""
+
+    def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> Found:
+        mine = [n for n in dict.fromkeys(members) if n in left]
+        return Found(join(folder, base), under + stem, suffix, tuple((join(folder, n), left.pop(n)) for n in mine))
+
+    bundles: dict[tuple[str, str], list[str]] = {}
+    for n in sorted(left):
+        if m := SHARD.fullmatch(n):
+            bundles.setdefault((m["prefix"], m[2] or ""), []).append(n)
+    for (prefix, data), shards in bundles.items():
+        first = prefix if data else shards[0]
+        yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
+    for n in [n for n in left if _is_graph(n, left, bool(bundles))]:
+        del left[n]
+    for n in [n for n in left if n.endswith(INDEXES)]:
+        pieces = _pieces(join(folder, n), left[n]) if n in left else None
+        if pieces is not None:
+            yield take(n, *_stem(n), [n, *pieces])
+
+
+def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
+    """Whether a file is the graph that TensorFlow saves beside a checkpoint."""
+    return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
+
+
+def _pieces(url: str, status: Stat) -> list[str] | None:
+    """The files that the index of a sharded checkpoint names, or None if it is none."""
+    if status.size > MAX_INDEX:
+        return None
+    try:
+        names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    flat = [m for n in names for m in (n if isinstance(n, list) else [n])]
+    return sorted({n for n in flat if isinstance(n, str)})
+
+
+def _suffixes() -> tuple[str, ...]:
+    return tuple(s for f in table.table().values() if f.reads for s in f.suffixes)
+
+
+def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
+    """By its suffix, or by a look at it; what a known suffix promises and does not hold is a failure, not skipped."""
+    if name.lower().endswith(_suffixes()):
+        return True
+    if status.size < 16 or (name == "checkpoint" and is_state(url)):  # TensorFlow's list of checkpoints is none
+        return False
+    try:
+        detect.detect(url)
+    except AmbiguousFormat:
+        return True
+    except CkptError:
+        return False
+    return True
+
+
+def _stem(name: str) -> tuple[str, str]:
+    """Split a file's name into what an output keeps and the suffix it changes: the longest that a format has."""
+    lower = name.lower()
+    for index in INDEXES:
+        if lower.endswith(index):
+            inner, suffix = _stem(name[: -len(index)])
+            return inner, suffix + name[-len(index) :]
+    fits = [s for s in _suffixes() if lower.endswith(s) and len(s) < len(name)]
+    size = max(map(len, fits), default=0)
+    return name[: len(name) - size], name[len(name) - size :]
+
+
+def clashes(pairs: Iterable[tuple[str, str]]) -> None:
+    """Refuse outputs that would meet, naming all: pairs of (destination, source)."""
+    first: dict[str, str] = {}
+    bad = []
+    for destination, source in pairs:
+        other = first.setdefault(destination.casefold(), source)
+        if other != source:
+            bad.append(f"{other} and {source} would both become {destination}")
+    if bad:
+        raise UsageError(f"{len(bad)} outputs would meet:\n{listing(bad)}")

@@ -1,0 +1,113 @@
+"""A manifest: what to convert, line by line, as CSV with a head or as JSON lines.
+
+    source,destination,to,converter,options
+    bert/model.ckpt,bert.safetensors,,hf-bert,"{""exclude"": [""*/adam_*""]}"
+
+    {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
+
+Only `source` must be there. Relative sources lie beside the manifest, destinations below the output folder. Options are
+those of `convert`, here or as columns of their own; lists in a CSV cell are written as JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..api import Change, Select, Target
+from ..errors import UsageError
+from ..messages import listing
+from ..storage import files
+
+SUFFIXES = (".csv", ".jsonl", ".ndjson")
+LIMIT = 2**28
+
+
+class Settings(NamedTuple):
+    """How one checkpoint is to be converted."""
+
+    select: Select = Select()
+    change: Change = Change()
+    target: Target = Target()
+
+
+class Row(NamedTuple):
+    source: str
+    destination: str  # '' for the usual name
+    settings: Settings
+
+
+# key of a manifest: the part of the settings, its field, and whether it is a list, a flag or a number
+KEYS: dict[str, tuple[str, str, type[Any]]] = {
+    "from": ("select", "format", str), "include": ("select", "include", list), "exclude": ("select", "exclude", list),
+    "opaque": ("select", "opaque", bool), "weights_only": ("select", "weights_only", bool),
+    "ema": ("select", "ema", bool), "converter": ("change", "converter", str), "inverse": ("change", "inverse", bool),
+    "params": ("change", "params", dict), "rename": ("change", "renames", list), "dtype": ("change", "dtype", str),
+    "to": ("target", "format", str), "max_shard_size": ("target", "max_shard_size", int),
+    "skip_unrepresentable": ("target", "skip_unrepresentable", bool),
+}  # fmt: skip
+
+
+def is_manifest(source: str) -> bool:
+    return source.lower().endswith(SUFFIXES)
+
+
+def read(url: str, default: Settings) -> list[Row]:
+    """All rows; UsageError lists every one that cannot be understood."""
+    try:
+        text = files.read_all(url, LIMIT).decode("utf-8-sig")
+        lines = list(csv.DictReader(io.StringIO(text))) if url.lower().endswith(".csv") else _json_lines(text)
+    except (ValueError, csv.Error, RecursionError) as e:
+        raise UsageError(f"is no manifest: {e}", url=url) from None
+    out, bad = [], []
+    folder = files.split(url)[0]
+    for number, line in enumerate(lines, 1):
+        try:
+            out.append(_row(line, folder, default))
+        except (ValueError, TypeError) as e:
+            bad.append(f"row {number}: {e}")
+    if bad:
+        raise UsageError(f"{len(bad)} rows of the manifest cannot be understood:\n{listing(bad)}", url=url)
+    return out
+
+
+def _json_lines(text: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if not all(isinstance(r, dict) for r in rows):
+        raise ValueError("every line must be an object")
+    return rows
+
+
+def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
+    given = {k: v for k, v in line.items() if v not in (None, "")}
+    options = given.pop("options", {})
+    options = json.loads(options) if isinstance(options, str) else options
+    if not isinstance(options, dict):
+        raise ValueError("options must be an object")
+    given |= options
+    source, destination = str(given.pop("source", "")), str(given.pop("destination", ""))
+    if not source:
+        raise ValueError("there is no source")
+    if not files.is_remote(source) and not source.startswith("/"):
+        source = files.join(folder, source)
+    if destination.startswith("/") or ".." in destination.split("/") or files.is_remote(destination):
+        raise ValueError(f"the destination {destination!r} is not below the output folder")
+    parts = default._asdict()
+    for key, value in given.items():
+        if key not in KEYS:
+            raise ValueError(f"nothing is called {key!r}; there are source, destination, options, {', '.join(KEYS)}")
+        part, name, kind = KEYS[key]
+        parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
+    return Row(source, destination.strip("/"), Settings(**parts))
+
+
+def _value(key: str, value: Any, kind: type[Any]) -> Any:
+    if isinstance(value, str) and kind is not str:
+        value = json.loads(value.lower() if kind is bool else value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{key} is a {kind.__name__}, not {value!r}")
+    return tuple(str(v) for v in value) if kind is list else value

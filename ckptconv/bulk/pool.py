@@ -1,0 +1,150 @@
+"""Processes that are used again: started once, each given one task after another, replaced if it dies.
+
+    run(do, tasks, workers) -> (task, result or the error)      as they finish
+
+`concurrent.futures` gives up the whole pool when one process dies; here only the task that it was at is lost. Workers
+are started afresh, not forked from this process, whose threads and locks they would otherwise inherit half-way; where
+the system can, from a server that has imported what they need. A worker ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from ..errors import CkptError
+
+Task = TypeVar("Task")
+PRELOAD = ["ckptconv.api", "ckptconv.formats.detect", "ckptconv.bulk.run"]
+
+
+class WorkerDied(CkptError):
+    """A worker process ended in the middle of a task."""
+
+
+def run(
+    do: Callable[[Task], Any], tasks: Iterable[Task], workers: int, patience: float | None = None
+) -> Iterator[tuple[Task, Any] | None]:
+    """Apply `do` to all tasks; yields None every `patience` seconds in which nothing was finished."""
+    queue = iter(tasks)
+    busy: dict[_Worker, Task] = {}
+    try:
+        for task in queue:
+            busy[_Worker(do, task)] = task
+            if len(busy) == workers:
+                break
+        while busy:
+            ready = wait([w.pipe for w in busy], patience)
+            if not ready:
+                yield None
+            for worker in [w for w in busy if w.pipe in ready]:
+                task, result = busy.pop(worker), worker.result()
+                following = next(queue, None)
+                if following is None:
+                    worker.end()
+                elif worker.give(following):
+                    busy[worker] = following
+                else:
+                    busy[_Worker(do, following)] = following
+                yield task, result
+    finally:
+        for worker in busy:
+            worker.kill()
+
+
+def _context() -> Any:
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        return context
+    return multiprocessing.get_context("spawn")
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, do: Callable[[Any], Any], task: Any) -> None:
+        context = _context()
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, do), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.give(task)
+
+    def give(self, task: Any) -> bool:
+        """Hand over a task; False if the process is gone."""
+        try:
+            self.pipe.send(task)
+        except OSError:
+            self.kill()
+            return False
+        return True
+
+    def result(self) -> Any:
+        """What came back; an error if the process died over it."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            code = self._process.exitcode
+            how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with status {code}"
+            self.kill()
+            return WorkerDied(f"the worker process ended {how} over this one (out of memory?)")
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.join(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ask it to clean up and end, then see to it."""
+        self.pipe.close()
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Connection, do: Callable[[Any], Any]) -> None:
+    """The worker's side: tasks in, results out, until the pipe is closed."""
+    for heard in ("SIGINT", "SIGHUP"):  # by the parent, too, which ends us
+        if hasattr(signal, heard):
+            signal.signal(getattr(signal, heard), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_watch, daemon=True).start()
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            result = do(task)
+        except CkptError as e:
+            result = e
+        try:
+            pipe.send(result)
+        except OSError:
+            return
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(1)  # unwinds, so that temporary files go
+
+
+def _watch() -> None:
+    """End when the parent is killed: nobody would take the result."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+__all__ = ["WorkerDied", "run"]

@@ -1,0 +1,262 @@
+"""Many checkpoints: find them, convert each once in processes that are used again, and write down what became of it.
+
+    discover.py   folders, globs and files -> checkpoints          manifest.py   CSV, JSON lines -> checkpoints
+    planning.py   what goes where, and what need not be done       ledger.py     what was done, durable
+    convert(...)  the rest, in a pool (pool.py); one failure never stops the others
+
+Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. Where two would meet, both keep their suffix:
+OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An output of several
+files has a folder of its own: OUT/a/model/model.ckpt.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import api
+from ..api import MEMORY, Resources
+from ..engine import ray as ray_engine
+from ..errors import CkptError, UsageError
+from ..messages import redacted
+from ..output import publish
+from ..storage import files
+from . import pool
+from .discover import Found
+from .ledger import NAME, Entry, Ledger
+from .manifest import Settings
+from .planning import DEFAULT, Item, content, identity, options, plan, remembered
+
+LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
+PROBED = 1000  # sources that a cluster's workers are asked for beforehand
+COMMIT = 1.0  # seconds between two durable batches
+FREE = Resources()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a zoo."""
+
+    done: int
+    skipped: int
+    failed: tuple[Entry, ...]
+    bytes: int
+    seconds: float
+
+    @property
+    def causes(self) -> list[tuple[str, str, list[str]]]:
+        """Failures grouped by cause, the most frequent first: kind, the first message, all sources."""
+        groups: dict[tuple[str, str], list[Entry]] = {}
+        for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
+            groups.setdefault((e.error, _pattern(e.message)), []).append(e)
+        ordered = sorted(groups.values(), key=len, reverse=True)
+        return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "causes": [{"error": k, "message": m, "sources": s} for k, m, s in self.causes],
+        }  # fmt: skip
+
+
+def _pattern(message: str) -> str:
+    """A message without what differs from file to file."""
+    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", message.split("\n")[0])
+
+
+# --- what to do -------------------------------------------------------------------------------------------------
+
+
+class Done(NamedTuple):
+    """What a worker reports."""
+
+    format: str
+    tensors: int
+    size: int
+    seconds: float
+    written: tuple[tuple[str, int], ...]
+    hash: str
+
+
+def convert(
+    sources: Sequence[str],
+    folder: str,
+    settings: Settings = DEFAULT,
+    *,
+    pattern: str = "",
+    latest: bool = False,
+    resume: bool = False,
+    hashed: bool = False,
+    ledger: str = "",
+    resources: Resources = FREE,
+    said: Callable[[Entry], None] | None = None,
+) -> Summary:
+    """Convert all that is not done. Failures are in the summary; only what concerns all raises."""
+    began = time.monotonic()
+    if files.is_remote(folder) and not ledger:
+        raise UsageError("a remote output folder needs --ledger FILE on this machine: object stores cannot append")
+    with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
+        items = plan(sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed)
+        if settings.target.force and not resume:
+            items = [i._replace(state="convert") for i in items]
+        todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
+        _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
+        book.append(_entry(i, "planned", ours=i.ours) for i in todo)
+        made_folders = _folders(folder, todo)
+        failed, size = [], 0
+        results = _results(todo, folder, hashed, resources, book.path)
+        for batch in _batches(results, COMMIT, resources, todo):
+            made = [_outcome(item, result) for item, result in batch]
+            if any(e.state == "done" for e in made) and not files.is_remote(folder):
+                _settle()
+            book.append(made)
+            for entry in made:
+                size += entry.size
+                if entry.state == "failed":
+                    failed.append(entry)
+                if said:
+                    said(entry)
+        for path in made_folders:
+            _quietly_rmdir(path)
+    return Summary(len(todo) - len(failed), len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
+
+
+def _entry(item: Item, state: str, **more: Any) -> Entry:
+    return Entry(item.at, state, redacted(item.found.source), identity(item.found), options(item.settings), **more)
+
+
+def _outcome(item: Item, result: Done | CkptError) -> Entry:
+    if isinstance(result, CkptError):
+        kept = item.ours and item.state == "changed"
+        return _entry(item, "failed", ours=kept, error=type(result).__name__, message=result.message)
+    return _entry(item, "done", ours=True, **result._asdict())
+
+
+class Way(NamedTuple):
+    """How a worker does its work, the same for all checkpoints."""
+
+    folder: str
+    memory: int
+    threads: int
+    hashed: bool
+    sync: bool
+
+
+def _results(
+    todo: Sequence[Item], folder: str, hashed: bool, resources: Resources, ledger: str
+) -> Iterator[tuple[Item, Done | CkptError] | None]:
+    """Run the pool, or the tasks of a cluster; the memory is shared by the workers of a pool."""
+    if not todo:
+        return
+    if resources.engine != "local":
+        yield from _on_cluster(todo, Way(folder, resources.max_memory, 1, hashed, True), resources.engine, ledger)
+        return
+    workers = max(1, min(resources.workers, len(todo), resources.max_memory // LEAST))
+    share = max(LEAST, resources.max_memory // workers)
+    way = Way(folder, share, max(1, resources.workers // workers), hashed, not hasattr(os, "sync"))
+    yield from pool.run(partial(work, way), todo, workers, COMMIT)
+
+
+def _on_cluster(todo: Sequence[Item], way: Way, engine: str, ledger: str) -> Iterator[tuple[Item, Done | CkptError]]:
+    """A task for each checkpoint; that workers see the same ledger says that they see the same folder."""
+    way = way._replace(folder=ray_engine.absolute(way.folder))
+    sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
+    known = {i.at: i for i in todo}
+    with ray_engine.cluster(engine) as ray:
+        reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
+        beside = {} if files.is_remote(way.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
+        ray_engine.probe(ray, dict(list(reads.items())[:PROBED]) | beside, list(beside))
+        for item, result in ray_engine.apply(ray, work, way, sent.values(), way.memory + ray_engine.BESIDE):
+            yield known[item.at], result
+
+
+def _absolute(found: Found) -> Found:
+    files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
+    return found._replace(source=ray_engine.absolute(found.source), files=files)
+
+
+def _batches(
+    results: Iterator[tuple[Item, Any] | None], seconds: float, resources: Resources, todo: Sequence[Item]
+) -> Iterator[list[tuple[Item, Any]]]:
+    """Collect results for a while: one durable write then serves them all."""
+    batch: list[tuple[Item, Any]] = []
+    last, done, total = time.monotonic(), 0, sum(i.found.size for i in todo)
+    for result in results:
+        if result:
+            batch.append(result)
+            done += result[0].found.size
+            if resources.progress:
+                resources.progress(done, total)
+        if batch and time.monotonic() - last >= seconds:
+            yield batch
+            batch, last = [], time.monotonic()
+    if batch:
+        yield batch
+
+
+def _settle() -> None:
+    """Make all files written so far durable; one call for hundreds of them."""
+    if hasattr(os, "sync"):
+        os.sync()
+
+
+def work(way: Way, item: Item) -> Done:
+    """Convert one checkpoint, in a worker."""
+    began, folder = time.monotonic(), way.folder
+    select, change, target = item.settings
+    target = replace(target, force=target.force or item.ours, sync=way.sync)
+    try:
+        report = api.convert(
+            item.found.source, files.join(folder, item.at),
+            select=select, change=change, target=target, resources=Resources(way.memory, way.threads),
+        )  # fmt: skip
+        above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
+        names = [f"{above}/{name}" if above else name for name in report.files]
+        sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
+        digest = content(item.found) if way.hashed else ""
+    except CkptError:
+        raise
+    except Exception as e:  # a defect of ours must not stop the others
+        raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
+    return Done(report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest)
+
+
+def _folders(folder: str, todo: Sequence[Item]) -> list[str]:
+    """Make all folders beforehand, so that no worker removes one that another is about to use; the deepest first."""
+    if files.is_remote(folder):
+        return []
+    wanted = {os.path.dirname(files.join(folder, i.at)) for i in todo}
+    missing = {path for path in wanted if not os.path.isdir(path)}
+    for path in missing:
+        os.makedirs(path, exist_ok=True)
+    return sorted(missing, key=len, reverse=True)
+
+
+def _quietly_rmdir(path: str) -> None:
+    """Remove a folder if nothing came of what was to go there."""
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass
+
+
+def _sweep(folder: str, entries: Sequence[Entry]) -> None:
+    """Remove the temporary folders of outputs that a killed run was at."""
+    outputs = tuple(files.join(folder, e.at) for e in entries if e.state == "planned")
+    if files.is_remote(folder):
+        return
+    for home in {os.path.dirname(path) for path in outputs} | set(outputs):
+        publish.clear(home, partial(_begins, home, outputs))
+
+
+def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
+    return files.join(home, title).startswith(outputs)
+
+
+__all__ = ["MEMORY", "NAME", "Entry", "Item", "Settings", "Summary", "convert", "plan", "remembered"]

@@ -1,0 +1,165 @@
+"""The command line: one short file per verb; stdout is data, stderr is talk.
+
+`convert` is the default verb: `ckptconv SRC -o DST` is `ckptconv convert SRC -o DST`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import CkptError, StorageError, UsageError
+from ..messages import printable, redacted
+from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
+
+HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
+
+Without a verb it converts:
+
+\b
+  ckptconv model.ckpt -o model.safetensors            only the format changes
+  ckptconv model.ckpt -o part.npz --include 'enc/*'   a subset
+  ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
+  ckptconv inspect model.ckpt --tree                  what is inside
+  ckptconv diff model.ckpt model.safetensors          are they the same
+  ckptconv report model.ckpt -o report.html           for a browser
+"""
+EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4 corrupt, 5 unsafe,
+6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system."""
+
+app = typer.Typer(
+    name="ckptconv",
+    help=HELP,
+    epilog=EXITS,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich costs as much as all the rest
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ckptconv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for verb, examples in (
+    (convert.convert, convert.EXAMPLES),
+    (inspect.inspect, inspect.EXAMPLES),
+    (diff.diff, diff.EXAMPLES),
+    (verify.verify, verify.EXAMPLES),
+    (match.match, match.EXAMPLES),
+    (report.report, report.EXAMPLES),
+    (zoo.zoo, zoo.EXAMPLES),
+    (formats.formats, ""),
+):
+    app.command(epilog=examples)(verb)
+app.add_typer(converters.app)
+MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
+VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
+QUESTIONS = {"help": "--help", "version": "--version"}  # as other programs spell them
+
+
+def with_verb(argv: list[str]) -> list[str]:
+    """Put `convert` in front unless the first word is a verb or a question to the program itself."""
+    if not argv or argv[0] in VERBS or argv[0] in {"-h", "--help", "-V", "--version"}:
+        return argv
+    if argv[0].startswith(("--install-completion", "--show-completion")):
+        return argv
+    if near := _misspelt(argv[0]):
+        raise UsageError(f"no verb is called {argv[0]!r}; near is `ckptconv {QUESTIONS.get(near, near)}`")
+    return ["convert", *argv]
+
+
+def _misspelt(word: str) -> str:
+    """The verb that a word was meant to be which is no source, nor the beginning of one's name, or ''."""
+    from difflib import get_close_matches
+    from glob import glob
+
+    if not word.isalpha() or glob(f"{word}*"):
+        return ""
+    return next(iter(get_close_matches(word, [*VERBS, *QUESTIONS], 1, 0.7)), "")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with the documented code; an expected failure is one message, no traceback."""
+    if "_CKPTCONV_COMPLETE" in os.environ:
+        os.environ.update(complete.with_verb(os.environ, VERBS))
+        app(prog_name="ckptconv")
+    argv = sys.argv[1:] if argv is None else argv
+    show.escape_unwritable()
+    _tidy_when_ended()
+    try:
+        _run(with_verb(argv))
+        sys.stdout.flush()  # here, where a closed pipe or a full disk is understood
+        sys.exit(0)
+    except typer.Exit as e:
+        sys.exit(e.exit_code)
+    except CkptError as e:
+        fail(e, as_json="--json" in argv)
+    except KeyboardInterrupt as e:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(e.args[0] if e.args else 130)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as e:  # what the library meets is a StorageError: this is our own output
+        fail(StorageError(f"cannot write what there is to say: {e.strerror or e}"), as_json=False)
+
+
+def _tidy_when_ended() -> None:
+    """Unwind when the system or a closed terminal ends us, too, so that temporary files go; `nohup` is left alone."""
+
+    def end(number: int, _: object) -> None:
+        raise KeyboardInterrupt(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and here and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def _run(argv: list[str]) -> None:
+    """Run a verb. Not `app()`: that keeps interrupts and closed pipes to itself, and prints what is misused."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("ckptconv", argv) as context:
+            command.invoke(context)
+    except MISUSED as e:
+        if not argv:  # the help, which is what was asked for
+            e.show()
+            sys.exit(e.exit_code)
+        where = e.ctx.command_path if e.ctx else "ckptconv"
+        what = e.format_message().rstrip(".")
+        raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e
+
+
+def fail(e: CkptError, *, as_json: bool) -> None:
+    """Print one error and exit with its code."""
+    if as_json:
+        import json
+
+        url = redacted(e.url or "") or None
+        what = {"kind": type(e).__name__, "message": e.message, "url": url, "tensor": e.tensor, "exit": e.exit_code}
+        print(json.dumps({"error": what}))
+    first, *rest = str(e).split("\n")
+    print("\n".join([f"error: {printable(first)}", *(printable(line) for line in rest)]), file=sys.stderr)
+    sys.exit(e.exit_code)

@@ -1,0 +1,136 @@
+"""Element types: one row each, one column per format's spelling; looking them up and which casts there are."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class DType(NamedTuple):
+    """One element type: a row of `DTYPES`, one column per format's spelling ('' or 0: the format has none).
+
+    `itemsize` is bytes per element in a neutral tensor; types below a byte take one byte per element, low bits.
+    """
+
+    name: str
+    itemsize: int
+    kind: str  # f float, i int, u uint, b bool, c complex, s string, x opaque
+    numpy: str  # name in numpy or ml_dtypes; also the spelling of Flax
+    tf: int  # DataType enum
+    safetensors: str
+    torch: str  # torch.<name>
+    storage: str  # torch legacy storage class, without "Storage"
+
+    @property
+    def np(self) -> np.dtype[Any]:
+        """The numpy dtype (from ml_dtypes for bfloat16, float8, int4 and the like)."""
+        return _numpy_dtype(self.numpy)
+
+    @property
+    def carrier(self) -> str:
+        """An unsigned (or, for 16 bytes, complex) numpy dtype of the same width: safe to copy bits with."""
+        return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[self.itemsize]
+
+    @property
+    def word(self) -> int:
+        """Bytes that are swapped as one unit: half of a complex number, else the element."""
+        return self.itemsize // 2 if self.kind == "c" else self.itemsize
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@cache
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    if name == "object" or hasattr(np, name):
+        return np.dtype(name)
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
+
+
+# The order of rows is the order in which tables print them.
+DTYPES: dict[str, DType] = {
+    row[0]: DType(*row)
+    for row in (
+        # name                B   kind  numpy                tf  safetensors     torch               storage
+        ("float64",           8,  "f", "float64",             2, "F64",         "float64",          "Double"),
+        ("float32",           4,  "f", "float32",             1, "F32",         "float32",          "Float"),
+        ("float16",           2,  "f", "float16",            19, "F16",         "float16",          "Half"),
+        ("bfloat16",          2,  "f", "bfloat16",           14, "BF16",        "bfloat16",         "BFloat16"),
+        ("float8_e4m3fn",     1,  "f", "float8_e4m3fn",      25, "F8_E4M3",     "float8_e4m3fn",    ""),
+        ("float8_e5m2",       1,  "f", "float8_e5m2",        24, "F8_E5M2",     "float8_e5m2",      ""),
+        ("float8_e4m3fnuz",   1,  "f", "float8_e4m3fnuz",    26, "F8_E4M3FNUZ", "float8_e4m3fnuz",  ""),
+        ("float8_e5m2fnuz",   1,  "f", "float8_e5m2fnuz",    28, "F8_E5M2FNUZ", "float8_e5m2fnuz",  ""),
+        ("float8_e4m3b11fnuz", 1, "f", "float8_e4m3b11fnuz", 27, "",            "",                 ""),
+        ("float8_e8m0fnu",    1,  "f", "float8_e8m0fnu",      0, "F8_E8M0",     "float8_e8m0fnu",   ""),
+        ("float4_e2m1fn",     1,  "f", "float4_e2m1fn",      33, "",            "",                 ""),
+        # two 4-bit floats per byte; the shape counts bytes, as torch does
+        ("float4_e2m1fn_x2",  1,  "x", "uint8",               0, "F4",          "float4_e2m1fn_x2", ""),
+        ("int64",             8,  "i", "int64",               9, "I64",         "int64",            "Long"),
+        ("int32",             4,  "i", "int32",               3, "I32",         "int32",            "Int"),
+        ("int16",             2,  "i", "int16",               5, "I16",         "int16",            "Short"),
+        ("int8",              1,  "i", "int8",                6, "I8",          "int8",             "Char"),
+        ("int4",              1,  "i", "int4",               29, "",            "",                 ""),
+        ("int2",              1,  "i", "int2",               31, "",            "",                 ""),
+        ("uint64",            8,  "u", "uint64",             23, "U64",         "uint64",           ""),
+        ("uint32",            4,  "u", "uint32",             22, "U32",         "uint32",           ""),
+        ("uint16",            2,  "u", "uint16",             17, "U16",         "uint16",           ""),
+        ("uint8",             1,  "u", "uint8",               4, "U8",          "uint8",            "Byte"),
+        ("uint4",             1,  "u", "uint4",              30, "",            "",                 ""),
+        ("uint2",             1,  "u", "uint2",              32, "",            "",                 ""),
+        ("bool",              1,  "b", "bool",               10, "BOOL",        "bool",             "Bool"),
+        ("complex64",         8,  "c", "complex64",           8, "C64",         "complex64",        "ComplexFloat"),
+        ("complex128",       16,  "c", "complex128",         18, "",            "complex128",       "ComplexDouble"),
+        ("string",            0,  "s", "object",              7, "",            "",                 ""),
+    )
+}  # fmt: skip
+
+
+def dtype(name: str) -> DType:
+    """Look a dtype up by name; UsageError says which is meant, or lists those there are."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        meant = _meant(name)
+        hint = f"did you mean {meant}?" if meant else f"known are {', '.join(DTYPES)}"
+        raise UsageError(f"no dtype is called {name!r}; {hint}") from None
+
+
+_SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",
+          "fp": "float", "i": "int", "u": "uint"}  # fmt: skip
+
+
+def _meant(name: str) -> str:
+    """The dtype that other programs call so: fp16, bf16, f32, half, torch.float16; '' if there is none."""
+    from difflib import get_close_matches
+
+    word = name.lower().rpartition(".")[2]
+    stem = word.rstrip("0123456789")
+    long = _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
+    return next((n for n in (long, *get_close_matches(word, DTYPES, 1, 0.8)) if n in DTYPES), "")
+
+
+def castable(kind: DType, to: DType) -> bool:
+    """Whether there is a way: numbers to wider or narrower numbers of a sort, never strings or opaque bytes."""
+    if kind == to:
+        return True
+    if kind.kind in "sx" or to.kind in "sx" or to.kind == "b":
+        return False
+    return to.kind == "c" or kind.kind != "c"
+
+
+def of_numpy(kind: np.dtype[Any]) -> DType:
+    """The table's row for a numpy dtype, whatever its byte order; UsageError if there is none."""
+    row = DTYPES.get(kind.name)
+    if row is None or row.kind in "sx":
+        raise UsageError(f"a numpy array of dtype {kind} has no place in a checkpoint")
+    return row

@@ -1,0 +1,1 @@
+"""Plans, jobs, and running them."""

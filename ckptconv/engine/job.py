@@ -1,0 +1,133 @@
+"""One job: bring pieces of tensors into a buffer and write it, in bounded memory.
+
+    run_job(job, sources, sink, memory) -> Receipt      one range of one file
+
+A copy goes through a buffer of `BLOCK` bytes: what was read is still in the core's own cache when it is checked and
+written. The receipt has the checksums of what was read and written, so that those of whole spans come from combining,
+without a second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..moves.boxes import plain
+from ..moves.budget import Memory
+from ..moves.gather import (
+    _buffers,
+    _fill,
+    _Run,
+    _sole_run,
+)
+from ..moves.log import Log, Loss, Read, Written
+from ..moves.part import Piece
+from ..moves.sources import Sources, resolved
+from ..storage.files import is_remote
+from .plan import Job
+
+if TYPE_CHECKING:
+    pass
+
+
+class Receipt(NamedTuple):
+    job: Job
+    written: tuple[Written, ...]
+    read: tuple[Read, ...]
+    loss: dict[str, Loss]
+
+
+BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
+REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
+
+
+class Sink(Protocol):
+    """Where jobs write: `output.Output`, or what an engine's workers use in its place."""
+
+    def write(self, name: str, start: int, data: Any) -> None: ...
+
+    def paths(self) -> dict[str, str]: ...
+
+    def close(self) -> None: ...
+
+
+def run_job(
+    job: Job, sources: Sources, sink: Sink, memory: Memory, *, check: str = "", digest: bool = False
+) -> Receipt:
+    """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
+    log = Log(check, digest)
+    pieces = job.pieces
+    if len(pieces) == 1:  # decode once, not for every window
+        pieces = (pieces[0]._replace(parts=tuple(resolved(p, sources) for p in pieces[0].parts)),)
+    for turn in _turns(pieces, memory):
+        first, last = turn[0], turn[-1]
+        run = _sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
+        if run is not None:
+            _copy(run, first, job, sources, sink, log)
+            continue
+        target = _buffers.of("target", last.at + last.size - first.at)
+        _fill(turn, sources, target, first.at, memory, log)
+        _put(turn, target, job, sink, log)
+    return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
+
+
+def _turns(pieces: Sequence[Piece], memory: Memory) -> Iterator[Sequence[Piece]]:
+    """Cut a job into what one buffer holds: small neighbours together, a large piece alone and perhaps in windows."""
+    block, together = min(BLOCK, memory.window), list[Piece]()
+    for piece in pieces:
+        if together and piece.at + piece.size - together[0].at > block:
+            yield together
+            together = []
+        if piece.size <= block:
+            together.append(piece)
+            continue
+        item = piece.to.itemsize
+        step = _window(piece, block, memory) // item
+        for lo in range(piece.lo, piece.hi, step):
+            hi = min(piece.hi, lo + step)
+            yield [piece._replace(lo=lo, hi=hi, at=piece.at + (lo - piece.lo) * item)]
+    if together:
+        yield together
+
+
+def _window(piece: Piece, block: int, memory: Memory) -> int:
+    """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
+    if _sole_run(piece):
+        return piece.size
+    return block if all(map(plain, piece.parts)) else max(memory.window, memory.whole)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------
+
+
+def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: Log) -> None:
+    """Copy one long run, block by block."""
+    reader = sources.reader(run.span.url)
+    block = REMOTE if is_remote(run.span.url) else BLOCK
+    buffer = _buffers.of("target", min(block, run.size))
+    for at in range(0, run.size, block):
+        view = buffer[: run.size - at]
+        reader.into(run.start + at, view)
+        if run.span.check:
+            log.was_read(run.span, run.start - run.span.start + at, view)
+        log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
+        sink.write(job.file, job.start + run.at + at, view)
+
+
+# --- filling a buffer -------------------------------------------------------------------------------------------
+
+
+def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: Log) -> None:
+    """Check and write what is in the target: a large piece block by block, again to stay in the cache."""
+    base = turn[0].at
+    if len(target) <= BLOCK:
+        for piece in turn:
+            view = target[piece.at - base : piece.at - base + piece.size]
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, view)
+        sink.write(job.file, job.start + base, target)
+        return
+    for piece in turn:
+        for at in range(piece.at - base, piece.at - base + piece.size, BLOCK):
+            view = target[at : min(at + BLOCK, piece.at - base + piece.size)]
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at + base - piece.at, view)
+            sink.write(job.file, job.start + base + at, view)

@@ -1,0 +1,195 @@
+"""The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run goes on, not over.
+
+    .model.safetensors.resume.journal          JSON lines beside the destination
+    {"plan": "9f3c...", "files": ["model.safetensors"]}      the plan and its sources, by their fingerprint
+    {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
+    {"publish": true}                                        all is written; the files are being renamed
+
+It belongs to one plan: other sources, options, memory or number of threads make another, and the run starts over. A
+line that a kill left unfinished is ignored. The temporary files of such a run have names that the next run finds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from ..errors import UsageError
+from ..moves.log import Loss, Read, Written
+from ..moves.part import Held, Span
+from ..moves.sources import Sources
+from ..output import publish
+from ..output.append_log import Lines
+from ..output.destination import Destination, File
+from ..output.staging import Output
+from ..storage.files import is_remote, join, local
+from .job import Receipt
+from .plan import Job, Plan
+
+MARK = "resume"
+COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
+
+
+class Journal:
+    """What an earlier run of the same plan did, and where this one writes down what it does."""
+
+    def __init__(self, plan: Plan, sources: Sources, *, digest: bool) -> None:
+        if is_remote(plan.folder):
+            raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
+        last = plan.placement.files[-1].name
+        folder, base = os.path.split(join(plan.folder, last))
+        path = local(os.path.join(folder, f".{publish.short(base)}.{MARK}.journal"))
+        self._folder = local(plan.folder)
+        self.receipts: list[Receipt] = []
+        self.publishing = False
+        self._pending: list[Receipt] = []
+        self._last = time.monotonic()
+        self._lines = Lines(path, "another run is writing this destination")
+        try:
+            self._take_up(plan, fingerprint(plan, sources, digest))
+        except BaseException:  # an interrupt, too, lets the lock go
+            self.close()
+            raise
+
+    def _take_up(self, plan: Plan, mark: str) -> None:
+        """Read what an earlier run of this plan left; clear away what one of another plan did."""
+        lines = list(_parsed(self._lines.read()))
+        head = lines[0][0] if lines else {}
+        renaming = any(line.get("publish") for line, _ in lines)
+        if head.get("plan") != mark or not (renaming or self._there(plan)):
+            self._forget(head)
+            self._lines.cut(0)
+            files = [f.name for f in plan.placement.files]
+            self._append({"plan": mark, "files": files})
+            return
+        self._lines.cut(lines[-1][1])
+        jobs = {(j.file, j.start): j for j in plan.jobs}
+        for line, _ in lines[1:]:
+            self.publishing = self.publishing or bool(line.get("publish"))
+            self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
+
+    def _there(self, plan: Plan) -> bool:
+        """Whether the temporary files that an earlier run filled are still there."""
+        to = Destination(self._folder, plan.placement.files, mark=MARK)
+        return all(os.path.isfile(to.temporary(f.name)) for f in plan.placement.files)
+
+    def _forget(self, head: dict[str, Any]) -> None:
+        """Remove the temporary files of another plan; a journal may be a stranger's."""
+        named = head.get("files")
+        files = [File(str(name), 0) for name in named] if isinstance(named, list) else []
+        if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
+            for stage in Destination(self._folder, files, mark=MARK).stages:
+                if not os.path.islink(stage):
+                    shutil.rmtree(stage, ignore_errors=True)
+
+    def add(self, receipt: Receipt, out: Output) -> None:
+        """Note a job that is done; once in a while make all noted ones durable."""
+        self._pending.append(receipt)
+        if time.monotonic() - self._last >= COMMIT:
+            self.commit(out)
+
+    def commit(self, out: Output) -> None:
+        """First the data, then the line that says so."""
+        if self._pending:
+            out.settle()
+            self._append({"jobs": [_row(r) for r in self._pending]})
+        self._pending, self._last = [], time.monotonic()
+
+    def publish(self, out: Output) -> None:
+        """All is written: from here on a resumed run only renames."""
+        self.commit(out)
+        out.settle()
+        self._append({"publish": True})
+        self.publishing = True
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def remove(self) -> None:
+        """The destination is there: the journal has served."""
+        os.unlink(self._lines.path)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """The whole lines from the start, each with where it ends; nothing after the first that is damaged."""
+    at = 0
+    for line in raw.split(b"\n")[:-1]:
+        at += len(line) + 1
+        try:
+            made = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(made, dict):
+            return
+        yield made, at
+
+
+def _row(r: Receipt) -> list[Any]:
+    spans = {span: i for i, span in enumerate(_spans(r.job))}
+    written = [[w.tensor, w.start, w.size, w.crc, [d.hex() for d in w.digests]] for w in r.written]
+    read = [[spans[x.span], x.start, x.size, x.crc] for x in r.read]
+    return [r.job.file, r.job.start, written, read, {n: list(loss) for n, loss in r.loss.items()}]
+
+
+def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
+    file, start, written, read, lossy = row
+    job = jobs[file, start]
+    spans = list(_spans(job))
+    return Receipt(
+        job,
+        tuple(Written(n, a, size, crc, tuple(map(bytes.fromhex, digests))) for n, a, size, crc, digests in written),
+        tuple(Read(spans[i], a, size, crc) for i, a, size, crc in read),
+        {n: Loss(*loss) for n, loss in lossy.items()},
+    )
+
+
+def _spans(job: Job) -> list[Span]:
+    """The spans of a job, each once, in an order that only depends on the plan."""
+    return list(dict.fromkeys(p.data for piece in job.pieces for p in piece.parts if isinstance(p.data, Span)))
+
+
+def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
+    """A hash of all that decides which bytes are written where, and of what tells whether a source has changed."""
+    h = blake2b(digest_size=16)
+    urls = set[str]()
+    h.update(repr((plan.placement.files, plan.placement.check, digest, plan.memory)).encode())
+    for patch in plan.placement.patches:
+        h.update(repr((patch.file, patch.start, len(patch.data))).encode() + patch.data)
+    for job in plan.jobs:
+        h.update(repr((job.file, job.start, job.size)).encode())
+        for piece in job.pieces:
+            h.update(repr(piece[:5]).encode("utf-8", "surrogatepass"))
+            for part in piece.parts:
+                h.update(_of_data(part.data))
+                h.update(repr((part.dtype.name, *part[2:])).encode())
+                if not isinstance(part.data, Held):
+                    urls.add(part.data.url)
+    for url in sorted(urls):
+        h.update(repr((url, sources.reader(url).stamp)).encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
+
+
+def _of_data(data: Any) -> bytes:
+    if not isinstance(data, Held):
+        return repr(data).encode("utf-8", "surrogatepass")
+    import numpy as np
+
+    array = np.ascontiguousarray(data.array)
+    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+
+
+__all__ = ["MARK", "Journal", "fingerprint"]

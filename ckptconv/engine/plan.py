@@ -1,0 +1,186 @@
+"""A plan is pure data: the files, and jobs that each own one disjoint range of one file.
+
+    Plan(files, jobs, patches, ...)       what --dry-run shows, as JSON
+    Job(file, start, size, pieces)        may run anywhere, twice, in any order
+    Piece(tensor, lo, hi, at, parts)      elements [lo, hi) of a tensor go to byte `at` of the job's range
+
+Checksums and content digests are computed per piece, so pieces of a large tensor are cut at multiples of `CHUNK`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..dtypes import castable
+from ..errors import ConversionError
+from ..formats.placement import Placement, Slot
+from ..messages import listing, redacted
+from ..moves.boxes import plain
+from ..moves.budget import Memory
+from ..moves.part import Coded, Piece, Span
+
+
+class Job(NamedTuple):
+    """One range of one output file and all that goes there; bytes between pieces are zero."""
+
+    file: str
+    start: int
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will happen, before the first byte."""
+
+    folder: str
+    placement: Placement
+    jobs: tuple[Job, ...]
+    tensors: Mapping[str, Tensor]
+    memory: Memory
+    notes: tuple[Note, ...] = ()
+    moved: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.size for slot in self.placement.slots.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Cost in numbers: bytes that are copied as they are, and bytes whose layout or elements change."""
+        copied = sum(t.nbytes for t in self.tensors.values() if is_copy(t))
+        return {
+            "tensors": len(self.placement.slots),
+            "bytes": self.nbytes,
+            "bytes_copied": copied,
+            "bytes_changed": sum(t.nbytes for t in self.tensors.values()) - copied,
+            "files": [f.name for f in self.placement.files],
+            "jobs": len(self.jobs),
+            "workers": self.memory.workers,
+            "memory": self.memory.workers * (self.memory.window + self.memory.whole),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole plan as JSON-able values: what goes where, and how."""
+        return {
+            **self.summary(),
+            "folder": self.folder,
+            "plan": [
+                {
+                    "name": name,
+                    "dtype": t.dtype.name,
+                    "shape": list(t.shape),
+                    "file": self.placement.slots[name].file,
+                    "start": self.placement.slots[name].start,
+                    "bytes": self.placement.slots[name].size,
+                    "how": how(t),
+                    "from": sources(t),
+                    **({"by": self.moved[name]} if name in self.moved else {}),
+                }
+                for name, t in self.tensors.items()
+            ],
+            "notes": [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes],
+        }
+
+
+def is_copy(t: Tensor) -> bool:
+    """Whether every byte of the tensor is copied as it is stored."""
+    return all(p.dtype is t.dtype and not p.ops and not isinstance(p.data, Coded) and plain(p) for p in t.parts)
+
+
+def how(t: Tensor) -> str:
+    """One word or two for what happens to a tensor: copy, decode, join, move, cast."""
+    words = []
+    if any(isinstance(p.data, Coded) for p in t.parts):
+        words.append("decode")
+    if len(t.parts) > 1:
+        words.append(f"join {len(t.parts)}")
+    if not all(map(plain, t.parts)) and t.count:
+        words.append("move")
+    words += sorted({op for p in t.parts for op in p.ops})
+    kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
+    words += [f"cast {k}" for k in kinds]
+    return ", ".join(words) or "copy"
+
+
+def sources(t: Tensor) -> list[str]:
+    """Where the tensor's bytes come from, for people: 'file@start+size'."""
+    out = []
+    for p in t.parts:
+        if isinstance(p.data, Span):
+            out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")
+        elif isinstance(p.data, Coded):
+            out.append(f"{redacted(p.data.url)}#{p.data.key}")
+        else:
+            out.append("memory")
+    return list(dict.fromkeys(out))
+
+
+def compile_plan(
+    checkpoint: Checkpoint,
+    placement: Placement,
+    folder: str,
+    memory: Memory,
+    *,
+    moved: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Cut the placed tensors into jobs."""
+    tensors = checkpoint.tensors
+    _check_casts(tensors)
+    placed: dict[tuple[str, int], str] = {}
+    for name, slot in placement.slots.items():
+        if slot.payload is None and slot.size:
+            placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
+    jobs = tuple(_cut(placed, tensors, placement.slots, memory))
+    return Plan(folder, placement, jobs, tensors, memory, checkpoint.notes, moved or {})
+
+
+def _check_casts(tensors: Mapping[str, Tensor]) -> None:
+    bad = [
+        f"{t.name} ({p.dtype} to {t.dtype})"
+        for t in tensors.values()
+        for p in t.parts
+        if p.dtype is not t.dtype and not castable(p.dtype, t.dtype)
+    ]
+    if bad:
+        raise ConversionError(f"{len(bad)} tensors cannot be cast:\n{listing(bad)}")
+
+
+def _cut(
+    placed: Mapping[tuple[str, int], str],
+    tensors: Mapping[str, Tensor],
+    slots: Mapping[str, Slot],
+    memory: Memory,
+) -> Iterator[Job]:
+    """Small neighbours share a job; a large copy becomes many; a decoded tensor stays one, it is read as a stream."""
+    file, start, end, pieces = "", 0, 0, list[Piece]()
+    for (name_of_file, at), name in sorted(placed.items()):
+        t, slot = tensors[name], slots[name]
+        whole = _whole(t, memory)
+        if pieces and (name_of_file != file or at + slot.size - start > memory.window or whole > memory.window):
+            yield Job(file, start, end - start, tuple(pieces))
+            pieces = []
+        if not pieces:
+            file, start = name_of_file, at
+        if slot.size <= memory.window:
+            pieces.append(Piece(name, t.dtype, 0, t.count, at - start, t.parts))
+            end = at + slot.size
+            continue
+        step = whole // t.dtype.itemsize
+        for lo in range(0, t.count, step):
+            hi = min(t.count, lo + step)
+            size = (hi - lo) * t.dtype.itemsize
+            yield Job(file, at + lo * t.dtype.itemsize, size, (Piece(name, t.dtype, lo, hi, 0, t.parts),))
+    if pieces:
+        yield Job(file, start, end - start, tuple(pieces))
+
+
+def _whole(t: Tensor, memory: Memory) -> int:
+    """Bytes of a tensor that one job takes."""
+    if any(isinstance(p.data, Coded) for p in t.parts):
+        return max(t.nbytes, memory.window)
+    if all(map(plain, t.parts)):
+        return memory.window
+    return memory.whole

@@ -1,0 +1,225 @@
+"""Run a plan: all jobs through a `map`, then check what was read, seal, and publish.
+
+    execute(plan, writer) -> Outcome
+
+The seam to other engines is `map`: anything that applies a function to jobs and yields receipts in any order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..errors import CorruptCheckpoint, VerifyError
+from ..formats.placement import Patch, Writer
+from ..moves.budget import Memory
+from ..moves.log import Loss, Written
+from ..moves.prefetch import fetched
+from ..moves.sources import Sources
+from ..output.staging import Output
+from ..output.upload import Upload
+from ..storage import checksum
+from ..storage.files import Stamp, is_remote
+from .job import Receipt, Sink, run_job
+from .journal import MARK, Journal
+from .plan import Job, Plan
+
+if TYPE_CHECKING:
+    pass
+from ..moves.read import check_reads, content_hash, spans_of
+
+Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: `checks` and `digests` by tensor name (digest: hexadecimal content hash), and lossy casts."""
+
+    checks: Mapping[str, int]
+    digests: Mapping[str, str]
+    loss: Mapping[str, Loss]
+    verified: int  # bytes of sources whose checksum was verified
+    cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
+    confirmed: bool = False  # it was read back before it was published
+
+
+Patched = Callable[[Outcome, Sources], Iterable[Patch]]
+Confirm = Callable[[Outcome, Callable[[str], str]], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """`run_job` with all but the job: what a `map` is given.
+
+    Pickled, it arrives `alone`: it opens its files by their paths for each job and closes them after it.
+    """
+
+    sources: Sources
+    sink: Sink
+    memory: Memory
+    check: str
+    digest: bool
+    alone: bool = False
+
+    def __call__(self, job: Job) -> Receipt:
+        try:
+            with fetched(job.pieces, self.sources):
+                return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+        finally:
+            if self.alone:
+                self.sources.close()
+                self.sink.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _arrived, (self.sink, self.memory, self.check, self.digest)
+
+
+def _arrived(sink: Sink, memory: Memory, check: str, digest: bool) -> Work:
+    return Work(Sources(spool=memory.whole), sink, memory, check, digest, alone=True)
+
+
+def threads(workers: int) -> Map:
+    """A `map` over local threads: unordered, with as many jobs waiting as running."""
+
+    def pooled(do: Callable[[Job], Receipt], jobs: Iterable[Job]) -> Iterator[Receipt]:
+        with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
+            waiting: set[Future[Receipt]] = set()
+            try:
+                for job in jobs:
+                    waiting.add(pool.submit(do, job))
+                    if len(waiting) >= 2 * workers:
+                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in done)
+                while waiting:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    return pooled if workers > 1 else map
+
+
+def execute(
+    plan: Plan,
+    writer: Writer,
+    *,
+    force: bool = False,
+    digest: bool = False,
+    sync: bool = True,
+    resume: bool = False,
+    map: Map | None = None,
+    progress: Progress | None = None,
+    patched: Patched | None = None,
+    confirm: Confirm | None = None,
+    stamps: Mapping[str, Stamp] | None = None,
+) -> Outcome:
+    """Write everything the plan says; the destination appears whole or not at all.
+
+    patched: gives the placement's patches when they depend on what the jobs did (hashes.py).
+    stamps: of the sources when their headers were read: the data must be those files'.
+    confirm: raises VerifyError unless what was written reads back; it is told where names lie until they are published.
+
+    With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
+    """
+    with ExitStack() as stack:
+        sources = stack.enter_context(Sources(plan.memory.whole, stamps))
+        journal = stack.enter_context(Journal(plan, sources, digest=digest)) if resume else None
+        out = _output(plan, force, journal)
+        stack.push(out)
+        do = Work(sources, out, plan.memory, plan.placement.check, digest)
+        receipts = [_light(r) for r in journal.receipts] if journal else []
+        ready = {(r.job.file, r.job.start) for r in receipts}
+        jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
+        done, total = sum(r.job.size for r in receipts), plan.nbytes
+        for receipt in (map or threads(plan.memory.workers))(do, jobs):
+            if journal and isinstance(out, Output):
+                journal.add(receipt, out)
+            if sync and isinstance(out, Output):
+                out.hurry(receipt.job.file, receipt.job.start, receipt.job.size)
+            receipts.append(_light(receipt))
+            done += receipt.job.size
+            if progress:
+                progress(min(done, total), total)  # a job may span padding
+        verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
+        for url in sources.changed():
+            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+        outcome = _outcome(plan, receipts, digest, verified)
+        if not (journal and journal.publishing):
+            patches = patched(outcome, sources) if patched else plan.placement.patches
+            for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks)):
+                out.write(patch.file, patch.start, patch.data)
+            if confirm:
+                _confirm(confirm, outcome, out, journal)
+                outcome = replace(outcome, confirmed=True)
+        if journal and isinstance(out, Output):
+            journal.publish(out)
+        out.publish(sync=sync)
+        if journal:
+            journal.remove()
+    return replace(outcome, cleared=tuple(out.cleared) if isinstance(out, Output) else ())
+
+
+def _confirm(confirm: Confirm, outcome: Outcome, out: Output | Upload, journal: Journal | None) -> None:
+    """Read back what was written; if it is wrong, no later run goes on with it."""
+    try:
+        confirm(outcome, out.unpublished)
+    except VerifyError:
+        if journal and isinstance(out, Output):
+            out.abandon()
+            journal.remove()
+        raise
+
+
+def _output(plan: Plan, force: bool, journal: Journal | None) -> Output | Upload:
+    files, stale = plan.placement.files, plan.placement.stale
+    if is_remote(plan.folder):
+        return Upload(plan.folder, files, force=force, stale=stale)
+    if journal is None:
+        return Output(plan.folder, files, force=force, stale=stale, unit=plan.placement.unit)
+    kept, whole = bool(journal.receipts) or journal.publishing, journal.publishing
+    return Output(plan.folder, files, force=force, mark=MARK, kept=kept, whole=whole, stale=stale)
+
+
+def _light(receipt: Receipt) -> Receipt:
+    return receipt._replace(job=receipt.job._replace(pieces=()))
+
+
+def _payloads(plan: Plan) -> Iterator[Patch]:
+    for slot in dict.fromkeys(plan.placement.slots.values()):
+        if slot.payload is not None:
+            yield Patch(slot.file, slot.start, slot.payload)
+
+
+def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
+    """Combine the pieces of every slot; tied names share what their slot has."""
+    pieces: dict[str, list[Written]] = defaultdict(list)
+    loss: dict[str, Loss] = {}
+    for receipt in receipts:
+        for w in receipt.written:
+            pieces[w.tensor].append(w)
+        for name, new in receipt.loss.items():
+            loss[name] = loss.get(name, Loss()).plus(new)
+    kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
+    by_slot: dict[tuple[str, int], str] = {}
+    for name in pieces:
+        slot = plan.placement.slots[name]
+        by_slot[slot.file, slot.start] = name
+    for name, slot in plan.placement.slots.items():
+        got = sorted(pieces.get(by_slot.get((slot.file, slot.start), "") if slot.size else "", ()), key=_start)
+        if slot.payload is not None:
+            checks[name] = checksum.crc(kind, slot.payload) if kind else 0
+        elif kind:
+            checks[name] = checksum.combine_all(kind, ((w.crc, w.size) for w in got))
+        if digest and slot.payload is None:
+            digests[name] = content_hash(plan.tensors[name], (d for w in got for d in w.digests))
+    return Outcome(checks, digests, loss, verified)
+
+
+def _start(w: Written) -> int:
+    return w.start

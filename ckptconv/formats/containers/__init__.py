@@ -1,0 +1,1 @@
+"""Containers that several formats share: zip archives and msgpack."""

@@ -1,0 +1,373 @@
+"""Zip archives as checkpoints use them: members located by positioned reads, and laid out before any data exists.
+
+    "PK\\3\\4" version flags method time date crc packed size |name| |extra| name extra   then the member's bytes
+    "PK\\1\\2" ...                                              one directory entry per member
+    "PK\\6\\6" ... "PK\\6\\7" ...                                 zip64: end record and its locator, where needed
+    "PK\\5\\6" disk disk count count bytes offset |comment|      end of the directory
+
+Read so strictly that no other reader can see other members than we do. Sizes and checksums come from the directory
+(torch writes zeros into local headers), where bytes begin from the local header. Readers differ on duplicates (first
+or last), case, prefixes, comments and disagreeing headers, and what a scanner saw is then not what is loaded: all of
+these are refused.
+Specification: APPNOTE.TXT 6.3.10.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import listing, printable
+from ...storage.files import Reader
+
+STORED, DEFLATED = 0, 8
+RATIO = 1032  # what deflate can reach at most
+_LOCAL, _ENTRY, _END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s4H2LH")
+_END64, _LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_ENCRYPTED, _UTF8, _DESCRIPTOR = 0x2041, 0x800, 0x8
+_OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
+_SIGNED = b"PK\7\x08"
+_WINDOW = 2**18  # local headers closer together than this are read at once
+_DATE = 0x21  # 1980-01-01: output does not depend on the clock
+
+
+class Member(NamedTuple):
+    """One file of an archive: `packed` bytes at `start` that are `size` bytes of checksum `crc` when unpacked."""
+
+    name: str
+    start: int
+    packed: int
+    size: int
+    crc: int
+    method: int
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def members(f: Reader, *, files: bool = True) -> dict[str, Member]:
+    """Read and check the whole directory, in the order in which it lists the members.
+
+    files: names are those of files, so they may not leave their folder nor differ in case only; else any text will do.
+    """
+    start, size, count = _end(f)
+    if count * _ENTRY.size > size:
+        raise CorruptCheckpoint(f"says it has {count} members, which need more than {size} bytes", url=f.url)
+    entries = list(_central(f.read(start, size), count, f.url))
+    _check_names([e.name for e in entries], f.url, files)
+    starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
+    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method) for e in entries}
+
+
+class _Entry(NamedTuple):
+    name: str
+    raw: bytes
+    flags: int
+    method: int
+    crc: int
+    packed: int
+    size: int
+    at: int  # of the local header
+
+
+def _end(f: Reader) -> tuple[int, int, int]:
+    """Find the central directory: its start, size and number of members. It must be the last thing in the file."""
+    if f.size < _END.size:
+        raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
+    at = f.size - _END.size
+    magic, disk, first, here, count, size, start, comment = _END.unpack(f.read(at, _END.size))
+    if magic != b"PK\5\6" or comment:
+        near = f.read(max(0, f.size - 66000), min(f.size, 66000)).rfind(b"PK\5\6")
+        if near < 0 or near > min(f.size, 66000) - _END.size:
+            raise CorruptCheckpoint("the zip has no central directory (truncated?)", url=f.url)
+        raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them", url=f.url)
+    if disk or first or here != count:
+        raise CorruptCheckpoint("is one part of a zip split over several disks", url=f.url)
+    before = f.read(at - _LOCATOR.size, _LOCATOR.size) if at >= _LOCATOR.size else b""
+    if before.startswith(b"PK\6\7"):
+        at, start, size, count = _end64(f, before, at - _LOCATOR.size, (start, size, count))
+    elif _MAX32 in (start, size) or count == _MAX16:
+        raise CorruptCheckpoint("the zip's zip64 directory is missing", url=f.url)
+    if start + size != at:
+        what = "is prepended to it" if start + size < at else "is missing from it"
+        raise UnsafeCheckpoint(f"the zip's directory ends at {start + size} instead of {at}: data {what}", url=f.url)
+    return start, size, count
+
+
+def _end64(f: Reader, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
+    _, disk, at, disks = _LOCATOR.unpack(locator)
+    if disk or disks > 1 or at + _END64.size != end:
+        raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
+    magic, length, _, _, disk, first, here, count, size, start = _END64.unpack(f.read(at, _END64.size))
+    if magic != b"PK\6\6" or length != _END64.size - 12 or disk or first or here != count:
+        raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
+    for wide, small, full in zip((start, size, count), narrow, (_MAX32, _MAX32, _MAX16), strict=True):
+        if small not in (full, wide):
+            raise UnsafeCheckpoint(f"the zip64 directory says {wide} where the zip's end says {small}", url=f.url)
+    return at, start, size, count
+
+
+def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
+    at = 0
+    for _ in range(count):
+        if at + _ENTRY.size > len(data):
+            raise CorruptCheckpoint("the zip's directory ends early", url=url)
+        (magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, where) = (
+            _ENTRY.unpack_from(data, at)
+        )
+        at += _ENTRY.size
+        end = at + n + extra + comment
+        if magic != b"PK\1\2" or end > len(data):
+            raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}", url=url)
+        raw = data[at : at + n]
+        if _MAX32 in (packed, size, where):
+            size, packed, where = _wide(data[at + n : at + n + extra], [size, packed, where], url)
+        if disk not in (0, _MAX16):
+            raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
+        name = _name(raw, flags, url)
+        _check_other_name(data[at + n : at + n + extra], raw, url)
+        if flags & _ENCRYPTED:
+            raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
+        if method not in (STORED, DEFLATED):
+            text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are known"
+            raise CorruptCheckpoint(text, url=url)
+        if method == STORED and packed != size:
+            raise CorruptCheckpoint(f"the stored member {printable(name)} has two sizes, {packed} and {size}", url=url)
+        if size > RATIO * packed + 64:
+            text = f"the member {printable(name)} claims to expand from {packed} to {size} bytes"
+            raise UnsafeCheckpoint(text, url=url)
+        yield _Entry(name, raw, flags, method, crc, packed, size, where)
+        at = end
+    if at != len(data):
+        raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
+
+
+def _fields(extra: bytes, wanted: int) -> Iterator[bytes]:
+    """The contents of the extra fields of one kind."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        if kind == wanted and at + 4 + size <= len(extra):
+            yield extra[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
+def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
+    """Refuse a field that gives the member another name, which some readers follow."""
+    for said in _fields(extra, _OTHER_NAME):
+        if said[5:] not in (raw, b""):
+            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(said[5:])[:200])}"
+            raise UnsafeCheckpoint(text, url=url)
+
+
+def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
+    """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
+    for said in _fields(extra, 1):
+        words = [w for (w,) in struct.iter_unpack("<Q", said[: len(said) // 8 * 8])]
+        if len(words) >= values.count(_MAX32):
+            rest = iter(words)
+            return [next(rest) if v == _MAX32 else v for v in values]
+    raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
+
+
+def _name(raw: bytes, flags: int, url: str) -> str:
+    """A name in UTF-8, which torch writes without saying so; else in the zip's own old code."""
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        if flags & _UTF8:
+            raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8", url=url) from None
+        name = raw.decode("cp437")
+    return name
+
+
+def _check_names(names: list[str], url: str, files: bool) -> None:
+    """No name twice; as files, not even in another case (torch's reader ignores case), nor a path out of the folder."""
+    seen: dict[str, str] = {}
+    twins = []
+    for name in names:
+        if "\0" in name and not files:
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name, where readers stop", url=url)
+        if files and (not name or name.startswith("/") or set("\\\0") & set(name) or ".." in name.split("/")):
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} is named like a path out of its folder", url=url)
+        folded = name.casefold() if files else name
+        if folded in seen:
+            twins.append(f"{seen[folded]} and {name}")
+        seen[folded] = name
+    if twins:
+        raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}", url=url)
+
+
+def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int]:
+    """Check each local header against the directory; tell where the payloads begin. `entries` are sorted by place."""
+    out: dict[str, int] = {}
+    gaps: list[tuple[int, int, _Entry]] = []
+    at, window, first = 0, b"", 0
+    for i, e in enumerate(entries):
+        if i == 0 and e.at != 0:
+            raise UnsafeCheckpoint(f"{e.at} bytes are prepended to the zip", url=f.url)
+        need = _LOCAL.size + len(e.raw)
+        if e.at < at or e.at + need + e.packed > directory:
+            raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
+        if e.at > at:
+            gaps.append((at, e.at, entries[i - 1]))
+        if e.at + need > first + len(window):
+            first, window = e.at, f.read(e.at, _reach(entries, i, directory) - e.at)
+        header = window[e.at - first : e.at - first + need]
+        extra = _check_local(header, e, f.url)
+        start = e.at + need + extra
+        if extra > 4:
+            piece = window[e.at + need - first : start - first]
+            _check_extra(piece if len(piece) == extra else f.read(e.at + need, extra), header, e, f.url)
+        at = start + e.packed
+        if at > directory:
+            raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory", url=f.url)
+        out[e.name] = start
+    if at < directory and entries:
+        gaps.append((at, directory, entries[-1]))
+    for gap in gaps:
+        _check_gap(f, *gap)
+    return out
+
+
+def _check_gap(f: Reader, start: int, end: int, before: _Entry) -> None:
+    """Between members may lie only the sizes and checksum of the one before: else who reads on finds other members."""
+    if before.flags & _DESCRIPTOR and end - start in (12, 16, 20, 24):
+        said = f.read(start, end - start).removeprefix(_SIGNED)
+        sizes = "<3L" if len(said) == 12 else "<L2Q"
+        if len(said) in (12, 20) and struct.unpack(sizes, said) == (before.crc, before.packed, before.size):
+            return
+    text = f"{end - start} bytes behind the member {printable(before.name)} belong to no member"
+    raise UnsafeCheckpoint(text, url=f.url)
+
+
+def _reach(entries: list[_Entry], i: int, directory: int) -> int:
+    """How far to read so that the headers of small neighbours come along."""
+    end = entries[i].at
+    for e in map(entries.__getitem__, range(i, len(entries))):
+        if e.at - end > 4096 or e.at - entries[i].at > _WINDOW:
+            break
+        end = e.at
+        last = e
+    return min(directory, end + _LOCAL.size + len(last.raw))
+
+
+def _check_local(header: bytes, e: _Entry, url: str) -> int:
+    """Compare a local header with the directory's entry; return the length of its extra field."""
+    magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack_from(header)
+    wrong = []
+    if magic != b"PK\3\4":
+        wrong.append("signature")
+    if n != len(e.raw) or header[_LOCAL.size :] != e.raw:
+        wrong.append("name")
+    if method != e.method or (flags ^ e.flags) & (_ENCRYPTED | _DESCRIPTOR):
+        wrong.append("method or flags")
+    blank = (0, _MAX32) if e.flags & _DESCRIPTOR or _MAX32 in (packed, size) else ()
+    if (size != e.size and size not in blank) or (packed != e.packed and packed not in blank):
+        wrong.append("size")
+    if crc != e.crc and (crc or not e.flags & _DESCRIPTOR):
+        wrong.append("CRC")
+    if wrong:
+        raise UnsafeCheckpoint(
+            f"the member {printable(e.name)} has another {', '.join(wrong)} in its local header than in the directory",
+            url=url,
+        )
+    return int(extra)
+
+
+def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
+    """What the local extra field says of name and sizes must be what the directory says."""
+    _check_other_name(extra, e.raw, url)
+    packed, size = struct.unpack_from("<2L", header, 18)
+    wide = _MAX32 in (packed, size) and not e.flags & _DESCRIPTOR
+    if wide and _wide(extra, [size, packed], url) != [e.size, e.packed]:
+        text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
+        raise UnsafeCheckpoint(text, url=url)
+
+
+def unpack(f: Reader, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
+    """Inflate a deflated member in pieces of at most about `piece` bytes; the caller counts and checks them."""
+    inflate = zlib.decompressobj(-15)
+    at, end, rest = start, start + packed, b""
+    try:
+        while not inflate.eof:
+            if not rest:
+                if at == end:
+                    raise CorruptCheckpoint("the compressed data ends too early", url=f.url)
+                rest = f.read(at, min(piece, end - at))
+                at += len(rest)
+            out = inflate.decompress(rest, piece)
+            rest = inflate.unconsumed_tail
+            if out:
+                yield out
+    except zlib.error as e:
+        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A stored member to be: its local header at `at`, its `size` bytes at `start`."""
+
+    name: bytes
+    at: int
+    start: int
+    size: int
+
+
+def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Entry], int]:
+    """Place members one after the other, their bytes aligned; also tell where the directory begins."""
+    out, at = [], 0
+    for text, size in sizes:
+        name = text.encode()
+        bare = at + _LOCAL.size + len(name) + (20 if size >= _MAX32 else 0)
+        start = bare + 4
+        start += -start % align  # at least four bytes: an extra block has a head
+        out.append(Entry(name, at, start, size))
+        at = start + size
+    return out, at
+
+
+def local_header(e: Entry, crc: int) -> bytes:
+    """All bytes from `e.at` to `e.start`."""
+    big = e.size >= _MAX32
+    size = _MAX32 if big else e.size
+    extra = struct.pack("<2H2Q", 1, 16, e.size, e.size) if big else b""
+    pad = e.start - e.at - _LOCAL.size - len(e.name) - len(extra) - 4
+    extra += struct.pack("<2H", 0x4246, pad) + bytes(pad)  # "FB", as torch pads
+    head = _LOCAL.pack(
+        b"PK\3\4", 45 if big else 20, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra)
+    )
+    return head + e.name + extra
+
+
+def directory(entries: Sequence[Entry], crcs: Mapping[bytes, int], at: int) -> bytes:
+    """The directory that begins at byte `at`, with its end records; its size does not depend on the checksums."""
+    raw = b"".join(_directory_entry(e, crcs.get(e.name, 0)) for e in entries)
+    count, size, end = len(entries), len(raw), at + len(raw)
+    if count >= _MAX16 or at >= _MAX32 or size >= _MAX32:
+        raw += _END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, at)
+        raw += _LOCATOR.pack(b"PK\6\7", 0, end, 1)
+        count, size, at = min(count, _MAX16), min(size, _MAX32), min(at, _MAX32)
+    return raw + _END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
+
+
+def _directory_entry(e: Entry, crc: int) -> bytes:
+    wide = [n for n in (e.size, e.size, e.at) if n >= _MAX32]
+    extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    size, at = min(e.size, _MAX32), min(e.at, _MAX32)
+    version = 45 if wide else 20
+    head = _ENTRY.pack(
+        b"PK\1\2", version, version, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra),
+        0, 0, 0, 0, at,
+    )  # fmt: skip
+    return head + e.name + extra
+
+
+def _flags(name: bytes) -> int:
+    return 0 if name.isascii() else _UTF8

@@ -1,0 +1,77 @@
+"""Files that are often met where a checkpoint is expected, known by their first bytes.
+
+    1f 8b              gzip: a checkpoint may be inside
+    "GGUF", "TFL3"     models of other programs
+    50 4b 03 04        a zip; 80 02 to 80 05: a pickle. Whole ones with tensors never come here
+
+Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlow Lite's schema.fbs, onnx.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..messages import printable
+from ..storage.files import Seen
+
+SHOWN = 8  # names of files
+ORBAX = {"_CHECKPOINT_METADATA", "manifest.ocdbt"}
+PACKED = "is compressed with {}; unpack it first"
+BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"),
+    (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
+    (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
+    (0, b"\x1f\x8b", PACKED.format("gzip")),
+    (0, b"\x28\xb5\x2f\xfd", PACKED.format("zstd")),
+    (0, b"\xfd7zXZ\0", PACKED.format("xz")),
+    (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
+    (0, b"BZh", PACKED.format("bzip2")),
+    (257, b"ustar", "is a tar; unpack it first"),
+)
+
+
+def known(seen: Seen) -> str:
+    """What a file is that is no checkpoint, whatever its name says, or ''."""
+    head = seen.head[:512]
+    for at, magic, what in BEGINNINGS:
+        if head.startswith(magic, at):
+            return what
+    if head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page, not a checkpoint; the download went wrong (a login or error page?)"
+    if seen.base.lower().endswith(".onnx"):
+        return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
+    return ""
+
+
+def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
+    """What a folder is that is no checkpoint itself; `suffixes` are those of files that are."""
+    if not files:
+        return "holds no checkpoint: it is empty"
+    if ORBAX & set(files):
+        return "is an Orbax checkpoint, which is not read; restore it and save it as msgpack, safetensors or .npz"
+    single = [n for n in files if n.lower().endswith(suffixes)]
+    if single:
+        return f"is no checkpoint itself; name a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
+    return f"holds no checkpoint: its files are {_some(files)}"
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(map(printable, files[:SHOWN])) + (", ..." if len(files) > SHOWN else "")
+
+
+def damaged(seen: Seen) -> str:
+    """What a file was, by its beginning, before it was cut, or ''."""
+    if seen.head.startswith(b"PK\3\4") and not seen.members:
+        return "begins as a zip but has no directory at its end (truncated?)"
+    if seen.head[:1] == b"\x80" and seen.head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return "begins as a pickle but does not end as one (truncated?)"
+    return ""
+
+
+def other(seen: Seen) -> str:
+    """What a file is that no format claims, not even by its name, or ''."""
+    if seen.members:
+        return f"is a zip of other files, which may be checkpoints once unpacked: {_some(seen.members)}"
+    if seen.head.startswith((b"(dp", b"(lp")):
+        return "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
+    return ""

@@ -1,0 +1,189 @@
+"""HDF5: any dataset is a tensor, any attribute metadata; the HDF5 library runs in a child process only (child.py).
+
+    0, 512, 1024, ...   89 'HDF' 0d 0a 1a 0a      superblock, behind a user block that may hold anything
+    offset              a contiguous dataset's bytes: a Span, read without the library
+    chunks, compact     decoded by the library: Coded, key = path, or "member//path" inside a zip
+
+Names are paths, "layers/dense/kernel". Attributes of the root are metadata; those of groups and datasets are
+`details["attributes"]`. Refused are links that are not hard links, external and virtual storage, unknown filters and
+files that declare far more than they store (scan.py). Specification: HDF5 File Format 3.0.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...checkpoint import Checkpoint, Note, Tensor, plain
+from ...dtypes import DTYPES
+from ...errors import CkptError, CorruptCheckpoint
+from ...moves.part import Coded, Span, elements
+from ...storage.files import Reader, Seen
+from . import child
+from . import member as archive
+from .child import Window
+
+if TYPE_CHECKING:
+    from .write import Hdf5Writer
+
+LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a byte of the file may hold more than the dtype has values
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+class Stored(NamedTuple):
+    """One dataset: `offset` is where its bytes lie in the file, or -1 if the library must decode them."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    swap: bool
+    attrs: dict[str, Any]
+    same: str  # the path under which the same dataset was met before
+
+
+class Tree(NamedTuple):
+    """All that a file holds, in the order of its links; `url` and `member` say where ('' for a plain file)."""
+
+    url: str
+    member: str
+    datasets: dict[str, Stored]
+    groups: dict[str, dict[str, Any]]
+    notes: tuple[Note, ...]
+
+
+def sniff(seen: Seen) -> int:
+    return 2 if is_hdf5(seen) else 0
+
+
+def is_hdf5(seen: Seen) -> bool:
+    """The signature stands at 0 or, behind a user block, at 512, 1024, 2048 ..."""
+    return any(seen.head[at : at + 8] == SIGNATURE for at in (0, 512, 1024, 2048))
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    """Take every dataset as a tensor."""
+    found = look(url)
+    tensors = {s.path: tensor(found, s, s.path) for s in found.datasets.values()}
+    twins: dict[str, list[str]] = {}
+    for s in found.datasets.values():
+        if s.same:
+            twins.setdefault(s.same, [s.same]).append(s.path)
+    metadata = {k: text(v) for k, v in found.groups[""].items()}
+    rest = {p: a for p, a in found.groups.items() if p and a}
+    rest |= {s.path: s.attrs for s in found.datasets.values() if s.attrs}
+    details = {"attributes": rest} if rest else {}
+    return Checkpoint(tensors, metadata, tuple(map(tuple, twins.values())), "hdf5", (url,), found.notes, details)
+
+
+def text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def tensor(found: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
+    """Make the tensor that a dataset is."""
+    kind = DTYPES[stored.dtype]
+    size = elements(stored.shape, url=found.url, tensor=name) * kind.itemsize
+    if stored.offset < 0:
+        path = stored.same or stored.path  # what is tied is one thing
+        key = f"{found.member}//{path}" if found.member else "/" + path
+        return plain(name, kind, stored.shape, Coded(__name__, found.url, key, size), role=role)
+    ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
+    return plain(name, kind, stored.shape, Span(found.url, stored.offset, size), ops=ops, role=role)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of a dataset, little-endian in slabs; of a string dataset one by one."""
+    member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
+    for kind, body in child.ask(window(coded.url, member), do="read", path=path):
+        if kind == b"D":
+            yield body
+        else:
+            yield from _strings(body)
+
+
+def _strings(body: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(body):
+        (size,) = struct.unpack_from("<I", body, at)
+        yield body[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
+def look(url: str, member: str = "") -> Tree:
+    """Read the directory of an HDF5 file, or of a member of a zip; the last few are remembered while unchanged."""
+    found = _look(window(url, member).name, url, member)
+    if isinstance(found, CkptError):
+        raise type(found)(found.message, url=found.url, tensor=found.tensor)
+    return found
+
+
+@lru_cache(maxsize=4)
+def _look(name: str, url: str, member: str) -> Tree | CkptError:
+    """Detection asks several times; failures are remembered too."""
+    try:
+        return _tree(window(url, member), url, member)
+    except CkptError as e:
+        return e
+
+
+def _tree(seen: Window, url: str, member: str) -> Tree:
+    base = archive.place(url, member) if member else 0
+    datasets: dict[str, Stored] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
+    for _, body in child.ask(seen, do="scan"):
+        record = json.loads(body)
+        path = str(record["path"])
+        again = datasets.get(str(record.get("same", "")))
+        attrs = again.attrs if again else dict(record.get("attrs", {}))
+        for key in [k for k in attrs if k.startswith("?")]:
+            odd = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
+            odd.append(f"{path}@{key[1:]}")
+            del attrs[key]
+        if record.get("group"):
+            groups[path] = attrs
+        elif "skip" in record:
+            notes.setdefault(("skipped", str(record["skip"])), []).append(path)
+        else:
+            datasets[path] = _stored(record, path, attrs, base, url)
+            if "note" in record:
+                notes.setdefault(("assumed", str(record["note"])), []).append(path)
+    found = tuple(Note(kind, what, tuple(names)) for (kind, what), names in notes.items())
+    return Tree(url, member, datasets, groups, found)
+
+
+def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int, url: str) -> Stored:
+    offset = int(record["offset"])
+    if offset >= 0:
+        offset = offset + base if base >= 0 else -1
+    shape = tuple(int(n) for n in record["shape"])
+    if str(record["dtype"]) not in DTYPES:
+        raise CorruptCheckpoint(f"has the dtype {record['dtype']!r}", url=url, tensor=path)
+    return Stored(path, str(record["dtype"]), shape, offset, bool(record["swap"]), attrs, str(record.get("same", "")))
+
+
+def window(url: str, member: str = "") -> Window:
+    """The bytes that the library may see."""
+    if member:
+        return archive.window(url, member)
+    with Reader(url) as file:
+        return Window(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
+
+
+def try_look(url: str, member: str = "") -> Tree | None:
+    """Look for detection: None where opening will tell what is wrong."""
+    try:
+        return look(url, member)
+    except CkptError:
+        return None
+
+
+def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:
+    """Write one file; HDF5 has no shards."""
+    from .write import Hdf5Writer
+
+    return Hdf5Writer(url, max_shard_size)

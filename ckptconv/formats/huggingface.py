@@ -1,0 +1,197 @@
+"""Hugging Face layouts: a folder, and an index that says which file holds which tensor.
+
+    model.safetensors.index.json       which of the shards holds which tensor (index.py)
+    model-00001-of-00002.safetensors   a whole checkpoint of its own (also .bin, .msgpack)
+    model-00002-of-00002.safetensors
+
+The whole is read from the index, from any of its shards, or from the folder; a folder may also hold one file instead.
+What the weight map names must be there; what it does not name is left out, with a note.
+Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat
+from ..messages import listing
+from ..output.destination import File
+from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
+from . import safetensors, shard_index
+from .detect import detect, open_checkpoint
+from .placement import Patch, Placement, Slot
+from .safetensors import SafetensorsWriter
+
+SHARD_SIZE = 5_000_000_000  # of a folder that we write
+NUMBERED = r"-\d{5}-of-\d{5}"
+SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
+# In the order in which transformers looks for them.
+MODELS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "flax_model.msgpack", "flax_model.msgpack.index.json", "tf_model.h5", "tf_model.h5.index.json",
+)  # fmt: skip
+OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # what may be checkpoints of their own
+WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
+
+
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
+    if seen.size < 0 and seen.base + shard_index.SUFFIX in seen.files:
+        return 3  # the name that the shards were written under
+    if seen.base.endswith(shard_index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
+        return 3
+    return 4 if seen.size >= 0 and index_of(seen.url) else 0
+
+
+def index_of(url: str) -> str:
+    """The index beside a shard, or ''."""
+    folder, base = split(url)
+    shard = SHARD.fullmatch(base)
+    beside = join(folder, f"{shard[1]}{shard[2]}{shard_index.SUFFIX}") if shard else ""
+    return beside if beside and exists(beside) else ""
+
+
+def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+    if is_dir(url):
+        return _open_folder(url, opaque, salvage)
+    if beside := index_of(url):
+        base = split(url)[1]
+        if base not in shard_index.read(beside).weight_map.values():
+            raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
+        whole = open_index(beside, opaque, salvage)
+        note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
+        return replace(whole, notes=(note, *whole.notes))
+    return open_index(url if exists(url) else url + shard_index.SUFFIX, opaque, salvage)
+
+
+def _candidates(files: Sequence[str]) -> list[str]:
+    """Files of a folder that could be its model, the likeliest first; shards stand behind their index."""
+    known = [n for n in MODELS if n in files]
+    return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
+
+
+def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
+    files = names(url)
+    found = _candidates(files)
+    if not found:
+        shards = [n for n in files if SHARD.fullmatch(n)]
+        what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no model that is known"
+        raise UnknownFormat(f"{what}; name a file", url=url)
+    if found[0] not in MODELS and len(found) > 1:
+        raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
+    path = sibling(join(url, "."), found[0])
+    # Keras knows how it spells names in shards
+    ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
+    whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
+    alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(rf"{NUMBERED}\.", n)]
+    others = found[1:] + [n for n in alone if n not in found]
+    if not others:
+        return whole
+    note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(others))
+    return replace(whole, notes=(note, *whole.notes))
+
+
+def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+    """Open all shards that an index names and pick from each what the weight map takes from it.
+
+    salvage: what is missing or cannot be opened is noted as damaged, by the names that the index gives.
+    """
+    weight_map, metadata = shard_index.read(url)
+    files = sorted(set(weight_map.values()))
+    paths = {file: sibling(url, file) for file in files}
+    if salvage:
+        return _salvaged(url, weight_map, paths, opaque)
+    missing = [file for file in files if not exists(paths[file])]
+    if missing:
+        raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
+    kinds = {file: detect(paths[file], but="hf").name for file in files}  # else a shard is found to be of a whole
+    shards = {file: open_checkpoint(paths[file], format=kinds[file], opaque=opaque) for file in files}
+    lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
+    if lost:
+        raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
+    whole = _joined(url, weight_map, shards)
+    return replace(whole, metadata=whole.metadata | metadata)
+
+
+def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], opaque: bool) -> Checkpoint:
+    """What is left of a damaged set."""
+    shards: dict[str, Checkpoint] = {}
+    notes = []
+    held: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        held.setdefault(file, []).append(name)
+    for file, path in paths.items():
+        mine = tuple(held[file])
+        if not exists(path):  # an index of that name is another checkpoint's
+            notes.append(Note("damaged", f"the shard {file} is missing", mine))
+            continue
+        try:
+            shards[file] = open_checkpoint(path, format=detect(path, but="hf").name, opaque=opaque)
+        except CkptError as e:
+            notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", mine))
+            continue
+        if lost := tuple(n for n in mine if n not in shards[file]):
+            notes.append(Note("damaged", f"not in {file}, where the index says", lost))
+    if not shards:
+        raise CorruptCheckpoint(f"none of {len(paths)} shards can be opened", url=url)
+    found = _joined(url, weight_map, shards)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    details: dict[str, Any] = {"shards": {file: len(shard) for file, shard in shards.items()}}
+    extra: list[str] = []
+    notes: list[Note] = []
+    ties: list[tuple[str, ...]] = []
+    urls = [url]
+    for file, shard in shards.items():
+        taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
+        extra += [f"{name} (in {file})" for name in shard if name not in taken]
+        tensors |= taken
+        metadata = shard.metadata | metadata
+        kept = shard.with_tensors(taken)
+        ties += kept.ties
+        notes += [note for note in kept.notes if note not in notes]
+        urls += shard.urls
+    if extra:
+        notes.append(Note("unread", "tensors in shards that the index does not take from there", tuple(extra)))
+    first = next(iter(shards.values()))
+    return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
+    return FolderWriter(url, SafetensorsWriter("model" + safetensors.SUFFIX, max_shard_size or SHARD_SIZE))
+
+
+@dataclass(frozen=True)
+class FolderWriter:
+    """A folder with model.safetensors, or shards of it and their index."""
+
+    url: str
+    inside: SafetensorsWriter
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return self.inside.cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        placed = self.inside.place(checkpoint)
+        at = split(self.url.rstrip("/"))[1] + "/"
+        return placed._replace(
+            files=[File(at + f.name, f.size) for f in placed.files],
+            slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
+            patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
+            stale=re.escape(at) + f"({placed.stale})",
+        )
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()

@@ -1,0 +1,203 @@
+"""Write Keras files: legacy HDF5 with its name lists, and Keras 3 weights by object paths.
+
+Legacy: layers and their order come from the source if it was such a file (`details["layers"]`), else from the names:
+the layer is the first component, "enc" of enc/inner/kernel; the second where all names share the first, which is then
+the model's own ("tf_bert_model/bert/..."). Weight names end in ":0" unless the source's did not. What several layers
+share is one dataset with several hard links. With optimizer weights or a model_config it is a whole model.
+
+Keras 3: a name that the source gave to a path (`details["paths"]`) goes back to that path; any other must be a path
+itself, like layers/dense_1/vars/0: only the model's code knows which object a variable belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...checkpoint import Checkpoint, Tensor
+from ...errors import Unrepresentable, UsageError
+from ...messages import listing
+from ...output.destination import File
+from ...storage.files import split
+from ..hdf5 import skeleton
+from ..hdf5.write import placed
+from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .naming import OPTIMIZER, TOP, join
+
+VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without one, Keras takes the file for Keras 1
+HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
+SHARD = 5 << 30
+LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
+
+Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
+
+
+def cannot_hold(tensor: Tensor) -> str:
+    kind = tensor.dtype
+    if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
+        return f"Keras reads no dtype {kind} from HDF5"
+    why = skeleton.bad_name(tensor.name)
+    if not why and len(skeleton.encode(tensor.name)) > LONGEST:
+        why = "the name is too long for an attribute, where Keras keeps it"
+    return why
+
+
+# --- legacy ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LegacyWriter:
+    url: str
+    max_shard_size: int | None = None
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "Keras legacy HDF5")
+        refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
+        layers = remembered(checkpoint) or derived(checkpoint)
+        slots = {n: n.removeprefix(OPTIMIZER + "/") for n in checkpoint if n.startswith(OPTIMIZER + "/")}
+        whole = bool(slots) or "model_config" in checkpoint.metadata
+        base = "model_weights" if whole else ""
+        about = VERSION | checkpoint.metadata
+        listed = {"layer_names": [skeleton.encode(layer) for layer, _ in layers if layer != TOP]}
+        groups: dict[str, skeleton.Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
+        if not whole:
+            groups[""] = about | listed
+        paths: dict[str, str] = {}
+        for layer, rows in layers if TOP in dict(layers) else [*layers, (TOP, [])]:
+            groups[join(base, layer)] = {"weight_names": [skeleton.encode(weight) for _, weight in rows]}
+            paths |= {join(base, layer, weight): name for name, weight in rows}
+        if slots:
+            groups[OPTIMIZER] = {"weight_names": [skeleton.encode(n) for n in slots.values()]}
+            paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
+        return _place(self.url, checkpoint, paths, groups)
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()
+
+
+def remembered(checkpoint: Checkpoint) -> Layers:
+    """The layers that the source listed, if they are still these tensors; else []."""
+    said = checkpoint.details.get("layers") if checkpoint.format == "keras" else None
+    rows = [(str(layer), [(str(n), str(w)) for n, w in weights]) for layer, weights in said or ()]
+    named = {n for _, weights in rows for n, _ in weights}
+    have = {n for n in checkpoint if not n.startswith(OPTIMIZER + "/")}
+    return rows if named == have else []
+
+
+def derived(checkpoint: Checkpoint) -> Layers:
+    """Layers from the names alone, in the order in which they come."""
+    names = [n for n in checkpoint if not n.startswith(OPTIMIZER + "/")]
+    heads = {n.split("/")[0] for n in names}
+    level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in names) else 0
+    layers: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        layers.setdefault(name.split("/")[level], []).append((name, name + ":0"))
+    return list(layers.items())
+
+
+def _place(
+    url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, skeleton.Attributes]
+) -> Placement:
+    """Make the datasets; the second path of one tensor is a hard link to the first."""
+    skeleton.checked(list(paths), checkpoint.metadata, "a Keras file")
+    first: dict[str, str] = {}
+    items = []
+    for path, name in paths.items():
+        items.append(skeleton.item(checkpoint[name], path, first.get(name, "")))
+        first.setdefault(name, path)
+    done = placed(url, items, groups, list(paths))
+    return done._replace(slots={name: done.slots[first[name]] for name in checkpoint})
+
+
+# --- Keras 3 ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keras3Writer:
+    url: str
+    max_shard_size: int | None = None
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "Keras 3")
+        paths = by_path(checkpoint)
+        names = checkpoint.details.get("names", {}) if checkpoint.format == "keras3" else {}
+        groups: dict[str, dict[str, Any]] = {"": dict(checkpoint.metadata)}
+        groups |= {join(path, "vars"): {"name": name} for path, name in names.items()}
+        for path, name in paths.items():
+            groups.setdefault(path.rpartition("/")[0], {})
+            if name != path:
+                groups[path] = {"name": name.rpartition("/")[2]}
+        if self.url.endswith(".weights.json"):
+            return self._shards(checkpoint, paths, groups)
+        if self.max_shard_size is not None and checkpoint.nbytes > self.max_shard_size:
+            raise UsageError("shards of Keras 3 have an index that ends in .weights.json; name that", url=self.url)
+        return _place(self.url, checkpoint, paths, groups)
+
+    def _shards(
+        self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, dict[str, Any]]
+    ) -> Placement:
+        """Fill NAME_00000.weights.h5 and so on in order; NAME.weights.json says where each group is."""
+        _, base = split(self.url)
+        stem = base.removesuffix(".weights.json")
+        files: list[File] = []
+        slots: dict[str, Slot] = {}
+        patches: list[Patch] = []
+        places: dict[str, list[str]] = {}
+        for i, shard in enumerate(self._cut(checkpoint, paths)):
+            file = f"{stem}_{i:05d}.weights.h5"
+            own = homes(shard) | shard.keys() | (set() if i else groups.keys() - homes(paths) - paths.keys())
+            mine = {g: attrs for g, attrs in groups.items() if g in own}
+            done = _place(file, checkpoint.with_tensors({n: checkpoint[n] for n in shard.values()}), shard, mine)
+            files += done.files
+            patches += done.patches
+            slots |= done.slots
+            for group in (g for g in mine if g and g not in paths):
+                places.setdefault("/" + group, []).append(file)
+        total = float(sum(slot.size for slot in slots.values()))
+        index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=4).encode()
+        files.append(File(base, len(index)))
+        stale = rf"{re.escape(base)}|{re.escape(stem)}_\d{{5}}\.weights\.h5"
+        ordered = {name: slots[name] for name in checkpoint}
+        return Placement(files, ordered, [*patches, Patch(base, 0, index)], stale=stale)
+
+    def _cut(self, checkpoint: Checkpoint, paths: Mapping[str, str]) -> list[dict[str, str]]:
+        limit = self.max_shard_size or SHARD
+        shards: list[dict[str, str]] = [{}]
+        size = 0
+        for path, name in paths.items():
+            if shards[-1] and size + checkpoint[name].nbytes > limit:
+                shards.append({})
+                size = 0
+            shards[-1][path] = name
+            size += checkpoint[name].nbytes
+        return shards
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        return ()
+
+
+def homes(paths: Mapping[str, str]) -> set[str]:
+    """The groups that hold variables."""
+    return {p.rpartition("/")[0] for p in paths}
+
+
+def by_path(checkpoint: Checkpoint) -> dict[str, str]:
+    """The tensors by the path where Keras looks for them; Unrepresentable lists those that have none."""
+    known = checkpoint.details.get("paths", {}) if checkpoint.format == "keras3" else {}
+    paths = {str(known.get(name, name)): name for name in checkpoint}
+    lost = [name for path, name in paths.items() if not re.search(r"(^|/)vars/\d+$", path)]
+    if lost or len(paths) < len(checkpoint):
+        raise Unrepresentable(
+            "Keras 3 finds weights by object paths like layers/dense_1/vars/0, which only the model's code knows; "
+            f"rename them with -c or --rename, or write --to keras, for these:\n{listing(lost)}"
+        )
+    return paths

@@ -1,0 +1,190 @@
+"""NumPy's .npz: a zip of .npy files, one per array, stored or deflated.
+
+    "PK" header "w.npy"   93 "NUMPY" 1 0 {'descr': '<f4', ...}   elements
+    "PK" header "b.npy"   ...
+    directory
+
+A stored array is read where it lies. The zip's checksum is of head and elements together; that of the elements alone
+follows from it, because CRCs combine. A deflated array is inflated as a stream. We write stored, elements aligned.
+Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
+from ...moves.part import Coded, Data, Span
+from ...output.destination import File
+from ...storage.checksum import combine, crc
+from ...storage.files import Reader, Seen, split
+from ..containers.zip import STORED, Entry, Member, directory, lay_out, local_header, members, unpack
+from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .npy import (
+    MAX_HEAD,
+    OBJECTS,
+    SUFFIX,
+    Head,
+    check_pickle,
+    collect,
+    head_bytes,
+    parse_head,
+    strings,
+    unheld,
+    unpickled,
+)
+
+
+def sniff(seen: Seen) -> int:
+    if any(name.endswith(SUFFIX) for name in seen.members):
+        return 2 + seen.base.endswith(".npz")
+    return int(seen.base.endswith(".npz") and not seen.is_dir)
+
+
+def open(url: str, opaque: bool = False) -> Checkpoint:
+    with Reader(url) as f:
+        found = members(f, files=False).values()
+        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, opaque)) for m in found if m.name.endswith(SUFFIX)]
+    others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
+    if others and not arrays:
+        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
+    return collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
+
+
+def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
+    """Parse one array's head; its elements are a span if stored, else to be decoded."""
+    start, _ = _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)
+    head = parse_head(start, f.url, m.name)
+    if head.descr == OBJECTS:
+        check_pickle(m.size, f.url)
+        if m.size > 64 * m.packed + 2**24:
+            raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", url=f.url, tensor=m.name)
+        raw = b"".join(decode(Coded(__name__, f.url, m.name, m.size - head.size)))
+        return head, unpickled(raw, f.url, opaque)
+    if head.kind is None:
+        value = 0
+        for piece in _pieces(f, m):  # or is it a flipped bit that makes the dtype unknown?
+            value = crc("crc32", piece, value)
+        if value != m.crc:
+            raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
+        return head, Span(f.url, m.start + head.size, 0)
+    if head.size + head.nbytes != m.size:
+        raise CorruptCheckpoint(
+            f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, there are {m.size}",
+            url=f.url, tensor=m.name,
+        )  # fmt: skip
+    if m.method != STORED or head.kind.kind == "s":
+        return head, Coded(__name__, f.url, m.name, head.nbytes)
+    # crc(head + elements) = combine(crc(head), crc(elements)), and combining is an exclusive or
+    check = combine("crc32", crc("crc32", start[: head.size]), 0, head.nbytes) ^ m.crc
+    if not head.nbytes and check:
+        raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
+    return head, Span(f.url, m.start + head.size, head.nbytes, f"crc32:{check:08x}")
+
+
+def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
+    """The member's unpacked bytes, never more than it announced."""
+    if m.method == STORED:
+        for at in range(0, m.size, piece):
+            yield f.read(m.start + at, min(piece, m.size - at))
+        return
+    left = m.size
+    for data in unpack(f, m.start, m.packed, piece):
+        left -= len(data)
+        if left < 0:
+            break
+        yield data
+    if left:
+        which = "more" if left < 0 else "fewer"
+        raise CorruptCheckpoint(f"inflates to {which} than the {m.size} bytes announced", url=f.url, tensor=m.name)
+
+
+def _started(pieces: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
+    """The first `size` bytes or more, if there are as many, and what follows them."""
+    start = b""
+    while len(start) < size and (piece := next(pieces, b"")):
+        start += piece
+    return start, pieces
+
+
+@lru_cache(maxsize=8)
+def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
+    with Reader(url) as f:
+        return members(f, files=False)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of one array as they are stored, the checksum verified at the end; strings one by one."""
+    with Reader(coded.url) as f:
+        m = _directory(coded.url, f.stamp)[coded.key]
+        start, rest = _started(_pieces(f, m), MAX_HEAD + 12)
+        head = parse_head(start, f.url, m.name)
+        value = crc("crc32", start[: head.size])
+        whole = []
+        for piece in chain([start[head.size :]], rest):
+            value = crc("crc32", piece, value)
+            if head.kind and head.kind.kind == "s":
+                whole.append(piece)
+            else:
+                yield piece
+        if value != m.crc:
+            raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
+        if head.kind and head.kind.kind == "s":
+            yield from strings(head, b"".join(whole))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> NpzWriter:
+    return NpzWriter(url, max_shard_size)
+
+
+class NpzWriter:
+    """A stored zip in the order of the checkpoint, the elements of every array aligned to 64 bytes."""
+
+    def __init__(self, url: str, max_shard_size: int | None = None) -> None:
+        self.file = split(url)[1]
+        self.limit = max_shard_size
+        self.entries: dict[str, Entry] = {}
+        self.heads: dict[str, bytes] = {}
+        self.end = 0
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        if "\0" in tensor.name:
+            return "zip readers cut names at a NUL"
+        try:
+            long = len(tensor.name.encode()) > 65000
+        except UnicodeEncodeError:
+            return "the name is not valid Unicode"
+        return "the name is too long" if long else unheld(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        refuse_unheld(self, checkpoint, "npz")
+        refuse_shards(checkpoint, self.limit, "an .npz")
+        twins = [name for name in checkpoint if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in checkpoint]
+        if twins:
+            raise Unrepresentable(f"NumPy takes {twins[0]!r} for the name without {SUFFIX}, which is there as well")
+        self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
+        sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
+        entries, self.end = lay_out(sizes)
+        self.entries = dict(zip(checkpoint, entries, strict=True))
+        slots = {
+            name: Slot(self.file, e.start + len(self.heads[name]), e.size - len(self.heads[name]))
+            for name, e in self.entries.items()
+        }
+        patches = [Patch(self.file, e.start, self.heads[name]) for name, e in self.entries.items()]
+        size = self.end + len(directory(entries, {}, self.end))
+        return Placement([File(self.file, size)], slots, patches, check="crc32")
+
+    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+        """Local headers and directory, once the checksums are known."""
+        crcs, patches = {}, []
+        for name, e in self.entries.items():
+            head = self.heads[name]
+            crcs[e.name] = combine("crc32", crc("crc32", head), checks[name], e.size - len(head))
+            patches.append(Patch(self.file, e.at, local_header(e, crcs[e.name])))
+        return [*patches, Patch(self.file, self.end, directory(list(self.entries.values()), crcs, self.end))]

@@ -1,0 +1,99 @@
+"""The index of a sharded checkpoint, as Hugging Face writes it, and how its shards are called.
+
+    model.safetensors.index.json       {"metadata": {"total_size": N},
+                                        "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
+    model-00001-of-00002.safetensors   model-00002-of-00002.safetensors
+
+The whole is called model.safetensors. Keras writes such an index too, for tf_model.h5.
+Specification: transformers, modeling_utils.py; huggingface_hub, serialization.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..checkpoint import Checkpoint
+from ..errors import CorruptCheckpoint
+from ..messages import brief
+from ..output.destination import File
+from ..storage.files import read_all
+from .hash_metadata import hashes_of
+from .placement import Patch, Placement, Slot
+
+SUFFIX = ".index.json"
+MAX_SIZE = 200_000_000  # bytes
+
+
+def parse_json(raw: bytes, url: str) -> Any:
+    """Parse JSON as strictly as safetensors' reference: UTF-8, no name twice in an object, no NaN, not too deep."""
+    try:
+        return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise CorruptCheckpoint("the JSON is nested beyond reason", url=url) from None
+    except ValueError as e:  # also UnicodeDecodeError and integers of thousands of digits
+        raise CorruptCheckpoint(f"the JSON is not valid: {e}", url=url) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name {brief(twice)!r} occurs twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Index(NamedTuple):
+    """Which file holds which tensor, and the hashes of all tensors (hashes.py), if they are there."""
+
+    weight_map: dict[str, str]
+    metadata: dict[str, str]
+
+
+def read(url: str) -> Index:
+    """Parse an index; CorruptCheckpoint unless it says of at least one tensor where it is."""
+    said = parse_json(read_all(url, MAX_SIZE), url)
+    found = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
+    about = said.get("metadata")
+    texts = {k: v for k, v in about.items() if isinstance(v, str)} if isinstance(about, dict) else {}
+    return Index(found, hashes_of(texts))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def shard_names(whole: str, suffix: str, count: int) -> list[str]:
+    """What to call `count` shards of a file; one shard is the whole."""
+    stem = whole.removesuffix(suffix)
+    return [whole] if count == 1 else [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)]
+
+
+def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Checkpoint) -> Placement:
+    """One placement of all shards, with slots in the order of the names, and the index if there are several."""
+    files = [f for p in shards for f in p.files]
+    slots = {name: slot for p in shards for name, slot in p.slots.items()}
+    patches = [patch for p in shards for patch in p.patches]
+    if len(shards) > 1:
+        index = _encoded(slots, hashes_of(checkpoint.metadata))
+        files.append(File(whole + SUFFIX, len(index)))
+        patches.append(Patch(whole + SUFFIX, 0, index))
+    stem = re.escape(whole.removesuffix(suffix))
+    stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{stem}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
+    return Placement(files, {name: slots[name] for name in checkpoint}, patches, shards[0].check, stale)
+
+
+def _encoded(slots: Mapping[str, Slot], hashes: Mapping[str, str]) -> bytes:
+    """The JSON as transformers writes it; what is tied counts once."""
+    total = sum(size for _, _, size in {(s.file, s.start, s.size) for s in slots.values()})
+    files = {name: slots[name].file for name in sorted(slots)}
+    said = {"metadata": {"total_size": total, **hashes}, "weight_map": files}
+    return (json.dumps(said, indent=2) + "\n").encode()

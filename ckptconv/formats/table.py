@@ -1,0 +1,108 @@
+"""The table of formats, and finding a row by name or by a destination's suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ..errors import (
+    MissingExtra,
+    UsageError,
+)
+from ..storage.files import is_dir
+
+
+class Format(NamedTuple):
+    """A row of the table: what it is called, where it lives, and what its files are called."""
+
+    name: str
+    title: str
+    module: str
+    suffixes: tuple[str, ...]
+    reads: bool
+    writes: bool
+    hashes: bool = False  # it has metadata and no checksum of its own: what we write carries hashes (hashes.py)
+
+    def load(self) -> Any:
+        """Import the module that implements it."""
+        try:
+            return import_module(self.module)
+        except ImportError as e:
+            raise MissingExtra(f"the format {self.name} needs a package that is not installed: {e}") from e
+
+
+_HERE = "ckptconv.formats."
+TABLE: tuple[Format, ...] = (
+    Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.v2", (".ckpt", ".index"), True, True),
+    Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
+    Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
+    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, True),
+    Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, True),
+    Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
+    Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
+    Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
+    Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
+    Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
+    Format("npz", "NumPy .npz", _HERE + "numpy.npz", (".npz",), True, True),
+    Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
+    Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "numpy.gpt", (), True, False),
+    Format("npy", "NumPy .npy, one or a folder of them", _HERE + "numpy.npy", (".npy",), True, True),
+    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, True),
+    Format("hdf5", "HDF5", _HERE + "hdf5.file", (".hdf5", ".h5"), True, True, True),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, True),
+)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Format]:
+    """All formats by name: ours and those of installed packages."""
+    from importlib.metadata import entry_points
+
+    rows = {f.name: f for f in TABLE}
+    for point in entry_points(group="ckptconv.formats"):
+        row = point.load()
+        rows.setdefault(row.name, row)
+    return rows
+
+
+def get(name: str) -> Format:
+    """Look a format up by name; UsageError lists those there are."""
+    for row in TABLE:  # installed packages are asked only where ours do not do: that takes longer than all else
+        if row.name == name:
+            return row
+    try:
+        return table()[name]
+    except KeyError:
+        near = _hint(name, table())
+        raise UsageError(f"no format is called {name!r}{near}; there are {', '.join(table())}") from None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one is nearest to, as the end of a message, or ''."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 1, 0.7)
+    return f"; near is {near[0]}" if near else ""
+
+
+def target(url: str, name: str | None = None, source: str = "") -> Format:
+    """The format to write at `url`: the named one, or the one whose suffix it has; of several the source's own."""
+    if name:
+        row = get(name)
+        if not row.writes:
+            raise UsageError(f"the format {name} can be read but not written")
+        return row
+    fits = _fitting(TABLE, url) or _fitting(table().values(), url)
+    if not fits and (url.endswith("/") or is_dir(url)):
+        raise UsageError(f"{url!r} is a folder; name a file in it, or use --to with hf or npy, which are folders")
+    if not fits:
+        known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
+        raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
+    return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
+
+
+def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:
+    """Formats whose suffix the name has, with the suffix's length."""
+    return [(len(s), f) for f in rows if f.writes for s in f.suffixes if url.lower().endswith(s)]

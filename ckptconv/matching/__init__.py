@@ -1,0 +1,1 @@
+"""Propose a converter between two checkpoints, or a checkpoint and a module."""

@@ -1,0 +1,321 @@
+"""Pairs by name: words, numbers, order; shapes only allow or forbid. Solved for all tensors at once, not greedily.
+
+    bert/encoder/layer_3/attention/self/query/kernel    bert encoder layer # attention self query weight    (3,)
+    encoder.layer.3.attention.self.query.weight              encoder layer # attention self query weight    (3,)
+
+Names that differ in numbers only are one template. Templates are paired by a linear assignment over the likeness of
+their words times the number of tensors they could pair, then the numbers of the two are aligned: as they are, shifted,
+or in order. What is left over is tried again. Memory is bounded by comparing only templates that share a shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtra
+from ..rules.templates import MAX_NAME
+from .numbering import Unique, aligned
+from .pairs import WORDS, Item, Named, Sort, folded, leaf, parent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+# Variables by what they are called in one place and the other. The last word decides what a tensor is.
+LEAVES = {
+    "kernel": "weight", "gamma": "weight", "scale": "weight", "embeddings": "weight", "embedding": "weight",
+    "w": "weight", "weights": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
+    "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
+    "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
+    "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
+}  # fmt: skip
+SAME = {
+    "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
+    "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
+    "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
+    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+    "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
+}  # fmt: skip
+KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
+RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
+Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
+ROUNDS = 12
+FEW = 500  # names of equal tensors that are compared one by one
+CHUNK = 500  # rows of likeness at a time, where all would not fit
+ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
+MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name in the order they stand, numbers as #, spellings made one."""
+    name = re.sub(r":[0-9]+$", "", name)
+    *scopes, last = re.split(r"[/.]+", name)
+    out: list[str] = []
+    for segment in scopes:
+        out += _split(segment)
+    last = last.lstrip("_") or last
+    told = LEAVES.get(last.lower())
+    out += ["norm"] if last.lower() in ("gamma", "beta") and "norm" not in out[-2:] else []
+    return (*out, *([told] if told else _leaf(last)))
+
+
+def _leaf(last: str) -> list[str]:
+    if m := RECURRENT.fullmatch(last.lower()):
+        return ["reverse", m[1]] if m[2] else [m[1]]
+    return [last.lower()] if last.lower() in KINDS else _split(last)
+
+
+def _split(segment: str) -> list[str]:
+    segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
+    found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
+    out = [x for w in found if (x := SAME.get(w, w))]
+    return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]
+
+
+def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
+    """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
+    every = list(names)
+    known = {folded(n)[0] for n in every}
+    cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
+    out = []
+    for at, name in enumerate(every):
+        text = _numbered(name, known)
+        home, last = parent(name), leaf(name)
+        if cells and last in ("kernel", "bias") and f"{home}/" in cells:
+            text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"
+        out.append(Item(name, words(text), folded(text)[1], groups[name], at / max(1, len(every) - 1)))
+    return out
+
+
+def _numbered(name: str, known: set[str]) -> str:
+    """`dense/kernel` as `dense_0/kernel`, if there is a `dense_1/kernel`: Keras counts so."""
+    if len(name) > MAX_NAME:
+        return name
+    parts = re.split(r"([/.])", name)
+    for k in range(0, len(parts), 2):
+        other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])
+        if folded(other)[0] in known and not re.search(r"[0-9]$", parts[k]):
+            return other
+    return name
+
+
+# --- likeness ---------------------------------------------------------------------------------------------------------
+
+
+def _features(text: Sequence[str]) -> Counter[str]:
+    """Words and pairs of neighbours, the last word as such too."""
+    bare = [w for w in text if w != "#"]
+    out: Counter[str] = Counter(bare)
+    out.update(f"{x} {y}" for x, y in pairwise(bare))
+    out[f"{bare[-1] if bare else ''} $"] = 1
+    return out
+
+
+def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
+    """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more."""
+    import numpy as np
+
+    left, right = _vectors(a, b)
+    return np.asarray((left @ right.T).toarray(), "f4")
+
+
+def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any]:
+    """The features of all words as sparse rows of length one."""
+    try:
+        import numpy as np
+        from scipy import sparse
+    except ImportError:
+        raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
+    rows = [[_features(t) for t in side] for side in (a, b)]
+    seen = Counter(f for side in rows for r in side for f in r)
+    total = len(a) + len(b)
+    index = {f: i for i, f in enumerate(seen)}
+    weight = np.array([math.log(1 + total / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
+    made = []
+    for side in rows:
+        lengths = [len(r) for r in side]
+        at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
+        n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
+        table = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
+        norm = np.sqrt(np.asarray((table * table).sum(axis=1)).reshape(-1))
+        made.append(sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ table)
+    return made
+
+
+def assigned(gain: Array) -> list[tuple[int, int]]:
+    """The pairs with the greatest sum of gains."""
+    if gain.shape == (1, 1):
+        return [(0, 0)] if gain[0, 0] > 0 else []
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(gain, maximize=True)
+    return [(int(r), int(c)) for r, c in zip(rows, columns, strict=True) if gain[r, c] > 0]
+
+
+def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair few names whose tensors cannot be told apart."""
+    if len(many_a) == 1 and len(many_b) == 1:
+        return [(many_a[0], many_b[0])]
+    a, b = items(many_a, dict.fromkeys(many_a)), items(many_b, dict.fromkeys(many_b))
+    if len(a) * len(b) > FEW**2:
+        return [(n.a, n.b) for n in match(a, b)]
+    gain = likeness([i.words for i in a], [j.words for j in b]) + 0.01
+    for r, i in enumerate(a):
+        for c, j in enumerate(b):
+            gain[r, c] += 0.5 * (i.numbers == j.numbers) + 0.1 * (1 - abs(i.at - j.at))
+    return [(many_a[r], many_b[c]) for r, c in sorted(assigned(gain))]
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def sorts(found: Iterable[Item]) -> list[Sort]:
+    out: dict[tuple[str, ...], list[Item]] = defaultdict(list)
+    for i in found:
+        out[i.words].append(i)
+    return [Sort(w, m) for w, m in out.items()]
+
+
+def match(
+    a: Sequence[Item],
+    b: Sequence[Item],
+    homes: Mapping[tuple[str, str], float] | None = None,
+    unique: Unique | None = None,
+) -> list[Named]:
+    """Pair tensors of two checkpoints; `homes` says which words are known to belong together.
+
+    `unique` knows the names of all tensors, if these are but what is left of them.
+    """
+    out: list[Named] = []
+    left_a, left_b = list(a), list(b)
+    unique = unique or Unique(a, b)
+    for _ in range(ROUNDS):
+        shared = {i.group for i in left_a} & {i.group for i in left_b}
+        sorts_a = sorts(i for i in left_a if i.group in shared)
+        sorts_b = sorts(i for i in left_b if i.group in shared)
+        if not shared:
+            break
+        made = _round(sorts_a, sorts_b, unique, homes or {})
+        if not made:
+            break
+        out += made
+        done_a, done_b = {n.a for n in made}, {n.b for n in made}
+        left_a = [i for i in left_a if i.name not in done_a]
+        left_b = [i for i in left_b if i.name not in done_b]
+    return out
+
+
+def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[str, str], float]) -> list[Named]:
+    out: list[Named] = []
+    for rows, columns in _blocks(a, b):
+        part_a, part_b = [a[r] for r in rows], [b[c] for c in columns]
+        like = likeness([s.words for s in part_a], [s.words for s in part_b])
+        _kinds(like, part_a, part_b, homes)
+        gain = _gain(like, part_a, part_b)
+        for r, c in assigned(gain):
+            best = [int(k) for k in (-gain[r]).argsort()[:4] if k != c and gain[r, k] > 0.85 * gain[r, c]]
+            rivals = tuple(part_b[k].members[0].name for k in best)
+            out += aligned(part_a[r], part_b[c], float(like[r, c]), rivals, unique)
+    return out
+
+
+def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:
+    """A bias is no weight; modules that are known to belong together lend that to their tensors."""
+    import numpy as np
+
+    last = [np.array([s.words[-1] if s.words else "" for s in side]) for side in (a, b)]
+    known = [np.isin(x, list(KINDS)) for x in last]
+    like[(last[0][:, None] != last[1][None, :]) & known[0][:, None] & known[1][None, :]] *= 0.05
+    if homes:
+        for r, s in enumerate(a):
+            for c, t in enumerate(b):
+                like[r, c] += homes.get((" ".join(s.words[:-1]), " ".join(t.words[:-1])), 0.0)
+
+
+def _gain(like: Array, a: Sequence[Sort], b: Sequence[Sort]) -> Array:
+    """Likeness times the tensors that could be paired; order in the file weighs little, it is often alphabetic."""
+    import numpy as np
+
+    classes = {g: i for i, g in enumerate({g for s in (*a, *b) for g in s.groups})}
+    places: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {i: ([], []) for i in classes.values()}
+    for side, many in enumerate((a, b)):
+        for k, s in enumerate(many):
+            for g, n in s.groups.items():
+                places[classes[g]][side].append((k, n))
+    overlap = np.zeros(like.shape, "f4")
+    for rows, columns in places.values():
+        if rows and columns:
+            left, right = np.array(rows), np.array(columns)
+            overlap[np.ix_(left[:, 0], right[:, 0])] += np.minimum(left[:, 1, None], right[None, :, 1])
+    sizes_a, sizes_b = (np.array([len(s.members) for s in many], "f4") for many in (a, b))
+    near = 1 - np.abs(np.array([s.at for s in a], "f4")[:, None] - np.array([s.at for s in b], "f4")[None, :])
+    share = overlap / np.maximum(sizes_a[:, None], sizes_b[None, :])
+    return np.asarray(overlap * (like + 0.02 * near + 0.05 * share), "f4")
+
+
+def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
+    """Templates that share shapes, directly or by way of others; a block too large is cut along its sorted words."""
+    first: dict[Hashable, int] = {}
+    root = list(range(len(a) + len(b)))
+
+    def find(k: int) -> int:
+        while root[k] != k:
+            root[k] = k = root[root[k]]
+        return k
+
+    for k, s in enumerate((*a, *b)):
+        for g in s.groups:
+            root[find(k)] = find(first.setdefault(g, k))
+    found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for k in range(len(a)):
+        found[find(k)][0].append(k)
+    for k in range(len(b)):
+        found[find(len(a) + k)][1].append(k)
+    out = []
+    for rows, columns in found.values():
+        if rows and columns:
+            out += _cut(rows, columns, a, b)
+    return out
+
+
+def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
+    count = -(-max(len(rows), len(columns)) // MAX_BLOCK)
+    if count == 1:
+        return [(rows, columns)]
+    same = {s.words: c for c in columns for s in [b[c]]}
+    easy = [(r, same[a[r].words]) for r in rows if a[r].words in same]  # no assignment is needed for these
+    if easy:
+        return [([r], [c]) for r, c in easy]
+    if best := _mutual([a[r] for r in rows], [b[c] for c in columns]):
+        return [([rows[r]], [columns[c]]) for r, c in best]
+    rows.sort(key=lambda r: a[r].words[::-1])
+    columns.sort(key=lambda c: b[c].words[::-1])
+    return [(_slice(rows, i, count), _slice(columns, i, count)) for i in range(count)]
+
+
+def _mutual(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[int, int]]:
+    """Pairs of templates that are each other's likest, found some rows at a time."""
+    import numpy as np
+
+    right, top = [-1] * len(a), np.zeros(len(b), "f4")
+    left = np.full(len(b), -1)
+    rows, columns = _vectors([s.words for s in a], [s.words for s in b])
+    for start in range(0, len(a), CHUNK):
+        like = np.asarray((rows[start : start + CHUNK] @ columns.T).toarray(), "f4")
+        _kinds(like, a[start : start + CHUNK], b, {})
+        for r, c in enumerate(like.argmax(axis=1)):
+            right[start + r] = int(c)
+        better = like.max(axis=0) > top
+        left[better] = start + like.argmax(axis=0)[better]
+        top = np.maximum(top, like.max(axis=0))
+    return [(r, c) for r, c in enumerate(right) if left[c] == r and top[c] > ENOUGH]
+
+
+def _slice(many: list[int], i: int, count: int) -> list[int]:
+    return many[len(many) * i // count : len(many) * (i + 1) // count]

@@ -1,0 +1,122 @@
+"""What was found: tensors of the source and of the target that belong together, and how one knows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .orders import Order
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What belongs together, what shares a tensor in the target, and what has no counterpart on either side."""
+
+    pairs: tuple[Pair, ...]
+    ties: tuple[tuple[str, ...], ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    source_only: tuple[str, ...] = ()
+    target_only: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()  # all names of the source: no rule may take others than its own
+
+    @property
+    def assumed(self) -> list[Pair]:
+        return [p for p in self.pairs if not p.sure]
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "from": list(p.sources), "to": list(p.targets), "layout": p.order.text, "sizes": dict(p.order.sizes),
+                "evidence": p.evidence, "assumed": not p.sure, "why": list(p.why), "candidates": list(p.rivals),
+            }
+            for p in self.pairs
+        ]  # fmt: skip
+        return {
+            "pairs": rows, "ties": [list(t) for t in self.ties], "copies": dict(self.copies),
+            "source_only": list(self.source_only), "target_only": list(self.target_only), "notes": list(self.notes),
+        }  # fmt: skip
+
+
+LISTED = 5  # candidates named for an ambiguous tensor
+
+
+class Pair(NamedTuple):
+    """Tensors that become others; `sure` unless something was assumed: `why` says what, `rivals` what else could be.
+
+    `evidence` is values (bit for bit), equal (values that others have too, so names decide), names, or shape.
+    `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    order: Order = Order()
+    evidence: str = "names"
+    sure: bool = True
+    why: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    axis: str = ""
+
+
+WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+
+
+def leaf(name: str) -> str:
+    """The last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
+    bare = re.sub(r":[0-9]+$", "", name)
+    return re.split(r"[/.]", bare)[-1].lower().lstrip("_")
+
+
+def parent(name: str) -> str:
+    """All but the last segment."""
+    cut = max(name.rfind("/"), name.rfind("."))
+    return name[: max(cut, 0)]
+
+
+def folded(name: str) -> tuple[str, tuple[int, ...]]:
+    """The name with its whole numbers taken out, and the numbers; `007` is no number but text."""
+    return DIGITS.sub("\0", name), tuple(map(int, DIGITS.findall(name)))
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+class Item(NamedTuple):
+    """One tensor: its words, the numbers in its name, and its class; only tensors of one class may be paired."""
+
+    name: str
+    words: tuple[str, ...]
+    numbers: tuple[int, ...]
+    group: Hashable
+    at: float  # place in its checkpoint, 0 to 1
+
+
+class Named(NamedTuple):
+    """A pair by name: likeness 0 to 1, whether nothing else was possible, why not, and what else was."""
+
+    a: str
+    b: str
+    likeness: float
+    sure: bool
+    why: tuple[str, ...]
+    rivals: tuple[str, ...]
+
+
+@dataclass
+class Sort:
+    """Tensors whose names differ in numbers only."""
+
+    words: tuple[str, ...]
+    members: list[Item]
+
+    @property
+    def groups(self) -> Counter[Hashable]:
+        return Counter(i.group for i in self.members)
+
+    @property
+    def at(self) -> float:
+        return sum(i.at for i in self.members) / len(self.members)

@@ -1,0 +1,81 @@
+"""Text for people: names made safe to print, shortened, folded by number; urls without what opens doors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+def redacted(url: str) -> str:
+    """A url without what opens doors: the name and password before the host, and a web address's query."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path, asks, _ = path.partition("?")
+        path += "?..." if asks else ""
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def printable(text: str) -> str:
+    """Escape what could drive a terminal or hide in it: control, bidi and undecodable characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def brief(text: str, limit: int = 300) -> str:
+    """Cut a stranger's name to what a message can hold."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def listing(names: Iterable[str], limit: int = 20) -> str:
+    """Join names one per line for a message, indented, and say how many were left out."""
+    items = [printable(brief(n)) for n in names]
+    lines = [f"  {n}" for n in items[:limit]]
+    if len(items) > limit:
+        lines.append(f"  ... and {len(items) - limit} more")
+    return "\n".join(lines)
+
+
+# --- folding ----------------------------------------------------------------------------------------------------
+
+
+class Fold(NamedTuple):
+    """Names that differ in numbers only, as one line: layer_{0..11}/kernel (12)."""
+
+    text: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.text} ({len(self.names)})" if len(self.names) > 1 else self.text
+
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def fold(names: Iterable[str]) -> list[Fold]:
+    """Fold names by pattern, in the order in which the patterns first appear."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("\0", name), []).append(name)
+    return [Fold(_folded(shape, found), tuple(found)) for shape, found in groups.items()]
+
+
+def _folded(shape: str, names: list[str]) -> str:
+    columns = zip(*(_NUMBER.findall(n) for n in names), strict=True)
+    words = shape.split("\0")
+    return "".join(printable(w) + _range(set(c)) for w, c in zip(words, [*columns, ()], strict=False))
+
+
+def _range(values: set[str]) -> str:
+    if len(values) < 2:
+        return "".join(values)
+    if any(len(v) > 1 and v[0] == "0" for v in values):
+        return "{" + ",".join(sorted(values)) + "}"
+    order = sorted(map(int, values))
+    if order[-1] - order[0] == len(order) - 1:
+        return f"{{{order[0]}..{order[-1]}}}"
+    return "{" + ",".join(map(str, order)) + "}" if len(order) <= 6 else f"{{{order[0]},{order[1]}..{order[-1]}}}"

@@ -1,0 +1,1 @@
+"""Strided moves between stored data and memory: the kernel."""

@@ -1,0 +1,120 @@
+"""The geometry of strided boxes: which part of a tensor falls into a range, and whether moving it is a plain copy.
+
+    clip(part, lo, hi)             the parts of a part that fill elements [lo, hi) of its tensor
+    fuse(shape, strides, steps)    merge axes that are contiguous on both sides
+    plain(part)                    whether source and destination are each one contiguous run
+    slabs(part, limit)             the part in pieces of a few bytes, in the order in which the source lies
+
+Everything counts elements. No numpy here: a conversion that only copies never imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from .part import Part
+
+
+def clip(part: Part, lo: int, hi: int) -> list[Part]:
+    """Cut a part down to the elements [lo, hi) of the tensor it fills; exact for any range.
+
+    Axes are taken by falling destination step: an outer index whose whole inner box lies inside is kept in one piece,
+    the at most two that lie partly inside are cut further.
+    """
+    if 0 in part.shape:
+        return []
+    extent = prod(part.shape) if plain(part) else reach(part.shape, part.steps)
+    if part.start >= lo and part.start + extent <= hi:
+        return [part]
+    if part.start >= hi or part.start + extent <= lo:
+        return []
+    order = sorted(range(len(part.shape)), key=lambda i: -part.steps[i])
+    out: list[Part] = []
+    _clip(part, order, lo, hi, out)
+    return out
+
+
+def _clip(part: Part, order: Sequence[int], lo: int, hi: int, out: list[Part]) -> None:
+    order = [i for i in order if part.shape[i] > 1]
+    extent = sum((part.shape[i] - 1) * part.steps[i] for i in order) + 1
+    if part.start >= hi or part.start + extent <= lo:
+        return
+    if part.start >= lo and part.start + extent <= hi:
+        out.append(part)
+        return
+    axis, inner = order[0], order[1:]
+    step, size = part.steps[axis], part.shape[axis]
+    inside = sum((part.shape[i] - 1) * part.steps[i] for i in inner) + 1
+    first = min(size, max(0, -((part.start - lo) // step)))  # first index that begins inside
+    last = max(first, min(size, (hi - part.start - inside) // step + 1))  # first index that ends outside
+    if first > 0:
+        _clip(cut(part, axis, first - 1, first), inner, lo, hi, out)
+    if last > first:
+        out.append(cut(part, axis, first, last))
+    if last < size:
+        _clip(cut(part, axis, last, last + 1), inner, lo, hi, out)
+
+
+def cut(part: Part, axis: int, a: int, b: int) -> Part:
+    """Keep indices [a, b) of one axis."""
+    return part._replace(
+        shape=(*part.shape[:axis], b - a, *part.shape[axis + 1 :]),
+        offset=part.offset + a * part.strides[axis],
+        start=part.start + a * part.steps[axis],
+    )
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last of a box that is not empty."""
+    return sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+
+
+class Box(NamedTuple):
+    """Fused axes: sizes, source strides and destination steps, by falling destination step."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def fuse(shape: Sequence[int], strides: Sequence[int], steps: Sequence[int]) -> Box:
+    """Drop axes of size one and merge neighbours that are contiguous on both sides; all in elements."""
+    axes = sorted((ax for ax in zip(shape, strides, steps, strict=True) if ax[0] != 1), key=lambda ax: (-ax[2], -ax[1]))
+    out: list[tuple[int, int, int]] = []
+    for n, a, b in axes:
+        if out and out[-1][1] == a * n and out[-1][2] == b * n:
+            out[-1] = (out[-1][0] * n, a, b)
+        else:
+            out.append((n, a, b))
+    return Box(*(tuple(ax[i] for ax in out) for i in range(3)))
+
+
+def is_run(box: Box) -> bool:
+    """Whether source and destination are both one contiguous run."""
+    return not box.shape or (len(box.shape) == 1 and box.strides == (1,) and box.steps == (1,))
+
+
+@lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors
+def _plain(shape: tuple[int, ...], strides: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    return is_run(fuse(shape, strides, steps))
+
+
+def plain(part: Part) -> bool:
+    """Whether the part's elements lie in one run at the source and fill one run of the tensor."""
+    return _plain(part.shape, part.strides, part.steps)
+
+
+def slabs(part: Part, limit: int) -> Iterator[Part]:
+    """Cut a part into pieces of at most `limit` bytes, along the axes that lie farthest apart in the source."""
+    size = prod(part.shape)
+    if size * part.dtype.itemsize <= limit:
+        yield part
+        return
+    axis = max((i for i, n in enumerate(part.shape) if n > 1), key=lambda i: (part.strides[i], part.shape[i]))
+    count = part.shape[axis]
+    step = max(1, count * limit // (size * part.dtype.itemsize))
+    for a in range(0, count, step):
+        yield from slabs(cut(part, axis, a, min(count, a + step)), limit)

@@ -1,0 +1,149 @@
+"""What happens to elements on the way: named operations, then a cast that counts what it cannot keep.
+
+    transform(raw, kind, ops, to) -> (elements, Loss)
+
+Rounding is to nearest, ties to even, in one step, whatever the two dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import DType, castable
+from ..errors import ConversionError
+from .log import Loss
+
+Array = NDArray[Any]
+BLOCK = 2**17  # elements looked at together: as float64 they stay in the second-level cache
+
+
+def _swap(a: Array, kind: DType) -> Array:
+    return a.view(f"u{kind.word}").byteswap().view(a.dtype) if kind.word > 1 else a
+
+
+def _low_bits(bits: int, signed: bool) -> Callable[[Array, DType], Array]:
+    def keep(a: Array, kind: DType) -> Array:
+        raw = a.view("u1") & np.uint8((1 << bits) - 1)
+        if signed:  # sign-extend: ml_dtypes and its casts expect the high bits to follow the sign
+            raw = ((raw.astype("i1") << (8 - bits)) >> (8 - bits)).view("u1")
+        out: Array = raw.view(a.dtype)
+        return out
+
+    return keep
+
+
+def _negate(a: Array, kind: DType) -> Array:
+    out: Array = np.negative(a)
+    return out
+
+
+# Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
+OPS: dict[str, Callable[[Array, DType], Array]] = {
+    "swap": _swap,
+    "conj": lambda a, kind: np.conj(a),
+    "neg": _negate,
+    "bool": lambda a, kind: (a.view("u1") != 0).view(a.dtype),
+    "int4": _low_bits(4, True),
+    "uint4": _low_bits(4, False),
+    "int2": _low_bits(2, True),
+    "uint2": _low_bits(2, False),
+    "float4": _low_bits(4, False),
+}
+ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
+    "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
+    "fill": lambda a, x: np.full_like(a, x),
+    "mul": lambda a, x: (a * np.asarray(x).astype(a.dtype)).astype(a.dtype),
+}
+
+
+def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[Array, Loss]:
+    """Apply operations to contiguous elements (as carriers) and cast; returns carriers of the target's width."""
+    a = raw.view(kind.np) if kind.kind != "x" else raw
+    for name in ops:
+        if name in OPS:
+            a = OPS[name](a, kind)
+        else:
+            word, _, number = name.partition(":")
+            a = ARITHMETIC[word](a, float(number))
+    loss = Loss()
+    if to != kind:
+        a, loss = cast(a, kind, to)
+    return np.ascontiguousarray(a).view(to.carrier), loss
+
+
+def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
+    """Cast with round-to-nearest-even; integers must fit, floats that do not are counted."""
+    if not castable(kind, to):
+        raise ConversionError(f"{kind} cannot be cast to {to}")
+    if to.kind in "iu":
+        return _to_int(a, kind, to), Loss()
+    with np.errstate(all="ignore"):
+        source = a
+        if kind.name == "float64" and to.itemsize < 4:
+            a = _round_to_odd(a)  # through float32 ml_dtypes rounds twice
+        out = a.astype(to.np)
+        if kind.kind not in "fc" or to.kind == "c" or to.itemsize >= kind.itemsize:
+            return out, Loss()
+        return out, _halves_lost(source, out, to) if to.name in HALVES else _lost(source, out)
+
+
+def _lost(a: Array, out: Array) -> Loss:
+    wide = out.astype(a.dtype)
+    lost = np.isfinite(a) & ~np.isfinite(wide)
+    gone = (wide == 0) & (a != 0)
+    return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero(gone)))
+
+
+HALVES = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of infinity
+
+
+def _halves_lost(a: Array, out: Array, to: DType) -> Loss:
+    """The same of 16-bit floats, on their bits, which is five times faster: no zero becomes something else."""
+    magnitude = out.view(np.uint16) & np.uint16(0x7FFF)
+    gone = int(np.count_nonzero(a != 0)) - int(np.count_nonzero(magnitude != 0))
+    if not magnitude.size or magnitude.max() < HALVES[to.name]:
+        return Loss(0, gone)
+    return Loss(int(np.count_nonzero(np.isfinite(a))) - int(np.count_nonzero(magnitude < HALVES[to.name])), gone)
+
+
+def _to_int(a: Array, kind: DType, to: DType) -> Array:
+    bits = 8 * to.itemsize if to.name[-1] not in "24" or to.itemsize > 1 else int(to.name[-1])
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to.kind == "i" else (0, (1 << bits) - 1)
+    if kind.kind == "f":
+        raise ConversionError(f"{kind} is not cast to {to}: fractions would be lost")
+    if a.size and kind.kind != "b" and (int(a.min()) < low or int(a.max()) > high):
+        raise ConversionError(f"values from {int(a.min())} to {int(a.max())} do not fit {to}")
+    return a.astype(to.np)
+
+
+def _round_to_odd(a: Array) -> Array:
+    """float64 -> float32 such that a second rounding to fewer bits gives the correctly rounded result."""
+    f = a.astype(np.float32)
+    bits = f.view(np.uint32)
+    inexact = np.isfinite(a) & np.isfinite(f) & (f.astype(np.float64) != a)
+    away = inexact & (np.abs(f.astype(np.float64)) > np.abs(a))
+    bits = np.where(away, bits - 1, bits)  # truncate toward zero ...
+    return np.where(inexact, bits | 1, bits).astype(np.uint32).view(np.float32)  # ... and mark what was cut off
+
+
+# --- elements as numbers ----------------------------------------------------------------------------------------
+
+
+def numbers(raw: Array, kind: DType) -> Array:
+    """A window's bytes as real numbers of a type that numpy computes with; empty for opaque elements."""
+    if kind.kind == "x":
+        return np.empty(0, np.float32)
+    flat = raw.view(kind.np)
+    if kind.kind == "c":
+        with np.errstate(over="ignore"):
+            magnitude: Array = np.abs(flat)
+            return magnitude
+    if kind.kind == "b":
+        return flat.view(np.uint8)
+    if kind.kind == "f":
+        return flat if kind.itemsize >= 4 else flat.astype(np.float32)
+    return flat if flat.dtype.kind in "iu" else flat.astype(np.int8)  # int4 and the like

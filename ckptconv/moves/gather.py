@@ -1,0 +1,220 @@
+"""Bring pieces of tensors into memory: adjoining copies in one read, strided boxes slab by slab."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import ConversionError, CorruptCheckpoint
+from ..storage.files import Reader
+from .boxes import clip, plain, reach, slabs
+from .budget import Memory
+from .log import Log, Read
+from .part import Coded, Held, Part, Piece, Span, Stored, c_strides
+from .sources import Sources, decode, resolved
+
+if TYPE_CHECKING:
+    from .copy import Array
+
+SLAB = 512 * 2**10  # bytes of a source that are rearranged at a time
+GATHER = 4  # read a strided box by its extent if that is at most this much larger than the box
+
+
+class _Buffers(threading.local):
+    """Reused per thread: touching fresh pages costs as much as copying into them."""
+
+    target = memoryview(b"")
+    source = memoryview(b"")
+
+    def of(self, which: str, size: int) -> memoryview:
+        buffer: memoryview = getattr(self, which)
+        if len(buffer) < size:
+            buffer = memoryview(bytearray(size))
+            setattr(self, which, buffer)
+        return buffer[:size]
+
+
+_buffers = _Buffers()
+
+
+# --- copies -----------------------------------------------------------------------------------------------------
+
+
+class _Run(NamedTuple):
+    """A plain copy: `size` bytes of a file at `start` to byte `at` of the job."""
+
+    span: Span
+    start: int
+    at: int
+    size: int
+
+
+def _sole_run(piece: Piece) -> _Run | None:
+    """The one run of a file that fills all of the piece, if that is all there is to do."""
+    runs = [_as_run(p, piece) for part in piece.parts for p in clip(part, piece.lo, piece.hi)]
+    return runs[0] if len(runs) == 1 else None
+
+
+def _as_run(part: Part, piece: Piece) -> _Run | None:
+    """The plain copy that a part amounts to, or None if elements move or change."""
+    span = part.data
+    if part.ops or not isinstance(span, Span) or part.dtype is not piece.to or not plain(part):
+        return None
+    item, count = piece.to.itemsize, prod(part.shape)
+    _inside(part, count, span, piece.tensor)
+    return _Run(span, span.start + part.offset * item, piece.at + (part.start - piece.lo) * item, count * item)
+
+
+def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
+    """Readers validate views; this is the second lock on the door."""
+    if part.offset < 0 or (part.offset + reach) * part.dtype.itemsize > span.size:
+        raise CorruptCheckpoint("a view reaches past its storage", url=span.url, tensor=tensor)
+
+
+# --- filling a buffer -------------------------------------------------------------------------------------------
+
+
+def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: Log) -> None:
+    """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
+    pending, end = list[_Run](), base
+    for piece in pieces:
+        if piece.at > end:
+            target[end - base : piece.at - base] = bytes(piece.at - end)
+        end = piece.at + piece.size
+        for whole in piece.parts:
+            for part in clip(whole, piece.lo, piece.hi):
+                run = _as_run(part, piece)
+                if run is None:
+                    _move(part, piece, sources, target[piece.at - base : end - base], memory, log)
+                    continue
+                if pending and not _adjoins(pending[-1], run):
+                    _read(pending, sources, target, base, log)
+                pending.append(run)
+    _read(pending, sources, target, base, log)
+
+
+def _adjoins(a: _Run, b: _Run) -> bool:
+    """Whether b follows a, in the file as in the target."""
+    return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
+
+
+def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
+    """Read runs that follow one another, check each, and forget them."""
+    if runs:
+        first, last = runs[0], runs[-1]
+        sources.reader(first.span.url).into(first.start, target[first.at - base : last.at + last.size - base])
+        for run in runs:
+            if run.span.check:
+                view = target[run.at - base : run.at - base + run.size]
+                log.was_read(run.span, run.start - run.span.start, view)
+        runs.clear()
+
+
+def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Memory, log: Log) -> None:
+    """Strides, operations or a cast: read the source box slab by slab, change it, scatter it into the target."""
+    from .copy import copy, strided
+
+    part = resolved(part, sources)
+    changes = bool(part.ops) or part.dtype is not piece.to
+    for slab in slabs(part, min(SLAB, memory.window)):
+        src = _gather(slab, piece.tensor, sources, log)
+        if changes:
+            src = _changed(src, slab, piece, log)
+        copy(strided(target, piece.to.carrier, slab.start - piece.lo, slab.shape, slab.steps), src)
+
+
+def _changed(src: Array, part: Part, piece: Piece, log: Log) -> Array:
+    """The elements after the part's operations and the cast."""
+    from .cast import transform
+    from .copy import packed
+
+    try:
+        flat, loss = transform(packed(src), part.dtype, part.ops, piece.to)
+    except ConversionError as e:
+        raise ConversionError(e.message, tensor=piece.tensor) from e
+    log.lost(piece.tensor, loss)
+    return flat.reshape(part.shape)
+
+
+def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
+    """The box as a view of bytes that were read for it."""
+    from .copy import flat, strided
+
+    item, carrier, data = part.dtype.itemsize, part.dtype.carrier, part.data
+    if isinstance(data, Held):
+        return strided(flat(data.array), carrier, part.offset, part.shape, part.strides)
+    if not isinstance(data, Span):
+        raise TypeError("decoded data must be resolved before it is gathered")
+    extent, count, reader = reach(part.shape, part.strides), prod(part.shape), sources.reader(data.url)
+    _inside(part, extent, data, tensor)
+    if extent <= max(GATHER * count, 65536 // item):
+        raw = _buffers.of("source", extent * item)
+        reader.into(data.start + part.offset * item, raw)
+        if data.check and extent == count:
+            log.was_read(data, part.offset * item, raw)
+        return strided(raw, carrier, 0, part.shape, part.strides)
+    order = sorted(range(len(part.shape)), key=lambda i: -part.strides[i])
+    packed = dict(zip(order, c_strides([part.shape[i] for i in order]), strict=True))
+    raw = _buffers.of("source", count * item)
+    _gather_runs(part, order, data, reader, raw)
+    return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(order))])
+
+
+def _gather_runs(part: Part, order: Sequence[int], data: Span, reader: Reader, raw: memoryview) -> None:
+    """Read the box run by run into packed memory, outer source axes first."""
+    if _dense(part, order):
+        reader.into(data.start + part.offset * part.dtype.itemsize, raw)
+        return
+    axis, inner = order[0], order[1:]
+    size, item = len(raw) // part.shape[axis], part.dtype.itemsize
+    if _dense(part, inner):  # the usual case, and often a million times: rows of a matrix
+        start, step = data.start + part.offset * item, part.strides[axis] * item
+        for at in range(0, len(raw), size):
+            reader.into(start, raw[at : at + size])
+            start += step
+        return
+    for i in range(part.shape[axis]):
+        row = part._replace(offset=part.offset + i * part.strides[axis])
+        _gather_runs(row, inner, data, reader, raw[i * size : (i + 1) * size])
+
+
+def _dense(part: Part, order: Sequence[int]) -> bool:
+    step = 1
+    for axis in reversed(order):
+        if part.shape[axis] != 1 and part.strides[axis] != step:
+            return False
+        step *= part.shape[axis]
+    return True
+
+
+# --- reading into memory ----------------------------------------------------------------------------------------
+
+
+def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
+    """Read a piece of a tensor into bytes; returns what there is to check."""
+    log = Log()
+    if piece.size:
+        _fill((piece,), sources, target, piece.at, Memory.of(512 * 2**20, 1), log)
+    return log.read
+
+
+def read_strings(t: Stored) -> Array:
+    """Read a string tensor as an object array of bytes."""
+    import numpy as np
+
+    flat = np.empty(t.count, object)
+    for part in t.parts:
+        items = decode(part.data) if isinstance(part.data, Coded) else _held_strings(part)
+        places = np.ndindex(*part.shape)
+        for index, item in zip(places, items, strict=True):
+            flat[part.start + sum(i * s for i, s in zip(index, part.steps, strict=True))] = item
+    return flat.reshape(t.shape)
+
+
+def _held_strings(part: Part) -> Iterator[bytes]:
+    if not isinstance(part.data, Held):
+        raise TypeError("the strings of a tensor are decoded or held")
+    for item in part.data.array.reshape(-1):
+        yield item.encode() if isinstance(item, str) else bytes(item)

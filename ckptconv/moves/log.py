@@ -1,0 +1,105 @@
+"""What a job reports: what it wrote (checksum, digests), what it read of checked spans, which casts lost something.
+
+Log(check, digest)      filled as blocks are read and written; what adjoins the entry before extends it
+Written, Read, Loss     what it is filled with: plain data, so that it can come from another process
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..storage import checksum
+from .part import Span
+
+CHUNK = 4 * 2**20  # bytes; content digests are defined over chunks of this size
+
+
+class Loss(NamedTuple):
+    """What a cast could not keep: finite values that became infinite or NaN, and non-zero ones that became zero."""
+
+    overflow: int = 0
+    underflow: int = 0
+
+    def plus(self, other: Loss) -> Loss:
+        return Loss(self.overflow + other.overflow, self.underflow + other.underflow)
+
+
+class Written(NamedTuple):
+    """Bytes [start, start+size) of a tensor as written: their checksum and the digests of their chunks."""
+
+    tensor: str
+    start: int
+    size: int
+    crc: int
+    digests: tuple[bytes, ...]
+
+
+class Read(NamedTuple):
+    """One contiguous range of a checked span as read: its place in the span, length and checksum."""
+
+    span: Span
+    start: int
+    size: int
+    crc: int
+
+
+@dataclass
+class Log:
+    """What one job reports; `check` is the kind of checksum the target wants, or ''.
+
+    What adjoins the entry before extends it, so that a piece written in blocks is one entry.
+    """
+
+    check: str = ""
+    digest: bool = False
+    written: list[Written] = field(default_factory=list)
+    read: list[Read] = field(default_factory=list)
+    loss: dict[str, Loss] = field(default_factory=dict)
+    _chunk: Any = None
+
+    def wrote(self, tensor: str, start: int, view: memoryview) -> None:
+        last = self.written[-1] if self.written else None
+        if last is None or last.tensor != tensor or last.start + last.size != start:
+            last = Written(tensor, start, 0, 0, ())
+            self.written.append(last)
+        crc = checksum.crc(self.check, view, last.crc) if self.check else 0
+        digests = self._hash(last, start, view) if self.digest else ()
+        self.written[-1] = Written(tensor, last.start, last.size + len(view), crc, digests)
+
+    def _hash(self, last: Written, start: int, view: memoryview) -> tuple[bytes, ...]:
+        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
+        from xxhash import xxh3_128
+
+        digests = last.digests
+        while view:
+            if start % CHUNK and digests:
+                digests = digests[:-1]
+            else:
+                self._chunk = xxh3_128()
+            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
+            self._chunk.update(now)
+            digests, start = (*digests, self._chunk.digest()), start + len(now)
+        return digests
+
+    def was_read(self, span: Span, start: int, view: memoryview) -> None:
+        kind = span.check.partition(":")[0]
+        last = self.read[-1] if self.read else None
+        if last is None or last.span is not span or last.start + last.size != start:
+            self.read.append(Read(span, start, len(view), checksum.crc(kind, view)))
+        else:
+            self.read[-1] = Read(span, last.start, last.size + len(view), checksum.crc(kind, view, last.crc))
+
+    def lost(self, tensor: str, loss: Loss) -> None:
+        if any(loss):
+            self.loss[tensor] = self.loss.get(tensor, Loss()).plus(loss)
+
+
+def chunk_digests(view: memoryview) -> tuple[bytes, ...]:
+    """XXH3 (16 bytes) of every `CHUNK` bytes; the view starts at a multiple of it."""
+    from xxhash import xxh3_128_digest
+
+    return tuple(xxh3_128_digest(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK))
+
+
+__all__ = ["Log", "Read", "Written", "chunk_digests"]

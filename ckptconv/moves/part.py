@@ -1,0 +1,131 @@
+"""Where the bytes of a tensor lie, as strided boxes of stored data.
+
+    Part   a strided box of one piece of stored data, and the strided box of the tensor that it fills
+    data   Span (bytes of a file) | Coded (bytes a format must decode) | Held (an array in memory)
+    Piece  elements [lo, hi) of a tensor, and where they go
+
+All offsets and strides of a part count *elements* of `Part.dtype`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..dtypes import DType
+from ..errors import CorruptCheckpoint
+
+if TYPE_CHECKING:
+    pass
+
+
+class Stored(Protocol):
+    """What the kernel needs to know of a tensor; `checkpoint.Tensor` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Piece(NamedTuple):
+    """Elements [lo, hi) of a tensor, to be written at byte `at` of the job as dtype `to`."""
+
+    tensor: str
+    to: DType
+    lo: int
+    hi: int
+    at: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        return (self.hi - self.lo) * self.to.itemsize
+
+
+MAX_ELEMENTS = 2**63 - 1
+MAX_AXES = 64  # NumPy's; products of millions of sizes would take forever to multiply
+
+
+class Span(NamedTuple):
+    """Bytes [start, start+size) of a file; `check` is 'crc32c:%08x' or 'crc32:%08x' of exactly these bytes, or ''."""
+
+    url: str
+    start: int
+    size: int
+    check: str = ""
+
+
+class Coded(NamedTuple):
+    """Bytes that `decode(coded)` of a module yields in C order, little-endian (a string tensor: one item per element).
+
+    `module` is the full name of that module, so that any process can find it; `key` is the module's own.
+    """
+
+    module: str
+    url: str
+    key: str
+    size: int
+
+
+class Held(NamedTuple):
+    """An array already in memory, C-contiguous (an object array of bytes for strings)."""
+
+    array: Any
+
+
+Data = Span | Coded | Held
+
+
+class Part(NamedTuple):
+    """A strided box of `data` and the strided box of the tensor that it fills, both in elements of `dtype`.
+
+    `ops` are names of `moves.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
+    """
+
+    data: Data
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...]
+    start: int
+    steps: tuple[int, ...]
+    ops: tuple[str, ...] = ()
+
+
+def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Element strides of a C-contiguous array."""
+    out = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        out[i - 1] = out[i] * shape[i]
+    return tuple(out)
+
+
+def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None) -> int:
+    """Multiply a shape from a file; CorruptCheckpoint if it has too many axes, one is negative or all pass 2^63."""
+    if len(shape) > MAX_AXES:
+        raise CorruptCheckpoint(f"its shape has {len(shape)} axes, more than {MAX_AXES}", url=url, tensor=tensor)
+    total = 1
+    for size in shape:
+        if size < 0:
+            raise CorruptCheckpoint(f"shape {list(shape)} has a negative dimension", url=url, tensor=tensor)
+        total *= size
+        if total > MAX_ELEMENTS:
+            raise CorruptCheckpoint(f"shape {list(shape)} has more than 2^63 elements", url=url, tensor=tensor)
+    if total == 0 and prod(size for size in shape if size) * 16 > MAX_ELEMENTS:  # NumPy has no such array either
+        raise CorruptCheckpoint(f"shape {list(shape)} is empty, yet beyond 2^63 bytes", url=url, tensor=tensor)
+    return total

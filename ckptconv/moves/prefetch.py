@@ -1,0 +1,79 @@
+"""Before a job over remote files: fetch all it will read, in few requests.
+
+A job reads in small steps that stay in the cache; over a network every step would be a request. What lies close
+together is fetched in one, several at once, and held in memory while the job runs. A box that is spread over much more
+than its own size (a slice of a transposed tensor) would fetch nearly everything again for every job: its tensor is
+copied to a local file once, which all jobs of this process then read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING
+
+from ..storage.remote import GAP, File, is_remote
+from .boxes import clip, reach
+from .part import Span
+
+if TYPE_CHECKING:
+    from .part import Piece
+    from .sources import Sources
+
+SPREAD = 2  # fetch a box by its extent if that is at most this much larger
+SMALL = 2**20  # or at most this many bytes
+MOST = 32 * 2**20  # bytes of one request; longer runs are read as the job goes
+
+
+@contextmanager
+def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
+    """Hold what the pieces need of remote files."""
+    files = {
+        part.data.url
+        for piece in pieces
+        for part in piece.parts
+        if isinstance(part.data, Span) and is_remote(part.data.url)
+    }
+    if not files:
+        yield
+        return
+    far = {url: f for url in files if (f := sources.reader(url).far)}
+    ranges: dict[str, list[tuple[int, int]]] = {url: [] for url in far}
+    for piece in pieces:
+        _wanted(piece, far, ranges)
+    try:
+        for url, found in ranges.items():
+            far[url].hold(merged(found))
+        yield
+    finally:
+        for f in far.values():
+            f.release()
+
+
+def _wanted(piece: Piece, far: dict[str, File], ranges: dict[str, list[tuple[int, int]]]) -> None:
+    """Collect the ranges of a piece; what is spread out is copied whole."""
+    for whole in piece.parts:
+        span, item = whole.data, whole.dtype.itemsize
+        if not isinstance(span, Span) or span.url not in far:
+            continue
+        for part in clip(whole, piece.lo, piece.hi):
+            extent, count = reach(part.shape, part.strides) * item, prod(part.shape) * item
+            if extent > max(SPREAD * count, SMALL):
+                far[span.url].spool(span.start + whole.offset * item, reach(whole.shape, whole.strides) * item)
+            elif extent <= MOST:
+                ranges[span.url].append((span.start + part.offset * item, extent))
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges (start, size) that overlap or lie close together, up to `MOST` bytes."""
+    out: list[tuple[int, int]] = []
+    for start, size in sorted(ranges):
+        if out:
+            first, length = out[-1]
+            end = max(first + length, start + size)
+            if start <= first + length + GAP and end - first <= MOST:
+                out[-1] = first, end - first
+                continue
+        out.append((start, size))
+    return out

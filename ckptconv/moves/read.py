@@ -1,0 +1,148 @@
+"""Read whole tensors: arrays, windows in bounded memory, content hashes; and check what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import CorruptCheckpoint
+from ..messages import listing, printable, redacted
+from ..storage import checksum
+from .gather import read_into, read_strings
+from .log import CHUNK, Read, chunk_digests
+from .part import Piece, Span, Stored
+from .prefetch import fetched
+from .sources import Sources, resolved
+
+if TYPE_CHECKING:
+    from .copy import Array
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def spans_of(tensors: Mapping[str, Stored]) -> Iterator[Span]:
+    """Every span with a checksum that the tensors use."""
+    for t in tensors.values():
+        for part in t.parts:
+            if isinstance(part.data, Span) and part.data.check:
+                yield part.data
+
+
+# --- the content hash -------------------------------------------------------------------------------------------
+
+
+def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
+    """Hash of dtype, shape and logical bytes: equal for equal tensors in any format.
+
+    XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
+    the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
+    """
+    from xxhash import xxh3_128_hexdigest
+
+    shape = ",".join(map(str, t.shape))
+    head = f"ckptconv.tensor.1\0{t.dtype.name}\0[{shape}]\0"
+    return xxh3_128_hexdigest(head.encode() + b"".join(digests))
+
+
+def hash_tensor(t: Stored, sources: Sources) -> str:
+    """Read a tensor in bounded memory and hash it; a string tensor hashes each element's length and bytes."""
+    if t.dtype.kind == "s":
+        packed = b"".join(len(s).to_bytes(8, "little") + s for s in read_strings(t).reshape(-1))
+        return content_hash(t, chunk_digests(memoryview(packed)))
+    return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(memoryview(window))))
+
+
+def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
+    """The tensor's bytes in order, `size` at a time, in one buffer that is used again."""
+    import numpy as np
+
+    parts = t.parts
+    if t.nbytes > size:  # decode once, not once for every window
+        parts = tuple(resolved(p, sources) for p in parts)
+    step = size // max(1, t.dtype.itemsize)
+    buffer = np.empty(min(t.nbytes, size), "u1")
+    reads: list[Read] = []
+    for lo in range(0, t.count, step):
+        hi = min(t.count, lo + step)
+        view = buffer[: (hi - lo) * t.dtype.itemsize]
+        reads += _read(Piece(t.name, t.dtype, lo, hi, 0, parts), view, sources)
+        yield view
+    check_reads(reads, sources, spans_of({t.name: t}))
+
+
+def _read(piece: Piece, target: Array, sources: Sources) -> list[Read]:
+    with fetched((piece,), sources):
+        return read_into(piece, memoryview(target), sources)
+
+
+def read_array(t: Stored, sources: Sources | None = None) -> Array:
+    """Read one tensor whole, checksums verified; strings as an object array of bytes."""
+    if t.dtype.kind == "s":
+        return read_strings(t)
+    if sources is None:
+        with Sources() as own:
+            return read_array(t, own)
+    import numpy as np
+
+    target = np.empty(t.nbytes, "u1")
+    check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
+    return target.view(t.dtype.np).reshape(t.shape)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) -> int:
+    """Verify every checked span; CorruptCheckpoint naming all bad ones. Returns the bytes verified."""
+    verified, bad = 0, dict[Span, str]()
+    pieces: dict[Span, list[Read]] = {span: [] for span in spans}
+    for r in reads:
+        pieces.setdefault(r.span, []).append(r)
+    for span, got in pieces.items():
+        kind, _, want = span.check.partition(":")
+        found = _combined(kind, got, span.size)
+        if found is None:  # read only in bits, or out of order: read it once more for its checksum
+            found = _crc_of(span, kind, sources)
+        verified += span.size
+        if found != int(want, 16):
+            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found:08x}, should be {want}"
+    if bad:
+        urls = {span.url for span in bad}
+        where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
+        raise CorruptCheckpoint(
+            f"{len(bad)} damaged tensor(s), by the file's own checksums:\n{listing(where)}", url=next(iter(urls))
+        )
+    return verified
+
+
+def _combined(kind: str, reads: list[Read], size: int) -> int | None:
+    """CRC of the whole span if the pieces tile it, else None."""
+    if len(reads) == 1 and reads[0].size == size:
+        return reads[0].crc
+    total, at = 0, 0
+    for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
+        if r.start != at:
+            return None
+        total, at = checksum.combine(kind, total, r.crc, r.size), at + r.size
+    return total if at == size else None
+
+
+def _crc_of(span: Span, kind: str, sources: Sources) -> int:
+    reader, value = sources.reader(span.url), 0
+    for at in range(0, span.size, CHUNK):
+        value = checksum.crc(kind, reader.read(span.start + at, min(CHUNK, span.size - at)), value)
+    return value
+
+
+# --- many tensors -----------------------------------------------------------------------------------------------
+
+
+def each(items: Iterable[S], do: Callable[[S, Sources], T], workers: int = 1) -> list[T]:
+    """Apply `do` to all items, `workers` at a time; results in order."""
+    with Sources() as sources:
+        if workers < 2:
+            return [do(item, sources) for item in items]
+        with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
+            return list(pool.map(lambda item: do(item, sources), items))

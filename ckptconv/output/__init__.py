@@ -1,0 +1,1 @@
+"""Where results go: staged beside the destination, or uploaded, and published whole or not at all."""

@@ -1,0 +1,156 @@
+"""The names of one output: where each file goes, where it is made until then, and what is there already.
+
+    m-00001-of-00002.safetensors   m.safetensors.index.json        where they go
+    .m.safetensors.index.json.3f9a01bc.part/                       where they are made, under the same names
+
+So the format's own reader opens what was made before it is published. The mark tells the runs apart. A folder that is
+an output by itself is made whole, and the temporary folder becomes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from ..errors import StorageError
+from ..storage.files import local, names
+from ..storage.remote import refused
+from . import publish
+from .publish import Publication, part
+
+
+class File(NamedTuple):
+    """One file of an output: its name relative to the destination's folder, and its final size in bytes.
+
+    `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
+    """
+
+    name: str
+    size: int
+    shared: bool = False
+
+
+class Destination:
+    """The files of an output in a local folder.
+
+    A folder of its own is made whole if it is not there yet, or if it has no index (`unit`). `stale`: a pattern of
+    names that belong to an older checkpoint of this name. A `mark` that is given is one that a later run knows as well.
+    """
+
+    def __init__(
+        self, folder: str, files: Sequence[File], *, mark: str = "", stale: str = "", unit: bool = False
+    ) -> None:
+        self.folder = local(folder)
+        self.final = {f.name: os.path.join(self.folder, f.name) for f in files}
+        self._own = [f.name for f in files if not f.shared]
+        self._stale = re.compile(stale) if stale else None
+        self.mark = mark or os.urandom(4).hex()
+        self._built = "" if mark else self._staged(unit)
+
+    def _staged(self, unit: bool) -> str:
+        """The folder that is made whole, or ''."""
+        tops = {n.split("/")[0] if n.count("/") == 1 else "" for n in self.final}
+        top = tops.pop() if len(tops) == 1 else ""
+        path = os.path.join(self.folder, top)
+        if not top:
+            return ""
+        there = os.path.lexists(path)
+        if there and (not unit or os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path)):
+            return ""
+        return top
+
+    @property
+    def title(self) -> str:
+        """What a note of this output is called by: its index, or its folder."""
+        return self._own[-1].split("/")[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether a folder of its own is made whole."""
+        return bool(self._built)
+
+    def temporary(self, name: str) -> str:
+        """The path that file `name` has until it is published."""
+        base = os.path.basename(name)
+        if self._built:
+            return os.path.join(self.folder, part(self._built, self.mark), base)
+        return os.path.join(os.path.dirname(self.final[name]), part(os.path.basename(self._own[-1]), self.mark), base)
+
+    @property
+    def stages(self) -> list[str]:
+        """The temporary folders."""
+        return sorted({os.path.dirname(self.temporary(name)) for name in self.final})
+
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+        inside = [name for name in self.final if name.startswith(f"{base}/")]
+        stage = os.path.dirname(self.temporary(inside[0] if inside else self._own[-1]))
+        return stage if inside else os.path.join(stage, base)
+
+    def ours(self, name: str) -> bool:
+        """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
+        top = {n.split("/")[0] for n in self._own if "/" in n}
+        return name in self.final or name in top or bool(self._stale and self._stale.fullmatch(name))
+
+    def older(self) -> list[str]:
+        """Names, relative to the folder, that match the pattern and are not written now."""
+        if not self._stale:
+            return []
+        folders = sorted({os.path.dirname(name) for name in self.final})
+        here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
+        return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
+
+    def possible(self) -> None:
+        """Refuse what can be no destination, whatever is there."""
+        for name, path in self.final.items():
+            if {"", ".", ".."} & set(name.split("/")):
+                raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")
+            if os.path.isdir(path) and not os.path.islink(path):
+                raise StorageError("is a folder, which no file replaces; name a file in it", url=path)
+        for at in {os.path.dirname(path) for path in self.final.values()}:
+            while at and not os.path.lexists(at):
+                at = os.path.dirname(at)
+            if at and not os.path.isdir(at):
+                raise StorageError("is no folder; what is there must be moved away first", url=at)
+
+    def free(self) -> None:
+        """Refuse a destination that is taken."""
+        taken = [p for n in self._own if os.path.lexists(p := self.final[n])]
+        if taken:
+            raise StorageError("already exists; --force replaces it", url=taken[0])
+        if older := self.older():
+            where = os.path.join(self.folder, older[0])
+            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
+
+    def clear(self) -> list[str]:
+        """Finish or remove what killed runs left here; returns names of what it was."""
+        if not self._own or not os.path.isdir(self.folder or "."):
+            return []
+        try:
+            with publish.alone(self.folder):
+                left = publish.finish(self.folder, self._titles(""), self.ours)
+            for at in sorted({os.path.dirname(name) for name in self._own} | {""}):
+                left += publish.clear(os.path.join(self.folder, at), self._titles(at))
+        except OSError as e:
+            raise refused(e, self.folder) from e
+        return left
+
+    def _titles(self, at: str) -> Callable[[str], bool]:
+        """Whether temporary files of that title, in that folder, are of this checkpoint or an older one of its name."""
+        short = {publish.short(os.path.basename(n)) for n in self._own if os.path.dirname(n) == at}
+        return lambda title: title in short or self.ours(os.path.join(at, title))
+
+    def publication(self, ready: Collection[str], *, force: bool) -> Publication:
+        """Where files are replaced under their own names, the old index goes first; older files go last."""
+        if self._built:
+            return Publication((), ((part(self._built, self.mark), self._built),), ())
+        moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in ready)
+        index = self._own[-1] if self._own else ""
+        replaced = any(n != index and os.path.lexists(self.final[n]) for n in ready if n in self._own)
+        first = (index,) if replaced and index in ready and os.path.lexists(self.final[index]) else ()
+        return Publication(first, moves, tuple(self.older()) if force else ())
+
+
+__all__ = ["Destination"]

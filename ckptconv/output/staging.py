@@ -1,0 +1,271 @@
+"""Write: files in a temporary folder beside where they go, filled by positioned writes, published whole or not at all.
+
+Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
+Paths                     the same files in another process, by their paths
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ..storage.files import refused
+from . import publish
+from .destination import Destination, File
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+OPEN = 256  # files of an output whose descriptors are kept open
+
+
+class Output:
+    """The files of one output until they are published (publish.py says how).
+
+    With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
+    an earlier run filled them, in part; `whole`: it filled them all and began to rename them.
+    """
+
+    def __init__(
+        self, folder: str, files: Sequence[File], *, force: bool = False, mark: str = "", kept: bool = False,
+        whole: bool = False, stale: str = "", unit: bool = False,
+    ) -> None:  # fmt: skip
+        self._to = Destination(folder, files, mark=mark, stale=stale, unit=unit)
+        self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
+        self._fds: dict[str, int] = {}
+        self._ready: list[str] = []  # files that are there to be written and renamed
+        self._few = len(files) <= OPEN
+        self._made: list[str] = []
+        self._locks: list[int] = []
+        self._to.possible()
+        self.cleared = self._to.clear()
+        self._free()
+        try:
+            self._stage()
+            for f in files:
+                self.create(f)
+        except BaseException:  # an interrupt, too, leaves no stage behind
+            self.discard()
+            raise
+
+    def _free(self) -> None:
+        """Refuse, before any work, a destination that is taken."""
+        if not (self._force or self._whole):
+            self._to.free()
+
+    def _stage(self) -> None:
+        """Make and lock the temporary folders."""
+        for path in self._to.stages:
+            try:
+                while not self._whole or os.path.lexists(path):
+                    self._folders(path)
+                    fd = publish.hold(path)
+                    if fd >= 0:
+                        self._locks.append(fd)
+                        break
+            except OSError as e:
+                raise refused(e, os.path.dirname(path) or ".") from e
+
+    def create(self, f: File) -> None:
+        path = self._to.temporary(f.name)
+        if self._whole and not os.path.lexists(path):
+            return  # renamed already
+        try:
+            how = 0 if self._kept else os.O_CREAT | (os.O_TRUNC if self._stays else os.O_EXCL)
+            how |= getattr(os, "O_NOFOLLOW", 0)  # a name that can be foretold may be a link somebody laid out
+            fd = os.open(path, os.O_RDWR | how | getattr(os, "O_BINARY", 0), 0o666)
+            self._fds[f.name] = fd
+            self._ready.append(f.name)
+            if f.size and not self._whole:
+                self._reserve(fd, f.size)
+            if not self._few:
+                os.close(self._fds.pop(f.name))
+        except OSError as e:
+            raise refused(e, self._to.final[f.name]) from e
+
+    def _folders(self, folder: str) -> None:
+        missing = []
+        while folder and not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+                self._made.append(path)
+            except FileExistsError:  # another process was faster
+                if not os.path.isdir(path):
+                    raise
+
+    @staticmethod
+    def _reserve(fd: int, size: int) -> None:
+        """Fail now rather than half-way when the disk is too small."""
+        space = os.fstatvfs(fd)
+        if space.f_bavail * space.f_frsize < size - os.fstat(fd).st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(fd, size)
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        with self._open(name) as fd:
+            _write(fd, start, data, self._to.final[name])
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[int]:
+        """The descriptor of a file; of very many files none is kept open."""
+        if name in self._fds:
+            yield self._fds[name]
+            return
+        fd = os.open(self._to.temporary(name), os.O_RDWR | getattr(os, "O_BINARY", 0))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def hurry(self, name: str, start: int, size: int) -> None:
+        """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
+
+        The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
+        """
+        if name in self._fds and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fds[name], start, size, os.POSIX_FADV_DONTNEED)
+
+    def paths(self) -> dict[str, str]:
+        """Where each file is until it is published."""
+        return {name: os.path.abspath(self._to.temporary(name)) for name in self._to.final}
+
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+        return self._to.unpublished(base)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What arrives in another process only writes."""
+        return Paths, (self.paths(),)
+
+    def settle(self) -> None:
+        """Make durable what was written so far."""
+        try:
+            for name in self._ready:
+                with self._open(name) as fd:
+                    os.fsync(fd)
+            if self._stays:
+                self._sync_stages()
+        except OSError as e:
+            raise refused(e, self._to.folder) from e
+
+    def publish(self, *, sync: bool = True) -> None:
+        """Make all files durable, then bring them under their names, all or none; after a kill the next run does it."""
+        if sync:
+            self.settle()
+        try:
+            with publish.alone(self._to.folder):
+                self._free()
+                self._rename(sync)
+        except OSError as e:
+            named = [str(name) for name in (e.filename2, e.filename) if name and f".{self._to.mark}." not in str(name)]
+            raise refused(e, named[0] if named else self._to.folder) from e
+        self.close()
+        self._made, self._stays = [], False
+
+    def _rename(self, sync: bool) -> None:
+        if os.name == "nt":
+            self.close()  # it renames no open files
+        to, todo = self._to, self._to.publication(self._ready, force=self._force)
+        several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
+        steps: publish.Steps = []
+        try:
+            with ExitStack() as stack:
+                if (several or to.whole) and not self._stays:
+                    if sync:
+                        self._sync_stages()
+                    stack.enter_context(publish.noted(to.folder, to.title, to.mark, todo, steps))
+                publish.perform(to.folder, todo, to.ours, steps)
+                self._sync(sync)
+        finally:
+            self._stays = self._stays or bool(steps)  # neither done nor undone: the next run needs what is left
+        self._ready = []
+
+    def _sync_stages(self) -> None:
+        for folder in self._to.stages:
+            publish.sync(folder)
+
+    def _sync(self, sync: bool) -> None:
+        if sync:
+            for folder in {os.path.dirname(p) for p in self._to.final.values()} | {self._to.folder}:
+                publish.sync(folder)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._close_files()
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _close_files(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def abandon(self) -> None:
+        """Let nothing stay for a later run: what was written is wrong."""
+        self._stays = False
+
+    def discard(self) -> None:
+        """Remove every trace (but what a later run is to find); the destination stays as it was."""
+        self._close_files()
+        if not self._stays:
+            for name in self._to.final:  # what rmtree does as well, but not where no more files can be opened
+                with suppress(OSError):
+                    os.unlink(self._to.temporary(name))
+            for path in self._to.stages:
+                with suppress(OSError):
+                    os.rmdir(path)
+                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(f"{path}.old", ignore_errors=True)
+        self.close()
+        for path in reversed(self._made) if not self._stays else ():
+            with suppress(OSError):
+                os.rmdir(path)
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.discard()
+
+
+class Paths:
+    """The files of an `Output` of another process, opened by their paths."""
+
+    def __init__(self, paths: dict[str, str]) -> None:
+        self._paths, self._fds = paths, dict[str, int]()
+
+    def paths(self) -> dict[str, str]:
+        return self._paths
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        path = self._paths[name]
+        if name not in self._fds:
+            try:
+                self._fds[name] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            except OSError as e:
+                raise refused(e, path) from e
+        _write(self._fds[name], start, data, path)
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+
+def _write(fd: int, start: int, data: Buffer, path: str) -> None:
+    view = memoryview(data).cast("B")
+    at = 0
+    while at < len(view):
+        try:
+            at += os.pwrite(fd, view[at:], start + at)
+        except OSError as e:
+            raise refused(e, path) from e
+
+
+__all__ = ["Output", "Paths"]

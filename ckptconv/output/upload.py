@@ -1,0 +1,122 @@
+"""Write to a remote folder: build the files here, then send them, the last one (the index) last.
+
+Every object appears whole or not at all; what was sent is removed again when a later one fails. Object stores cannot
+write at positions, and a checkpoint's header is known last: so the files take room in the temporary folder (TMPDIR).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import CkptError, StorageError
+from ..storage import remote
+from ..storage.files import join, names, split
+from ..storage.remote import (
+    asking,
+    filesystem,
+)
+from .destination import File
+from .staging import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def upload(path: str, url: str) -> None:
+    """Send a file; it appears whole or not at all, in parts if it is large (the file system's own multipart)."""
+    fs, where = filesystem(url)
+    with asking(url):
+        fs.put_file(path, where)
+
+
+def remove(url: str) -> None:
+    fs, where = filesystem(url)
+    with asking(url):
+        fs.rm_file(where)
+
+
+class Upload:
+    """As output.Output, for a remote folder."""
+
+    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False, stale: str = "") -> None:
+        self.folder, self.force = folder, force
+        self._names = [f.name for f in files]
+        self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
+        taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
+        if remote.is_http(folder):
+            raise StorageError("a web server takes no files", url=folder)
+        if taken and not force:
+            raise StorageError("already exists; --force replaces it", url=taken[0])
+        self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
+        if self._older and not force:
+            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
+        with remote.spooling():
+            self._stage = tempfile.mkdtemp(prefix="ckptconv-")
+        try:
+            self._out = Output(self._stage, files)
+        except BaseException:  # an interrupt, too, leaves no stage behind
+            self.discard()
+            raise
+
+    def write(self, name: str, start: int, data: Buffer) -> None:
+        self._out.write(name, start, data)
+
+    def paths(self) -> dict[str, str]:
+        return self._out.paths()
+
+    def unpublished(self, base: str) -> str:
+        return self._out.unpublished(base)
+
+    def close(self) -> None:
+        self._out.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._out.__reduce__()
+
+    def publish(self, *, sync: bool = True) -> None:
+        """Send all files in order, then remove those of an older checkpoint that are not replaced."""
+        self._out.publish(sync=False)
+        sent: list[str] = []
+        try:
+            for name in self._names:
+                url = join(self.folder, name)
+                upload(os.path.join(self._stage, name), url)
+                sent.append(url)
+                os.unlink(os.path.join(self._stage, name))
+        except BaseException:  # an interrupt, too, leaves no half of a checkpoint behind
+            for url in sent:
+                if url not in self._there:
+                    _quietly(url)
+            raise
+        for url in self._older:
+            remove(url)
+
+    def _stale(self, url: str, pattern: str) -> bool:
+        name = url[len(self.folder.rstrip("/")) + 1 :]
+        return name not in self._names and bool(re.fullmatch(pattern, name))
+
+    def discard(self) -> None:
+        shutil.rmtree(self._stage, ignore_errors=True)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_out"):
+            self._out.discard()
+        self.discard()
+
+
+def _quietly(url: str) -> None:
+    try:
+        remove(url)
+    except CkptError:
+        pass

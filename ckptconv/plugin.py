@@ -1,0 +1,51 @@
+"""What a format of your own is written with: the one address that other packages import from.
+
+See docs/write-a-format.md for a whole format in a page, and `ckptconv.testing` for the tests that come with it.
+"""
+
+from .checkpoint import Checkpoint, Note, Tensor, held, plain, tiled, view
+from .dtypes import DTYPES, DType, dtype
+from .errors import CorruptCheckpoint, FormatError, Unrepresentable, UnsafeCheckpoint, UsageError
+from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
+from .formats.table import Format
+from .moves.part import Coded, Held, Part, Span, c_strides, elements
+from .output.destination import File
+from .storage.files import Reader, Seen, join, read_all, sibling, split
+
+__all__ = [
+    "DTYPES",
+    "Checkpoint",
+    "Coded",
+    "CorruptCheckpoint",
+    "DType",
+    "File",
+    "Format",
+    "FormatError",
+    "Held",
+    "Note",
+    "Part",
+    "Patch",
+    "Placement",
+    "Reader",
+    "Seen",
+    "Slot",
+    "Span",
+    "Tensor",
+    "Unrepresentable",
+    "UnsafeCheckpoint",
+    "UsageError",
+    "Writer",
+    "c_strides",
+    "dtype",
+    "elements",
+    "held",
+    "join",
+    "plain",
+    "read_all",
+    "refuse_shards",
+    "refuse_unheld",
+    "sibling",
+    "split",
+    "tiled",
+    "view",
+]

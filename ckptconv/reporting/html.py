@@ -1,0 +1,87 @@
+"""A report: one HTML file without any network, for one checkpoint or for a conversion.
+
+    report(SRC, output="report.html")                what SRC holds
+    report(SRC, B, output="report.html", change=...) what became of SRC in B: rules, values, what was left out
+
+survey.py collects what the page shows, page.html lays it out, page.js draws it. Names come from strangers: the page is
+escaped by Jinja2, data is JSON in which no tag can close, the script writes text only, and the page's own policy
+allows no other script, no style and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from importlib import resources
+from typing import Any
+
+from ..api import Change, Path, Resources, Select, prepare
+from ..errors import MissingExtra
+from ..output import destination
+from ..output.staging import Output
+from ..storage import files
+from . import survey
+
+
+def report(
+    source: Path,
+    target: Path | None = None,
+    *,
+    output: Path,
+    select: Select = Select(),  # noqa: B008 - frozen
+    change: Change = Change(),  # noqa: B008
+    values: bool = True,
+    force: bool = False,
+    resources: Resources = Resources(),  # noqa: B008
+) -> int:
+    """Write the report; returns its size in bytes. Without `values` only headers are read."""
+    shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())
+    data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
+    data["url"] = os.fspath(target if target is not None else source)
+    if target is not None:
+        before, meant = prepare([source], select, Change()), prepare([source], select, change)
+        data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
+        data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
+    page = render(data).encode()
+    folder, name = files.split(os.fspath(output))
+    with Output(folder, [destination.File(name, len(page))], force=force) as out:
+        out.write(name, 0, page)
+        out.publish()
+    return len(page)
+
+
+def render(data: dict[str, Any]) -> str:
+    """Fill the page; MissingExtra without Jinja2."""
+    try:
+        from jinja2 import Environment
+        from markupsafe import Markup
+    except ImportError as e:
+        raise MissingExtra("reports need Jinja2: pip install 'ckptconv[report]'") from e
+    script, style = _file("page.js"), _file("page.css")
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_file("page.html"))
+    return page.render(
+        data=data,
+        json=Markup(_quoted(data)),
+        script=Markup(script),
+        style=Markup(style),
+        policy=f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'",
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _quoted(data: Any) -> str:
+    """JSON that can stand in a script element: ASCII, and without the characters of tags and entities."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+__all__ = ["render", "report"]

@@ -1,0 +1,202 @@
+"""What a checkpoint holds, put in order for people: rows, totals, a tree folded by pattern, and what its graph says.
+
+    encoder                                   48 tensors  85,054,464
+      layer_{0..11}
+        kernel          x12  float32 768x768
+
+Pure: nothing here reads a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..checkpoint import Checkpoint, Tensor
+from ..errors import UsageError
+from ..messages import fold
+from ..rules.templates import separator
+
+# What --sort takes; sizes fall, all else rises.
+KEYS: dict[str, Callable[[Tensor], Any]] = {
+    "name": lambda t: _natural(t.name),
+    "size": lambda t: -t.nbytes,
+    "parameters": lambda t: -t.count,
+    "dtype": lambda t: t.dtype.name,
+    "shape": lambda t: t.shape,
+    "role": lambda t: t.role,
+}
+_NUMBER = re.compile(r"(\d{1,18})")
+MAX_DEPTH = 64  # scopes of the tree; what lies deeper is one line
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """layer_2 before layer_10."""
+    return tuple((0, int(w), "") if w.isdecimal() else (1, 0, w) for w in _NUMBER.split(name))
+
+
+def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
+    """Sort by a column; `-key` turns it round. UsageError names the columns."""
+    word = key.removeprefix("-")
+    if word not in KEYS:
+        raise UsageError(f"--sort takes one of {', '.join(KEYS)}, not {key!r}")
+    return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
+
+
+class Totals(NamedTuple):
+    """Counts over a checkpoint; tied tensors count once."""
+
+    tensors: int
+    bytes: int
+    parameters: int  # of weights
+    all: int  # of weights, slots and the rest
+    roles: dict[str, int]  # tensors by role
+    dtypes: dict[str, int]  # bytes by dtype
+
+
+def totals(checkpoint: Checkpoint) -> Totals:
+    """Add up."""
+    again = {n for group in checkpoint.ties for n in group[1:]}
+    roles, dtypes = dict[str, int](), dict[str, int]()
+    weights = every = nbytes = 0
+    for name, t in checkpoint.tensors.items():
+        roles[t.role] = roles.get(t.role, 0) + 1
+        if name in again:
+            continue
+        count = t.count
+        size = count * t.dtype.itemsize
+        every, nbytes = every + count, nbytes + size
+        weights += 0 if t.role else count
+        dtypes[t.dtype.name] = dtypes.get(t.dtype.name, 0) + size
+    return Totals(len(checkpoint), nbytes, weights, every, roles, dtypes)
+
+
+# --- folding ----------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """Tensors whose names differ in numbers only, and that are alike in dtype, shape and role."""
+
+    text: str
+    tensors: tuple[Tensor, ...]
+
+
+def folded(tensors: Iterable[Tensor]) -> list[Line]:
+    """Fold tensors by pattern, in the order in which they first appear."""
+    alike: dict[tuple[str, tuple[int, ...], str], list[Tensor]] = {}
+    place = {}
+    for i, t in enumerate(tensors):
+        alike.setdefault((t.dtype.name, t.shape, t.role), []).append(t)
+        place[t.name] = i
+    lines = []
+    for group in alike.values():
+        by_name = {t.name: t for t in group}
+        lines += [Line(f.text, tuple(by_name[n] for n in f.names)) for f in fold(by_name)]
+    return sorted(lines, key=lambda line: place[line.tensors[0].name])
+
+
+@dataclass
+class Node:
+    """A scope of the tree: its own lines and its inner scopes, in order of appearance."""
+
+    text: str
+    inner: dict[str, Node] = field(default_factory=dict)
+    line: Line | None = None
+
+    def lines(self) -> Iterator[Line]:
+        if self.line:
+            yield self.line
+        for node in self.inner.values():
+            yield from node.lines()
+
+
+def tree(tensors: Sequence[Tensor]) -> Node:
+    """Fold, and hang the lines into a tree by scope; a scope with a single child is joined with it."""
+    cut = re.compile(re.escape(separator(t.name for t in tensors)) + r"(?![^{}]*\})")
+    root = Node("")
+    for line in folded(tensors):
+        at = root
+        for word in cut.split(line.text, MAX_DEPTH):
+            at = at.inner.setdefault(word, Node(word))
+        if at.line:  # the same words in another dtype or shape
+            at = root.inner.setdefault(f"{line.text}\0{len(root.inner)}", Node(line.text))
+        at.line = line
+    return _joined(root, cut.pattern[0] if cut.pattern[0] != "\\" else ".")
+
+
+def _joined(node: Node, sep: str) -> Node:
+    for word, child in node.inner.items():
+        while child.line is None and len(child.inner) == 1:
+            (only,) = child.inner.values()
+            child = Node(f"{child.text}{sep}{only.text}", only.inner, only.line)
+        node.inner[word] = _joined(child, sep)
+    return node
+
+
+# --- the graph --------------------------------------------------------------------------------------------------
+
+
+class Graph(NamedTuple):
+    """What a graph or configuration beside the tensors says, against what the checkpoint holds."""
+
+    variables: tuple[str, ...]
+    missing: tuple[str, ...]  # in the graph, not in the checkpoint
+    unknown: tuple[str, ...]  # in the checkpoint, not in the graph
+    trained: tuple[str, ...]
+    fixed: tuple[str, ...]  # weights that are not trained, by the graph
+    collections: dict[str, int]
+
+
+def graph(checkpoint: Checkpoint) -> Graph | None:
+    """Compare what a graph lists (`details["collections"]`, `details["trainable"]`) or a Keras configuration says with
+    the tensors; None if neither was found."""
+    listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
+    trained = tuple(checkpoint.details.get("trainable", ()))
+    if not listed and not trained:
+        return _configured(checkpoint)
+    held = checkpoint.tensors
+    said = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
+    known, taught = set(said), set(trained)
+    return Graph(
+        said,
+        tuple(n for n in said if n not in held),
+        tuple(n for n in held if n not in known) if "variables" in listed else (),
+        trained,
+        tuple(n for n in (said if listed else held) if n in held and not held[n].role and n not in taught),
+        {name: len(names) for name, names in listed.items()},
+    )
+
+
+def _configured(checkpoint: Checkpoint) -> Graph | None:
+    """What a Keras configuration says: its layers, and which of them are frozen."""
+    text = checkpoint.metadata.get("config") or checkpoint.metadata.get("model_config") or ""
+    try:
+        layers = dict(_layers(json.loads(text))) if text else {}
+    except (ValueError, RecursionError):
+        return None
+    if not layers:
+        return None
+    weights = [n for n, t in checkpoint.tensors.items() if not t.role]
+    scopes = {n: ["/".join(n.split("/")[:i]) for i in range(1, n.count("/") + 1)] for n in weights}
+    fixed = tuple(n for n in weights if any(layers.get(s) is False for s in scopes[n]))
+    unknown = tuple(n for n in weights if not any(s in layers for s in scopes[n]))
+    trained = tuple(n for n in weights if n not in set(fixed) and n not in set(unknown))
+    return Graph((), (), unknown, trained, fixed, {"layers": len(layers)})
+
+
+def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
+    """Paths of the layers of a Keras configuration, and whether each is trainable."""
+    inner = config.get("config") if isinstance(config, dict) else None
+    rows = inner.get("layers") if isinstance(inner, dict) else inner
+    for row in rows if isinstance(rows, list) else ():
+        said = row.get("config") if isinstance(row, dict) else None
+        name = said.get("name") if isinstance(said, dict) else None
+        if isinstance(said, dict) and isinstance(name, str):
+            yield path + name, said.get("trainable") is not False
+            yield from _layers(row, f"{path}{name}/")
+
+
+__all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "totals", "tree"]

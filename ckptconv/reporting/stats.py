@@ -1,0 +1,205 @@
+"""Look at values: statistics, histogram and a sample of a tensor, window by window, in bounded memory.
+
+    min  max  mean  std     of the finite values; sums are kept as exact fractions of float64 sums of small blocks
+    zeros  nan  inf         counted (-0.0 is a zero; inf counts both signs)
+
+Complex numbers are described by their magnitude, booleans as 0 and 1, strings by their length in bytes. Opaque
+elements (two 4-bit floats in a byte) are not described.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checkpoint import Tensor
+from ..moves.cast import BLOCK, numbers
+from ..moves.copy import Array
+from ..moves.gather import read_strings
+from ..moves.read import windows
+from ..moves.sources import Sources
+
+BINS = 32  # of a histogram
+
+
+class Stats(NamedTuple):
+    """What a tensor's values are like; min, max, mean and std are None where no value is finite."""
+
+    min: float | int | None
+    max: float | int | None
+    mean: float | None
+    std: float | None
+    zeros: int
+    nan: int
+    inf: int
+
+
+class _Sums:
+    """Running count, sum and sum of squared deviations of the finite values, exact where blocks are joined."""
+
+    def __init__(self) -> None:
+        self.count = self.zeros = self.nan = self.inf = 0
+        self.total = self.spread = Fraction(0)
+        self.low: Any = None
+        self.high: Any = None
+
+    def take(self, flat: Array) -> None:
+        """Take in real numbers."""
+        for at in range(0, flat.size, BLOCK):
+            self._block(flat[at : at + BLOCK])
+
+    def _block(self, block: Array) -> None:
+        size = block.size
+        self.zeros += size - int(np.count_nonzero(block))
+        low, high = block.min().item(), block.max().item()
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan = int(np.count_nonzero(np.isnan(block)))
+            block = block[np.isfinite(block)]
+            self.nan, self.inf = self.nan + nan, self.inf + size - block.size - nan
+            if not block.size:
+                return
+            low, high = block.min().item(), block.max().item()
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+        self._join(block, max(abs(float(low)), abs(float(high))))
+
+    def _join(self, block: Array, peak: float) -> None:
+        """Add a block's sums by the formula of Chan, Golub and LeVeque, in fractions."""
+        n, scale = block.size, 1.0
+        if block.itemsize == 8 and block.dtype.kind in "iu":  # so that large neighbours stay apart
+            wide = (block - block.min()).view(np.uint64).astype(np.float64)
+        else:
+            wide = block.astype(np.float64)
+        if peak > 1e140 or 0 < peak < 1e-140:  # squares would overflow or vanish
+            scale = math.ldexp(1.0, math.frexp(peak)[1] - 1)
+            wide /= scale
+        mean = float(wide.mean())
+        wide -= mean
+        factor = Fraction(scale)
+        total = exact_sum(block) if block.dtype.kind in "iu" else Fraction(mean) * n * factor
+        np.square(wide, out=wide)  # a dot product would start the threads of BLAS, to no gain
+        spread = Fraction(float(wide.sum())) * factor * factor
+        if self.count:
+            apart = total / n - self.total / self.count
+            spread += apart * apart * self.count * n / (self.count + n)
+        self.count, self.total, self.spread = self.count + n, self.total + total, self.spread + spread
+
+    def done(self) -> Stats:
+        if not self.count:
+            return Stats(None, None, None, None, self.zeros, self.nan, self.inf)
+        mean, std = _float(self.total / self.count), _root(self.spread / self.count)
+        return Stats(self.low, self.high, mean, std, self.zeros, self.nan, self.inf)
+
+
+def exact_sum(block: Array) -> Fraction:
+    """Sum of integers, without overflow: halves of 32 bits are summed apart."""
+    if block.itemsize < 8:
+        return Fraction(int(block.sum(dtype=np.int64)))
+    low = int((block & 0xFFFFFFFF).sum(dtype=np.uint64))
+    return Fraction((int((block >> 32).sum(dtype=np.int64)) << 32) + low)
+
+
+def _float(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+def _root(x: Fraction) -> float:
+    """Square root of a fraction that may be too large or too small for a float."""
+    if not x:
+        return 0.0
+    shift = (x.numerator.bit_length() - x.denominator.bit_length()) // 2
+    return math.ldexp(math.sqrt(x / Fraction(4) ** shift), shift)
+
+
+# --- elements as numbers ----------------------------------------------------------------------------------------
+
+
+def values(t: Tensor, sources: Sources) -> Iterator[Array]:
+    """The tensor's elements as real numbers, a window at a time, flat and in order."""
+    if t.dtype.kind == "s":
+        lengths = [len(s) for s in read_strings(t).reshape(-1)]
+        yield np.array(lengths, np.int64)
+        return
+    for raw in windows(t, sources):
+        yield numbers(raw, t.dtype)
+
+
+def stats(t: Tensor, sources: Sources) -> Stats:
+    """Read a tensor once and describe its values."""
+    sums = _Sums()
+    with np.errstate(invalid="ignore"):
+        for flat in values(t, sources):
+            sums.take(flat)
+    return sums.done()
+
+
+class Picture(NamedTuple):
+    """A tensor at a glance: counts of equal bins from min to max, and evenly spaced elements, `rows` by `columns`."""
+
+    stats: Stats
+    bins: tuple[int, ...]
+    rows: int
+    columns: int
+    sample: tuple[float, ...]
+
+
+def picture(t: Tensor, sources: Sources, side: int = 24, *, sample: bool = True) -> Picture:
+    """Statistics, histogram and sample; a tensor of one window is read once, a larger one twice."""
+    kept = list(_copies(values(t, sources))) if t.nbytes <= 4 * 2**20 else None
+    sums = _Sums()
+    with np.errstate(invalid="ignore"):
+        for flat in kept if kept is not None else values(t, sources):
+            sums.take(flat)
+    found = sums.done()
+    rows, columns, places = _places(t, side) if sample else (0, 0, np.empty(0, np.int64))
+    counts, taken, at = np.zeros(BINS, np.int64), list[float](), 0
+    again = kept if kept is not None else values(t, sources) if found.min is not None else ()
+    for flat in again:
+        inside = places[(places >= at) & (places < at + flat.size)] - at
+        taken += flat[inside].astype(np.float64).tolist()
+        at += flat.size
+        counts += _histogram(flat, found)
+    return Picture(found, tuple(counts.tolist()), rows, columns, tuple(taken))
+
+
+def _copies(pieces: Iterator[Array]) -> Iterator[Array]:
+    for piece in pieces:
+        yield piece.copy()
+
+
+def _histogram(flat: Array, found: Stats) -> Array:
+    counts = np.zeros(BINS, np.int64)
+    if found.min is None or found.max is None:
+        return counts
+    low, high = float(found.min), float(found.max)
+    if low == high:
+        counts[0] = flat.size if flat.dtype.kind != "f" else np.count_nonzero(np.isfinite(flat))
+        return counts
+    scale = max(abs(low), abs(high)) if high - low == math.inf else 1.0
+    for at in range(0, flat.size, BLOCK):
+        block = flat[at : at + BLOCK].astype(np.float64)
+        block = block[np.isfinite(block)] / scale
+        place = (block - low / scale) / (high / scale - low / scale) * BINS
+        counts += np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)
+    return counts
+
+
+def _places(t: Tensor, side: int) -> tuple[int, int, Array]:
+    """Flat indices of an evenly spaced grid: the last axis is columns, all others are rows."""
+    if not t.count or t.dtype.kind in "sx":
+        return 0, 0, np.empty(0, np.int64)
+    width = t.shape[-1] if len(t.shape) > 1 else max(1, math.isqrt(t.count))
+    height = t.count // width
+    r = np.unique(np.linspace(0, height - 1, min(side, height)).astype(np.int64))
+    c = np.unique(np.linspace(0, width - 1, min(side, width)).astype(np.int64))
+    return len(r), len(c), (r[:, None] * width + c[None, :]).reshape(-1)
+
+
+__all__ = ["Picture", "Stats", "picture", "stats", "values"]

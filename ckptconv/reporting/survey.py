@@ -1,0 +1,157 @@
+"""Collect what a report shows, as compact JSON-able columns: a row is an index into every list.
+
+names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
+min max mean std zeros nan inf               null where values were not read
+bins                                         32 counts as base64 bytes, the largest is 255
+heat    {row: [rows, columns, base64, peak]} of the largest tensors: 0..254 is -peak..peak, 255 not finite
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..checkpoint import Checkpoint, Tensor
+from ..engine.run import Progress
+from ..moves.read import each
+from ..moves.sources import Sources
+from ..rules.templates import separator
+from ..verification.compare import EXACT, Pair, diff
+from . import outline
+from .stats import Picture, picture
+
+HISTOGRAMS = 20_000  # of the largest tensors: 44 characters each
+HEATMAPS = 600  # about 800 characters each
+SIDE = 24
+MEASURES = ("min", "max", "mean", "std", "zeros", "nan", "inf")
+
+
+def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress | None = None) -> dict[str, Any]:
+    """Describe a checkpoint; reads every tensor once or twice if `values` are wanted."""
+    tensors = list(c.tensors.values())
+    total = outline.totals(c)
+    natural = {t.name: i for i, t in enumerate(outline.ordered(tensors, "name"))}
+    out: dict[str, Any] = {
+        "format": c.format,
+        "separator": separator(c.tensors),
+        "totals": total._asdict(),
+        "metadata": {text(k): text(v[:2000]) for k, v in c.metadata.items()},
+        "notes": [[n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)] for n in c.notes],
+        "ties": [[text(n) for n in group] for group in c.ties],
+        "names": [text(t.name) for t in tensors],
+        "natural": [natural[t.name] for t in tensors],
+        "bytes": [t.nbytes for t in tensors],
+        "count": [t.count for t in tensors],
+        "values": values,
+    }
+    for key, column in (
+        ("dtype", [t.dtype.name for t in tensors]),
+        ("shape", [list(t.shape) for t in tensors]),
+        ("role", [t.role for t in tensors]),
+    ):
+        out[key + "s"], out[key] = _coded(column)
+    return out | (_values(tensors, workers, progress) if values else {})
+
+
+def text(name: str) -> str:
+    """A name that UTF-8 can hold: a lone surrogate is shown by its escape."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
+    """A table of the distinct values in the order in which they first appear, and an index into it for each row."""
+    place: dict[str, int] = {}
+    table = list[Any]()
+    rows = []
+    for value in column:
+        key = repr(value)
+        if key not in place:
+            place[key] = len(table)
+            table.append(value)
+        rows.append(place[key])
+    return table, rows
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+def _values(tensors: list[Tensor], workers: int, progress: Progress | None) -> dict[str, Any]:
+    largest = sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
+    drawn, mapped = set(largest[:HISTOGRAMS]), set(largest[:HEATMAPS])
+    done, total = 0, sum(t.nbytes for t in tensors)
+
+    def look(i: int, sources: Sources) -> Picture:
+        nonlocal done
+        found = picture(tensors[i], sources, side=SIDE, sample=i in mapped)
+        done += tensors[i].nbytes
+        if progress:
+            progress(done, total)
+        return found
+
+    pictures = each(range(len(tensors)), look, workers)
+    columns = {m: [_number(getattr(p.stats, m)) for p in pictures] for m in MEASURES}
+    bins = [_bars(p) if i in drawn else "" for i, p in enumerate(pictures)]
+    heat = {i: _heat(p) for i, p in enumerate(pictures) if p.rows}
+    return {**columns, "bins": bins, "heat": heat}
+
+
+def _number(value: float | int | None) -> float | int | str | None:
+    """Six digits are enough to look at; JSON has no infinity."""
+    if value is None or (isinstance(value, int) and abs(value) < 2**53):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
+
+
+def _bars(p: Picture) -> str:
+    peak = max(p.bins)
+    return base64.b64encode(bytes(-(-255 * n // peak) for n in p.bins)).decode() if peak else ""
+
+
+def _heat(p: Picture) -> list[Any]:
+    peak = max((abs(x) for x in p.sample if math.isfinite(x)), default=0.0)
+    cells = bytes(round(127 + 127 * (x / (peak or 1))) if math.isfinite(x) else 255 for x in p.sample)
+    return [p.rows, p.columns, base64.b64encode(cells).decode(), _number(peak)]
+
+
+# --- a conversion -----------------------------------------------------------------------------------------------
+
+
+def conversion(
+    before: Checkpoint, meant: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
+) -> dict[str, Any]:
+    """What became of each tensor: source beside target, the rule between them, and what has no partner."""
+    moved: Mapping[str, Any] = meant.details.get("moved", {})
+    found = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
+    renamed = {p.b.name: p.a.name for p in found.values() if p.kind == "renamed" and p.a and p.b}
+    rules, rows, used = list[str](), [], set[str]()
+    for name in after:
+        origin = renamed.get(name, name)
+        how = moved.get(origin) or ({"rule": "", "from": [origin]} if origin in before else None)
+        pair = found.get(name)
+        if how is None:
+            rows.append([-1, [], pair.kind if pair else "", None])
+            continue
+        if how["rule"] not in rules:
+            rules.append(how["rule"])
+        used.update(how["from"])
+        sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]
+        rows.append([rules.index(how["rule"]), sources, pair.kind if pair else "equal", _measures(pair)])
+    whys = {n: note.text for note in meant.notes if note.kind in ("dropped", "skipped") for n in note.names}
+    return {
+        "rules": [text(r) for r in rules],
+        "rows": rows,
+        "left": [[text(n), str(t.dtype), list(t.shape), whys.get(n, "")] for n, t in before.items() if n not in used],
+        "missing": [text(p.name) for p in found.values() if p.kind == "only_a" and p.name in moved],
+    }
+
+
+def _measures(pair: Pair | None) -> dict[str, Any] | None:
+    if pair is None or pair.values is None:
+        return None
+    v = pair.values
+    return {
+        "differing": v.differing, "elements": v.elements, "first": list(v.first), "abs": _number(v.max_abs),
+        "relative": _number(v.max_rel), "ulp": _number(v.max_ulp), "cosine": _number(v.cosine),
+    }  # fmt: skip

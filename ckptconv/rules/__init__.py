@@ -1,0 +1,1 @@
+"""Rules: where a name goes and how its axes move. Nothing here reads a tensor."""

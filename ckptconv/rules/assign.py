@@ -1,0 +1,272 @@
+"""Names to rules: which rule takes which tensors, in groups that belong together. Pure.
+
+A rule with several sources takes them together or not at all: what lacks a partner is offered to the next rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..checkpoint import Checkpoint
+from ..errors import LayoutError
+from .templates import Matcher
+
+if TYPE_CHECKING:
+    from .converter import Converter, Pattern, Rewrite, Rule
+
+MAX_AGAIN = 8  # replacements of one kind that overlap in a name
+
+
+class Group(NamedTuple):
+    """What one application of a rule takes: for each source template the names, by their place on a stacked axis."""
+
+    rule: int
+    values: dict[str, str]
+    members: tuple[dict[int, str], ...]
+    at: int  # position of the first name: targets keep the order of their sources
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the targets where they are remembered and nothing else tells
+    spelled: tuple[tuple[str, ...], ...] = ()  # the names of the targets where they are remembered: all of each
+
+
+@dataclass
+class Assignment:
+    groups: list[Group] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a rule that fits the name did not take it
+
+
+class Names:
+    """The names of a checkpoint as rules see them, rewritten; backwards, the names that the sources had."""
+
+    def __init__(self, converter: Converter, checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
+        self.converter, self.checkpoint = converter, checkpoint
+        self._known = {n: n for n in (checkpoint if names is None else names)}
+        for step in converter.rewrites:
+            _rewritten(step, self._known)
+
+    def canonical(self, name: str) -> str:
+        return self._known[name]
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by the names that conditions and sizes speak of: those of the forward converter's source."""
+        out: dict[str, tuple[int, ...]] = {}
+        for name, tensor in self.checkpoint.tensors.items():
+            if self.converter.forward:
+                out.update(_before(self.converter, name, tensor.shape))
+            else:
+                out[self.canonical(name)] = tensor.shape
+        return out
+
+
+def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
+    """Make one replacement everywhere in all names, again and again until nothing changes."""
+    if step.given and not any(Matcher([(step.given, {})]).first(n) for n in known.values()):
+        return
+    pattern, order = step.compiled
+    if step.one:
+        group = order.index(step.one) + 1
+        if len({m[group] for n in known.values() if step.literal in n for m in pattern.finditer(n)}) != 1:
+            return
+    for name, text in known.items():
+        if step.literal not in text:
+            continue
+        for _ in range(1 if step.anchored else MAX_AGAIN):
+            new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
+            if new == text:
+                break
+            text = new
+        known[name] = text
+
+
+def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and the shape that a tensor had, as far as its name, rank and shape tell."""
+    m = inverse.matcher.first(name)
+    while m is not None:
+        rule, _ = _origin(inverse, m.number)
+        values = translated(rule, m.values, inverse.separators)
+        alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacked
+        if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
+            try:
+                yield rule.targets[0].render(values), _moved(rule, shape)
+            except LayoutError:  # what only other sizes would tell; a later rule would tell something else
+                return
+        m = inverse.matcher.after(name, m.number)
+
+
+def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if rule.pattern is None:
+        return shape
+    unrolled = rule.pattern.unrolled([shape])
+    return unrolled.shapes(unrolled.solve([shape], {}))[0]
+
+
+def _origin(converter: Converter, index: int) -> tuple[Rule, int]:
+    i, k = converter.origins[index]
+    return converter.rules[i], k
+
+
+def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
+    """The captures as the target spells them; None if one has no value there."""
+    if not values:
+        return {}
+    out = {}
+    for name, value in values.items():
+        if name in rule.wide:
+            new: str | None = value.replace(*separators) if separators[0] else value
+        else:
+            new = rule.where[name].forward(value) if name in rule.where else value
+        if new is None:
+            return None
+        out[name] = new
+    return out
+
+
+def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
+    """Find a rule for every weight; the first that takes it."""
+    names = Names(converter, checkpoint)
+    weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
+    out = Assignment()
+    position = {n: i for i, n in enumerate(weights)}
+    pending = [(n, names.canonical(n), -1) for n in weights]
+    while pending:
+        partial: dict[Any, Group] = {}
+        for name, known, after in pending:
+            found = _take(names, name, known, after, out)
+            if found is None:
+                out.unmatched.append(name)
+                continue
+            index, values = found
+            i, k = converter.origins[index]
+            rule = converter.rules[i]
+            if rule.alone:
+                out.groups.append(Group(i, values, ({0: name},), position[name]))
+                continue
+            stack = rule.sources[k].stacked
+            place = _place(rule, stack, values)
+            rest = {c: v for c, v in values.items() if c != stack}
+            key = (i, *sorted(rest.items()))
+            group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
+            if group.members[k].setdefault(place, name) != name:  # rewritten to one name
+                out.unmatched.append(name)
+                out.reasons[name] = f"{rule.label} has {group.members[k][place]} in its place"
+        pending = _sort_out(converter, names, list(partial.values()), out)
+    out.groups.sort(key=lambda g: g.at)
+    out.unmatched.sort(key=position.__getitem__)
+    return out
+
+
+def _place(rule: Rule, stack: str, values: Mapping[str, str]) -> int:
+    """Where a tensor stands on the axis along which its rule stacks."""
+    if not stack:
+        return 0
+    return rule.where[stack].place(values[stack]) if stack in rule.where else int(values[stack])
+
+
+def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
+    """The next template that takes a name, and its captures."""
+    matcher = names.converter.matcher
+    m = matcher.first(known) if after < 0 else matcher.after(known, after)
+    while m is not None:
+        rule, k = _origin(names.converter, m.number)
+        why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
+        if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
+            why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
+        if not why:
+            return m.number, m.values
+        out.reasons.setdefault(name, f"{rule.label} {why}")
+        m = matcher.after(known, m.number)
+    return None
+
+
+_DEFAULT = re.compile(r"(?:forward_|backward_)?(.+?)(?:_cell)?(?:_[0-9]+)?")
+
+
+def layer_kind(checkpoint: Checkpoint, name: str) -> str:
+    """The class of the layer that a tensor belongs to, as the file says, or else as its default name does."""
+    kind: str = checkpoint.details.get("kinds", {}).get(name, "")
+    if not kind:
+        *_, above, owner = ["", "", *name.split("/")[:-1]]
+        m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
+        kind = m[1] if m else ""
+    return kind.removesuffix("_cell")
+
+
+def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
+    """Whether a kind is one of those asked for; after a `!` stand those not wanted."""
+    return f"!{kind}" not in kinds if kinds[0].startswith("!") else kind in kinds
+
+
+def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:
+    """Why a rule that fits the name does not take the tensor, or ''."""
+    if rule.wanted[k] and len(shape) not in rule.wanted[k]:
+        return f"wants {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {len(shape)}"
+    spelled = translated(rule, values, names.converter.separators)
+    if spelled is None:
+        return "would count below zero"
+    if rule.having or rule.lacking:
+        spoken = spelled if rule.backward else values
+        for t in rule.having:
+            if t.render(spoken) not in names.shapes:
+                return f"wants {t.render(spoken)} beside it"
+        for t in rule.lacking:
+            if t.render(spoken) in names.shapes:
+                return f"wants no {t.render(spoken)} beside it"
+    return ""
+
+
+def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assignment) -> list[tuple[str, str, int]]:
+    """Keep the groups that are whole; offer the names of the others to later rules."""
+    pending = []
+    for group in groups:
+        rule = converter.rules[group.rule]
+        lacks = _lacks(rule, group)
+        if not lacks:
+            out.groups.append(group)
+            continue
+        last = max(i for i, (r, _) in enumerate(converter.origins) if r == group.rule)
+        for name in (n for m in group.members for n in m.values()):
+            out.reasons.setdefault(name, f"{rule.label} lacks {lacks}")
+            pending.append((name, names.canonical(name), last))
+    return pending
+
+
+def _lacks(rule: Rule, group: Group) -> str:
+    """The first name that a group would need to be whole, or ''."""
+    for t, members in zip(rule.sources, group.members, strict=True):
+        if not t.stacked:
+            if not members:
+                return t.render(group.values)
+            continue
+        places = rule.where[t.stacked].table if t.stacked in rule.where else ()
+        count = len(places) or max((len(m) for m in group.members if m), default=0)
+        for i in range(count):  # one of these is missing if a later one is there: no more than `count` are
+            if i not in members:
+                spelled = rule.where[t.stacked].at(i) if t.stacked in rule.where else str(i)
+                return t.render({**group.values, t.stacked: spelled})
+    return ""
+
+
+def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
+    """True if a name is there that the family is recognised by, or if there are no such names."""
+    return not converter.present or any(_any(t, list(checkpoint)) for t in converter.present)
+
+
+def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
+    """True if the family is recognised and every weight has a rule."""
+    names = list(checkpoint)
+    if not all(_any(t, names) for t in converter.present) or any(_any(t, names) for t in converter.absent):
+        return False
+    return not assign(converter, checkpoint).unmatched
+
+
+def _any(pattern: Pattern, names: Iterable[str]) -> bool:
+    matcher = Matcher([pattern])
+    return any(matcher.first(n) for n in names)
+
+
+__all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]

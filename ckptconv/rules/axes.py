@@ -1,0 +1,215 @@
+"""The axes of a pattern: read them, size them, list their blocks. Pure; see layout.py for the language.
+
+    side := tensor {"," tensor}      tensor := {axis}      axis := NAME | NUMBER | "..." | "(" {axis} {"+" {axis}} ")"
+
+An axis is a name, a product of axes, or a sum of them. A literal is a name too: "#2.0" is the first 2 of its block,
+and "#1" is the 1 that carries nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from ..errors import LayoutError
+
+MAX_PATTERN = 1000  # characters
+MAX_DEPTH = 8  # of parentheses
+MAX_BLOCKS = 1024  # of one tensor: sums multiply
+
+
+class Prod(NamedTuple):
+    items: tuple[Axis, ...]
+
+
+class Sum(NamedTuple):
+    terms: tuple[Axis, ...]
+
+
+Axis = str | Prod | Sum
+Sizes = Mapping[str, int]
+
+
+# --- parsing ----------------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r"\s*(?:(->|\.\.\.|[(),+])|([0-9]{1,18})|([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)?))")
+
+
+class Reader:
+    """Read one pattern; every error shows it."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.tokens = self._tokens()
+
+    def fail(self, why: str) -> LayoutError:
+        return LayoutError(f"layout {self.text!r}: {why}")
+
+    def _tokens(self) -> list[str]:
+        out, at, text = [], 0, self.text.rstrip()
+        if len(text) > MAX_PATTERN:
+            raise LayoutError(f"layout {text[:60]!r}... is longer than {MAX_PATTERN} characters")
+        while at < len(text):
+            m = _TOKEN.match(text, at)
+            if not m:
+                raise self.fail(f"{text[at:].split()[0]!r} is no axis name, number, or one of ( ) + , -> ...")
+            out.append(m[1] or m[2] or m[3])
+            at = m.end()
+        return out
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def sides(self) -> tuple[tuple[tuple[Axis, ...], ...], ...]:
+        if self.tokens.count("->") != 1:
+            raise self.fail("needs one `->`")
+        left = self.side()
+        self.at += 1
+        right = self.side()
+        if self.peek():
+            raise self.fail(f"{self.peek()!r} is left over")
+        return left, right
+
+    def side(self) -> tuple[tuple[Axis, ...], ...]:
+        out = [tuple(self.axes({}, 0))]
+        while self.peek() == ",":
+            self.at += 1
+            out.append(tuple(self.axes({}, 0)))
+        return tuple(out)
+
+    def axes(self, seen: dict[str, int], depth: int) -> list[Axis]:
+        out: list[Axis] = []
+        while (token := self.peek()) not in ("", "->", ",", ")", "+"):
+            self.at += 1
+            if token == "(":
+                out.append(self.group(seen, depth + 1))
+            elif token == "...":
+                if depth:
+                    raise self.fail("`...` must stand outside parentheses")
+                out.append("...")
+            elif token.isdigit():
+                out.append(_literal(int(token), seen))
+            else:
+                out.append(token)
+        return out
+
+    def group(self, seen: dict[str, int], depth: int) -> Axis:
+        if depth > MAX_DEPTH:
+            raise self.fail(f"has more than {MAX_DEPTH} nested parentheses")
+        terms: list[Axis] = []
+        while True:
+            items = self.axes(dict(seen), depth)
+            terms.append(items[0] if len(items) == 1 else Prod(tuple(items)))
+            token = self.peek()
+            self.at += 1
+            if token == ")":
+                return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+            if token != "+":
+                raise self.fail("has an open parenthesis")
+
+
+def _literal(n: int, seen: dict[str, int]) -> str:
+    if n == 1:
+        return "#1"
+    seen[str(n)] = seen.get(str(n), -1) + 1
+    return f"#{n}.{seen[str(n)]}"
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def base_of(name: str) -> str:
+    """What a name's size is known by: `h` for `h.i`."""
+    return name.partition(".")[0] if name != "..." else name
+
+
+def bases(node: Axis) -> set[str]:
+    if isinstance(node, str):
+        return {base_of(node)}
+    return set().union(*map(bases, node[0])) if node[0] else set()
+
+
+def size_of(node: Axis, sizes: Sizes) -> int:
+    if isinstance(node, str):
+        base = base_of(node)
+        return int(base[1:]) if base[0] == "#" else sizes[base]
+    if isinstance(node, Prod):
+        return prod(size_of(n, sizes) for n in node.items)
+    return sum(size_of(n, sizes) for n in node.terms)
+
+
+def unknown(node: Axis, sizes: Sizes) -> list[str]:
+    return sorted(b for b in bases(node) if b[0] != "#" and b not in sizes)
+
+
+def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None:
+    """The size of `name` that makes `node` equal to `value`; None if any would, -1 if none does."""
+    if size_of(node, {**sizes, name: 0}) == size_of(node, {**sizes, name: 1}):
+        return None
+    low, high = 0, value  # a size grows with each of its axes
+    while low < high:
+        middle = (low + high) // 2
+        if size_of(node, {**sizes, name: middle}) < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low if size_of(node, {**sizes, name: low}) == value else -1
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+Strides = dict[str, int]
+
+
+def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strides]]:
+    """Each block of an axis: where it starts, and the stride of each of its names."""
+    if isinstance(node, str):
+        return [(0, {} if node == "#1" else {node: stride})]
+    if isinstance(node, Sum):
+        out, at = [], 0
+        for term in node.terms:
+            out += [(at * stride + start, names) for start, names in alternatives(term, stride, sizes)]
+            at += size_of(term, sizes)
+        return out
+    inner = []
+    for item in reversed(node.items):
+        inner.append(alternatives(item, stride, sizes))
+        stride *= size_of(item, sizes)
+    return [(sum(s for s, _ in pick), {k: v for _, d in pick for k, v in d.items()}) for pick in product(*inner[::-1])]
+
+
+def blocks(node: Axis) -> int:
+    """How many blocks an axis has."""
+    if isinstance(node, str):
+        return 1
+    return sum(map(blocks, node.terms)) if isinstance(node, Sum) else prod(map(blocks, node.items))
+
+
+def choices(node: Axis) -> list[tuple[Axis, frozenset[str]]]:
+    """Each block of an axis, written with sums reduced to one term (`Sum` of before, term, after), and its names."""
+    if isinstance(node, str):
+        return [(node, frozenset() if node == "#1" else frozenset([node]))]
+    if isinstance(node, Prod):
+        picks = product(*(choices(n) for n in node.items))
+        return [(Prod(tuple(n for n, _ in p)), frozenset().union(*(k for _, k in p))) for p in picks]
+    out: list[tuple[Axis, frozenset[str]]] = []
+    for i, term in enumerate(node.terms):
+        before, after = Prod(node.terms[:i]), Prod(node.terms[i + 1 :])
+        out += [(Sum((before, choice, after)), names) for choice, names in choices(term)]
+    return out
+
+
+def leaves(axes: Sequence[Axis]) -> list[str]:
+    """All names but 1 and those that repeat over the terms of a sum (they are in different blocks)."""
+    out: list[str] = []
+    for a in axes:
+        if isinstance(a, str):
+            out += [a] * (a != "#1")
+        elif isinstance(a, Prod):
+            out += leaves(a.items)
+        else:
+            out += sorted(set().union(*(set(leaves([t])) for t in a.terms)))
+    return out

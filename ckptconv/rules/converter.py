@@ -1,0 +1,234 @@
+"""A converter: rules that say where a name goes and how its axes move. Pure data; toml.py reads it from a file.
+
+    [[rule]]
+    from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"
+    to = "bert.encoder.layer.{i}.attention.self.{p}.weight"
+    where = { p = ["query", "key", "value"] }
+    layout = "i o -> o i"
+
+`inverse` swaps its sides; apply.py moves a checkpoint through it; lint.py proves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from ..errors import UsageError
+from ..messages import listing
+from . import layout as layouts
+from .templates import Domain, Matcher, Template
+
+Pattern = tuple[Template, Mapping[str, Domain]]
+Fill = tuple[float | str, ...]  # a number for all, or one for each of equal blocks; or names of parameters
+
+
+class Of(NamedTuple):
+    """A size read off a tensor named in the source: the length of one of its axes."""
+
+    name: Template
+    axis: int
+
+
+class Param(NamedTuple):
+    """A number that names and shapes do not tell; read off a tensor if `of` is given, else asked for."""
+
+    default: int | None = None
+    of: Of | None = None
+    help: str = ""
+
+
+class Tie(NamedTuple):
+    """Names of one tensor in the target; `apart` if the source may have tensors of their own for them."""
+
+    names: tuple[Template, ...]
+    apart: bool = False
+    having: tuple[str, ...] = ()  # names that must be in the source
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A replacement made everywhere in all names before rules see them; `^` and `$` hold on to a name's ends."""
+
+    source: Template
+    target: Template
+    start: bool = False
+    end: bool = False
+    where: Mapping[str, Domain] = field(default_factory=dict)
+    one: str = ""  # only if this capture has one value over all names
+    given: Template | None = None  # only if some name is so
+
+    @property
+    def anchored(self) -> bool:
+        return self.start or self.end
+
+    @cached_property
+    def literal(self) -> str:
+        """Text that every name has in which there is something to replace."""
+        return max((p for p in self.source.parts if isinstance(p, str)), key=len, default="")
+
+    @cached_property
+    def compiled(self) -> tuple[re.Pattern[str], list[str]]:
+        """What to search for, and the captures in the order of the groups; a capture is as short as may be."""
+        text, order = self.source.regex(self.where)
+        text = text.replace("([^/.]+)", "([^/]*?)")
+        return re.compile("^" * self.start + text + "$" * self.end), order
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where names go (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
+
+    sources: tuple[Template, ...]
+    targets: tuple[Template, ...]
+    layout: str = ""
+    where: Mapping[str, Domain] = field(default_factory=dict)
+    sizes: Mapping[str, int | str | Of] = field(default_factory=dict)
+    ops: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()  # of the first source; none: any
+    having: tuple[Template, ...] = ()  # names that must be in the source too
+    lacking: tuple[Template, ...] = ()  # names that must not
+    kinds: tuple[str, ...] = ()  # classes of layers that the tensor must belong to one of, or ("!x") to none of
+    fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
+    shared: bool = False  # several names of one variable: the first is taken
+    optional: bool = False  # not worth a note when it never matches
+    backward: bool = False  # an inverse: conditions and sizes speak of its targets
+
+    @cached_property
+    def label(self) -> str:
+        left = ", ".join(t.text for t in self.sources)
+        label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
+        return f"{label} ({self.layout})" if self.layout else label
+
+    @cached_property
+    def pattern(self) -> layouts.Layout | None:
+        """The layout with the stacked axis in front of the tensors that are stacked or cut; None if nothing moves."""
+        stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
+        if not self.targets or not (self.layout or any(stacked)):
+            return None
+        if all(stacked):
+            raise UsageError("stacks on both sides; write {e} for an index that is only passed on")
+        axis = next(t.stacked for t in (*self.sources, *self.targets) if t.stacked) if any(stacked) else ""
+        text = self.layout or (f"... -> {axis} ..." if stacked[0] else f"{axis} ... -> ...")
+        sides = []
+        for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
+            tensors = side.split(",")
+            sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
+        return layouts.parse(" -> ".join(sides))
+
+    @cached_property
+    def alone(self) -> bool:
+        """True if each tensor it takes is taken by itself."""
+        return len(self.sources) == 1 and not self.sources[0].stacked
+
+    @cached_property
+    def wide(self) -> frozenset[str]:
+        """The captures {x...}, in which separators change."""
+        parts = (p for t in self.sources for p in t.parts)
+        return frozenset(p.name for p in parts if not isinstance(p, str) and p.kind == "...")
+
+    def _axes(self, side: int, k: int) -> tuple[int, bool]:
+        """How many axes the layout spells out for a tensor, and whether that is all."""
+        if self.pattern is None:
+            return 0, False
+        axes = (self.pattern.sources, self.pattern.targets)[side][k]
+        stacked = bool((self.sources, self.targets)[side][k].stacked)
+        return len(axes) - stacked - ("..." in axes), "..." not in axes
+
+    @cached_property
+    def wanted(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of axes that each source may have; none: any. What a layout spells out, it wants."""
+        spelled = [self._axes(0, k) for k in range(len(self.sources))]
+        told = [(n,) if whole else () for n, whole in spelled]
+        return (self.ranks or told[0], *told[1:])
+
+    @cached_property
+    def inverse(self) -> Rule:
+        """The same rule backwards; UsageError if an operation cannot be undone."""
+        ranks = self.ranks
+        if ranks and self.pattern:
+            (before, _), (after, whole) = self._axes(0, 0), self._axes(1, 0)
+            ranks = () if whole else tuple(r + after - before for r in ranks)
+        left, _, right = self.layout.partition("->")
+        return replace(
+            self,
+            sources=self.targets,
+            targets=self.sources,
+            layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
+            where={k: d.inverse for k, d in self.where.items()},
+            ops=tuple(inverse_op(op) for op in reversed(self.ops)),
+            ranks=ranks,
+            kinds=(),
+            fills=(),
+            backward=not self.backward,
+        )
+
+
+def inverse_op(op: str) -> str:
+    """The operation that undoes `op`; UsageError if none does so exactly."""
+    name, _, x = op.partition(":")
+    if name in ("neg", "conj", "swap"):
+        return op
+    if name == "add":
+        return f"add:{x[1:]}" if x.startswith("-") else f"add:-{x}"
+    if name == "mul" and float(x):
+        value = abs(Fraction(x))
+        if {value.numerator & (value.numerator - 1), value.denominator & (value.denominator - 1)} == {0}:
+            return f"mul:{1 / float(x)!r}"
+    raise UsageError(f"the operation {op!r} cannot be undone exactly")
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Rules in order, the first that takes a name wins; what they need to be told; how the family is recognised."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    title: str = ""
+    source: str = ""
+    target: str = ""
+    separators: tuple[str, str] = ("/", ".")
+    params: Mapping[str, Param] = field(default_factory=dict)
+    rewrites: tuple[Rewrite, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    present: tuple[Pattern, ...] = ()  # detect: each takes some name
+    absent: tuple[Pattern, ...] = ()  # detect: none takes any name
+    optional: bool = False  # rules that never match are no news: conventions rather than a family
+    every: bool = False  # tensors of every role, not only weights: renames
+    one_way: str = ""  # why names alone do not lead back
+    notes: tuple[str, ...] = ()
+    forward: Converter | None = None  # of an inverse: what it undoes
+
+    @cached_property
+    def inverse(self) -> Converter:
+        """The converter backwards; UsageError lists the rules that cannot be undone."""
+        if self.forward:
+            return self.forward
+        rules, bad = [], []
+        for rule in self.rules:
+            try:
+                rules += [rule.inverse] if rule.targets else []
+            except UsageError as e:
+                bad.append(f"{rule.label}: {e.message}")
+        made = [Rule((t,), (), optional=True) for r in self.rules for t, _ in r.fills]
+        rules += {r.label: r for r in made}.values()
+        if bad:
+            raise UsageError(f"the converter {self.name} cannot be run backwards:\n{listing(bad)}")
+        return replace(
+            self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
+            rewrites=(), forward=self,
+        )  # fmt: skip
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        """All source templates of all rules, in order."""
+        return Matcher([(t, r.where) for r in self.rules for t in r.sources])
+
+    @cached_property
+    def origins(self) -> list[tuple[int, int]]:
+        """For each template of `matcher` its rule, and its place among that rule's sources."""
+        return [(i, k) for i, r in enumerate(self.rules) for k in range(len(r.sources))]

@@ -1,0 +1,128 @@
+"""Converters by name: find one, choose the one that fits, apply it. A rename is a converter, too.
+
+rulefile.py reads their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint, Note
+from ..errors import UsageError
+from ..messages import Fold, fold, listing
+from .apply import apply
+from .assign import resembles, takes
+from .converter import Converter, Rule
+from .templates import Matcher, template
+from .toml import parse, read, shipped
+
+
+@lru_cache(maxsize=1)
+def _installed() -> dict[str, Path]:
+    """Files of converters by name: ours, and those that packages give under the entry point `ckptconv.converters`."""
+    from importlib.metadata import entry_points
+
+    found = {p.stem: p for p in sorted(shipped().glob("*.toml")) if not p.name.startswith("_")}
+    for point in entry_points(group="ckptconv.converters"):
+        found.setdefault(point.name, Path(str(point.load())))
+    return found
+
+
+def names() -> list[str]:
+    """The names of all converters there are."""
+    return list(_installed())
+
+
+def load(name: str | Path) -> Converter:
+    """Load a converter by name, or from a .toml file; UsageError names the near ones."""
+    if str(name).endswith(".toml"):
+        path = Path(name)
+        return parse(read(path), path.stem, folder=path.parent)
+    found = _installed()
+    if str(name) not in found:
+        near = get_close_matches(str(name), found, 3)
+        hint = f"near are {', '.join(near)}" if near else f"there are {', '.join(found)}"
+        raise UsageError(f"no converter is called {str(name)!r}; {hint} (or give a .toml file)")
+    path = found[str(name)]
+    return parse(read(path), str(name), folder=path.parent)
+
+
+def auto(checkpoint: Checkpoint) -> Converter:
+    """The one converter that takes everything; UsageError names the rivals, or says that there is none."""
+    fits = _fitting(checkpoint)
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        shown = [f"{c.name}: {c.title}" for c in fits]
+        raise UsageError(f"several converters take every tensor; choose one with -c:\n{listing(shown)}")
+    raise UsageError("no converter takes every tensor; `ckptconv converters` lists them, -c NAME says what one lacks")
+
+
+def _fitting(checkpoint: Checkpoint) -> list[Converter]:
+    """Converters that take everything; those that know the family go before those that only know conventions."""
+    fits = [c for c in map(load, names()) if takes(c, checkpoint)]
+    return [c for c in fits if c.present] or fits
+
+
+def suggestion(checkpoint: Checkpoint) -> str:
+    """The name of the one converter that knows the family and takes every tensor, or ''."""
+    fits = _fitting(checkpoint)
+    return fits[0].name if len(fits) == 1 and fits[0].present else ""
+
+
+def change(
+    checkpoint: Checkpoint,
+    converter: str | None,
+    renames: Sequence[str] = (),
+    *,
+    inverse: bool = False,
+    params: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Apply a converter (a name, a file or 'auto'), then renames `FROM=TO`, which leave other names alone."""
+    if converter:
+        rules = auto(checkpoint) if converter == "auto" else load(converter)
+        doubt = () if inverse or resembles(rules, checkpoint) else (_doubt(rules),)
+        checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
+        checkpoint = replace(checkpoint, notes=(*doubt, *checkpoint.notes))
+    elif inverse or params:
+        raise UsageError("--inverse and --param say something to a converter; choose one with -c")
+    if not renames:
+        return checkpoint
+    _sought(made := renaming(renames), checkpoint)
+    return apply(made, checkpoint)
+
+
+def _doubt(rules: Converter) -> Note:
+    known = tuple(t.text for t, _ in rules.present)
+    return Note("hint", f"no name here is one that {rules.name} is recognised by; is it the right converter?", known)
+
+
+def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
+    """Refuse renames of names that are not there: they are misspelt more often than meant."""
+    lost = []
+    for source in (t for rule in renames.rules if not rule.optional for t in rule.sources):
+        matcher = Matcher([(source, {})])
+        if not any(map(matcher.first, checkpoint)):
+            text = "".join(p for p in source.parts if isinstance(p, str))
+            near = get_close_matches(text, checkpoint, 3, 0.4)
+            lost.append(source.text + (f"; near are {', '.join(near)}" if near else ""))
+    if lost:
+        raise UsageError(f"no tensor matches these --rename; `ckptconv inspect` lists the names:\n{listing(lost)}")
+
+
+def renaming(renames: Sequence[str]) -> Converter:
+    """A converter from `FROM=TO` pairs of templates; names that none takes stay as they are."""
+    pairs = [r.partition("=") for r in renames]
+    if bad := [r for r, (a, _, b) in zip(renames, pairs, strict=True) if not (a and b)]:
+        raise UsageError(f"--rename takes FROM=TO, not {bad[0]!r}")
+    rules = [Rule((template(a),), (template(b),)) for a, _, b in pairs]
+    keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
+    return Converter("--rename", (*rules, keep), separators=("", ""), every=True)
+
+
+__all__ = ["Converter", "Fold", "Rule", "auto", "change", "fold", "load", "names", "parse", "renaming", "shipped"]

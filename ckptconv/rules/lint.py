@@ -1,0 +1,179 @@
+"""Prove a converter without weights: every name that goes in comes out, once, and finds its way back. Pure.
+
+Both sides of a rule bind the same captures; a layout names the stacked axis and only sizes it has; no rule stands
+behind one that takes all its names; no two rules give one name; nothing is defined and never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import TYPE_CHECKING
+
+from ..errors import LayoutError, UsageError
+from .assign import translated
+from .templates import Capture, Domain, Matcher, Template
+
+if TYPE_CHECKING:
+    from .converter import Converter, Rule
+
+MAX_SAMPLES = 64  # names tried per template
+
+
+def lint(converter: Converter) -> list[str]:
+    """What is wrong with the rules, one sentence each; empty if nothing is."""
+    out = [f"rule {r.label}: {p}" for r in converter.rules for p in _rule(r, converter)]
+    out += _unused(converter)
+    out += _shadowed(converter)
+    if not converter.one_way:
+        out += _way_back(converter)
+    return out
+
+
+def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
+    left, right = _bound(rule.sources), _bound(rule.targets)
+    if rule.targets and left != right and not (rule.shared and converter.one_way):
+        for name in sorted(left ^ right):
+            yield f"{{{name}}} stands on one side only"
+    for side in (rule.sources, rule.targets):
+        if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
+            yield "the names of one side bind different captures"
+    for t, _ in rule.fills:
+        if set(t.captures) - right or t.stacked or not rule.targets:
+            yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
+    for value in (v for _, blocks in rule.fills for v in blocks if isinstance(v, str)):
+        if value not in converter.params:
+            yield f"the number {value!r} of `fill` is no parameter"
+    stacked = {t.stacked for t in (*rule.sources, *rule.targets)} - {""}
+    if len(stacked) > 1:
+        yield "stacks along more than one axis"
+    for name in set(rule.where) - left - stacked:
+        yield f"`where` speaks of {{{name}}}, which is in no name"
+    if rule.pattern:
+        for name in set(rule.sizes) - rule.pattern.names:
+            yield f"`sizes` speaks of {name}, which is no axis of the layout"
+        yield from _open_sizes(rule, back=not converter.one_way)  # which remembers sizes as it does names
+    elif rule.sizes:
+        yield "`sizes` needs a layout"
+    for size in rule.sizes.values():
+        if isinstance(size, str) and size not in converter.params:
+            yield f"the size {size!r} is no parameter"
+
+
+PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+
+
+def _open_sizes(rule: Rule, back: bool) -> Iterator[str]:
+    """Sizes that shapes do not tell, in either direction: tried with sizes that have no common factor."""
+    pattern = rule.pattern
+    if pattern is None:
+        return
+    for layout, way in ((pattern, "there"), (pattern.inverse, "back"))[: 1 + back]:
+        names = sorted(layout.names)
+        sizes = dict(zip(names, PRIMES, strict=False))
+        if len(names) > len(PRIMES) or "..." in {a for t in layout.sources for a in t}:
+            continue
+        given = {k: v for k, v in sizes.items() if k in rule.sizes or _counted(rule, k)}
+        try:
+            layout.solve(layout.inverse.shapes(sizes), given)
+        except LayoutError as e:
+            yield f"the way {way}: {e.message}"
+
+
+def _counted(rule: Rule, axis: str) -> bool:
+    """Whether an axis is as long as the table of the names that are stacked along it."""
+    return any(t.stacked == axis and axis in rule.where for t in (*rule.sources, *rule.targets))
+
+
+def _bound(templates: Sequence[Template]) -> set[str]:
+    return {c for t in templates for c in t.captures if c != t.stacked}
+
+
+def _unused(converter: Converter) -> list[str]:
+    used = {s for r in converter.rules for s in r.sizes.values() if isinstance(s, str)}
+    used |= {v for r in converter.rules for _, blocks in r.fills for v in blocks if isinstance(v, str)}
+    return [f"the parameter {p} is never used" for p in converter.params if p not in used]
+
+
+def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
+    """Names that a template takes: every value of its tables, a few of its free captures."""
+    values = []
+    for name in template.captures:
+        kind = next(p.kind for p in template.parts if isinstance(p, Capture) and p.name == name)
+        free = Domain({"": "text", "...": "any", "*": "int"}[kind])
+        values.append((where.get(name) or free).samples())
+    picks = islice(product(*values), MAX_SAMPLES)
+    return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
+
+
+def _plain(rule: Rule) -> bool:
+    """True if nothing but the name decides."""
+    conditions = (rule.having, rule.lacking, rule.kinds)
+    return len(rule.sources) == 1 and not any(rule.wanted) and not any(conditions)
+
+
+def _shadowed(converter: Converter) -> Iterator[str]:
+    """Rules that can never match because an earlier one takes all their names."""
+    at = 0
+    for rule in converter.rules:
+        for t in rule.sources:
+            takers = {_taker(converter, name, at, rule) for name in samples(t, rule.where)}
+            if "" not in takers:
+                yield f"rule {rule.label}: never matches, {min(takers)} takes all its names"
+            at += 1
+
+
+def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
+    """The label of an earlier rule that takes a name whatever its tensor is, or ''."""
+    m = converter.matcher.first(name)
+    while m is not None and m.number < at:
+        earlier = converter.rules[converter.origins[m.number][0]]
+        if earlier is not rule:
+            same = earlier.wanted[0] == rule.wanted[0] and not (earlier.having or earlier.lacking or earlier.kinds)
+            if _plain(earlier) or (same and len(earlier.sources) == 1 and any(earlier.wanted)):
+                return earlier.label
+        m = converter.matcher.after(name, m.number)
+    return ""
+
+
+def _way_back(converter: Converter) -> Iterator[str]:
+    """Names that the inverse would lead elsewhere."""
+    try:
+        back = converter.inverse
+    except UsageError as e:
+        yield e.message
+        return
+    for rule in converter.rules:
+        if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacked:
+            continue
+        if rule.targets[0].stacked or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
+            continue
+        for name in samples(rule.sources[0], rule.where):
+            m = Matcher([(rule.sources[0], rule.where)]).first(name)
+            values = translated(rule, m.values, converter.separators) if m else None
+            if values is None:
+                continue
+            if wrong := _astray(back, rule, rule.targets[0].render(values), name):
+                yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or say one_way"
+                break
+
+
+def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
+    """Where else the inverse may lead a name, or ''."""
+    wants = rule.inverse.wanted[0]
+    m = back.matcher.first(made)
+    while m is not None:
+        taker = back.rules[back.origins[m.number][0]]
+        values = translated(taker, m.values, back.separators)
+        bound = values is not None and len(taker.targets) == 1 and set(taker.targets[0].captures) <= set(values)
+        returned = taker.targets[0].render(values or {}) if bound else name
+        if returned == name:
+            return ""
+        conditional = len(taker.sources) > 1 or taker.having or taker.lacking
+        if not conditional and (not taker.wanted[0] or not wants or set(wants) & set(taker.wanted[0])):
+            return returned
+        m = back.matcher.after(made, m.number)
+    return ""
+
+
+__all__ = ["lint", "samples"]

@@ -1,0 +1,210 @@
+"""Passes: Checkpoint -> Checkpoint, on names and references only.
+
+    roles            say which tensors are optimizer slots, step counters or moving averages, by their names
+    select           keep what the globs include and do not exclude
+    weights_only     drop all that is not a weight
+    averages         put moving averages in the place of their weights
+    scope, merge     several checkpoints under one roof
+    cast             change the dtype of the floating-point tensors
+
+What a pass drops it notes; what it cannot do it refuses, naming all tensors concerned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import translate
+
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..dtypes import DType
+from ..errors import NameCollision, UsageError
+from ..messages import listing, printable
+from .templates import separator
+
+# What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
+SLOT = re.compile(
+    r"(?P<base>.+?)(?:/(?:Lazy|N)?Adam(?:W|WeightDecay|Max|ax)?(?:Optimizer)?(?:_\d+)?"
+    r"|/(?:RMSProp|Momentum|Adafactor|Adagrad|AdagradDA|Adadelta|Ftrl|LARS|Lars|LAMB|Lamb|Nesterov|ProximalAdagrad"
+    r"|AddSign|PowerSign|Shampoo|YellowFin|GradientDescent)(?:Optimizer)?(?:_\d+)?"
+    r"|/(?:adam|lamb|adamw|adafactor|lars|rmsprop|adagrad|momentum)_(?:m|v|vr|vc|u|ms|mom|acc)"
+    r"|_slot_[a-z]{1,2})"
+)
+AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
+STEP = re.compile(
+    r"(?:.*/)?(?:global_step|save_counter|beta[12]_power(?:_\d+)?|_?iterations|train_steps?|current_step)"
+)
+STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|good_steps)")
+
+
+def roles(checkpoint: Checkpoint) -> Checkpoint:
+    """Recognise slots, steps and averages by name, where the format did not tell; a slot needs its variable."""
+    tensors = checkpoint.tensors
+    tails = _Tails(tensors)
+    found = {}
+    for name, t in tensors.items():
+        role = t.role or _role(name, tails)
+        if role != t.role:
+            found[name] = replace(t, role=role)
+    return checkpoint.with_tensors({n: found.get(n, t) for n, t in tensors.items()}) if found else checkpoint
+
+
+class _Tails:
+    """Whether a name, or what is left of it without leading scopes, is a tensor: slots may stand under a scope."""
+
+    def __init__(self, names: Mapping[str, Tensor]) -> None:
+        self.names = names
+
+    def __contains__(self, base: object) -> bool:
+        if not isinstance(base, str):
+            return False
+        while base not in self.names:
+            _, slash, base = base.partition("/")
+            if not slash:
+                return False
+        return True
+
+
+def _role(name: str, tails: _Tails) -> str:
+    if AVERAGE.fullmatch(name):
+        return "average"
+    slot = SLOT.fullmatch(name)
+    if slot and slot["base"] in tails:
+        return "slot"
+    if STEP.fullmatch(name):
+        return "step"
+    return "state" if STATE.fullmatch(name) else ""
+
+
+def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Checkpoint:
+    """Keep names that match one glob of `include` (all, if none is given) and none of `exclude`.
+
+    UsageError if a glob matches nothing, or nothing is left: both are misspelt more often than meant.
+    """
+    if not include and not exclude:
+        return checkpoint
+    yes, idle_in = _matcher(include)
+    no, idle_out = _matcher(exclude)
+    keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
+    for glob in (*idle_in, *idle_out):
+        from difflib import get_close_matches  # only a mistake needs it
+
+        near = get_close_matches(glob, checkpoint.tensors, 3, 0.4)
+        hint = f"; near are {', '.join(map(printable, near))}" if near else ""
+        raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
+    if checkpoint.tensors and not keep:
+        raise UsageError(f"--include and --exclude leave none of {len(checkpoint.tensors)} tensors")
+    left = tuple(n for n in checkpoint.tensors if n not in keep)
+    return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
+
+
+def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
+    """The test that `select` makes, for names of another checkpoint, where a glob may match nothing."""
+    yes, no = _matcher(include)[0], _matcher(exclude)[0]
+    return lambda name: (not include or yes(name)) and not no(name)
+
+
+def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:
+    """A test for names, and the globs that have not matched any so far."""
+    compiled = [(glob, re.compile(translate(glob))) for glob in globs]
+    idle = set(globs)
+
+    def matches(name: str) -> bool:
+        hits = [glob for glob, regex in compiled if regex.match(name)]
+        idle.difference_update(hits)
+        return bool(hits)
+
+    return matches, idle
+
+
+def weights_only(checkpoint: Checkpoint) -> Checkpoint:
+    """Drop optimizer slots, steps, averages and other training state."""
+    keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
+    left = tuple(n for n in checkpoint.tensors if n not in keep)
+    return checkpoint.with_tensors(keep, *([Note("dropped", "no weights, by role", left)] if left else []))
+
+
+def averages(checkpoint: Checkpoint) -> Checkpoint:
+    """Put each moving average under its weight's name; UsageError if there is none."""
+    shadow = {m["base"]: t for n, t in checkpoint.tensors.items() if (m := AVERAGE.fullmatch(n))}
+    if not shadow:
+        raise UsageError("there are no moving averages (NAME/ExponentialMovingAverage) in this checkpoint")
+    bad = [n for n, t in shadow.items() if n in checkpoint.tensors and checkpoint.tensors[n].shape != t.shape]
+    if bad:
+        raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
+    out = {}
+    for name, t in checkpoint.tensors.items():
+        m = AVERAGE.fullmatch(name)
+        if m is None:
+            out[name] = replace(shadow[name], name=name, role="") if name in shadow else t
+        elif m["base"] not in checkpoint.tensors:
+            out[m["base"]] = replace(t, name=m["base"], role="")
+    plain = tuple(n for n, t in out.items() if not t.role and n not in shadow)
+    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in shadow if n in checkpoint.tensors))]
+    if plain:
+        notes.append(Note("hint", "have no moving average and stay as they are", plain))
+    return checkpoint.with_tensors(out, *notes)
+
+
+def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """Put all names under `name`, with '/' or '.', whichever the names use themselves."""
+    sep = separator(checkpoint)
+    return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
+
+
+def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:
+    """Rename all tensors; NameCollision lists every pair that would meet."""
+    out: dict[str, Tensor] = {}
+    clashes = []
+    for old, t in checkpoint.tensors.items():
+        name = new(old)
+        if name in out:
+            clashes.append(f"{old} and another tensor both become {name}")
+        out[name] = t if name == old else t.renamed(name)
+    if clashes:
+        raise NameCollision(f"{len(clashes)} names would collide:\n{listing(clashes)}")
+    ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
+    return replace(checkpoint, tensors=out, ties=ties)
+
+
+def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """One checkpoint of several; NameCollision if two hold the same name, with the --scope that settles it."""
+    first, *rest = checkpoints
+    if not rest:
+        return first
+    out: dict[str, Tensor] = {}
+    clashes = []
+    for c in checkpoints:
+        clashes += [n for n in c.tensors if n in out]
+        out.update(c.tensors)
+    if clashes:
+        raise NameCollision(
+            f"{len(clashes)} names are in more than one source; give each a --scope NAME:\n{listing(clashes)}"
+        )
+    metadata: dict[str, str] = {}
+    for c in checkpoints:
+        metadata |= {k: v for k, v in c.metadata.items() if k not in metadata}
+    return replace(
+        first,
+        tensors=out,
+        metadata=metadata,
+        ties=tuple(g for c in checkpoints for g in c.ties),
+        urls=tuple(u for c in checkpoints for u in c.urls),
+        notes=tuple(n for c in checkpoints for n in c.notes),
+    )
+
+
+def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
+    """Change the dtype of floating-point tensors; integers, booleans and complex numbers stay."""
+    if to.kind != "f":
+        raise UsageError(f"--dtype takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
+    out = {n: replace(t, dtype=to) if t.dtype.kind == "f" and t.dtype != to else t for n, t in checkpoint.items()}
+    return checkpoint.with_tensors(out)
+
+
+def without(checkpoint: Checkpoint, names: Iterable[str], why: str) -> Checkpoint:
+    """Drop tensors by name, with a note."""
+    gone = dict.fromkeys(names)
+    keep = {n: t for n, t in checkpoint.tensors.items() if n not in gone}
+    return checkpoint.with_tensors(keep, Note("dropped", why, tuple(gone)))

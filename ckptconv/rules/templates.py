@@ -1,0 +1,301 @@
+"""Name templates: the grammar in which rules speak of names. Pure.
+
+    bert/encoder/layer_{i}/{x...}/kernel
+
+    {x}      one segment's worth: no `/` and no `.`              {x...}  any number of whole segments, also none
+    {e*}     like {x}, and the matches are stacked along an axis e (or, in a target, an axis e is cut into them)
+    {{ }}    a brace itself
+
+`where` says more of a capture: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in the target),
+"int in 4 4" (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In
+{x...} the separator of the source becomes that of the target. A template compiles to a regular expression without
+nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..errors import LayoutError, UsageError
+
+MAX_NAME = 500  # characters; a longer name matches no rule
+MAX_ANY = 2  # {x...} per template
+MAX_FREE = 3  # {x...} and {x} of one segment: how often a match may start anew at each character
+_SEPARATORS = "/."
+
+
+# --- what a capture may be --------------------------------------------------------------------------------------
+
+
+class Domain(NamedTuple):
+    """The values of a capture: `pattern` matches them in the source, `table` or `shift` gives them in the target."""
+
+    kind: str  # text, int, table, any
+    table: tuple[tuple[str, str], ...] = ()
+    shift: int = 0
+    times: tuple[int, int] = (1, 1)  # an int is (value * times[0] + shift) / times[1], or nothing
+    width: tuple[int, int] = (0, 0)  # digits to which an int is filled with zeros, in the source and in the target
+
+    @property
+    def pattern(self) -> str:
+        if self.kind == "table":
+            words = sorted((a for a, _ in self.table), key=len, reverse=True)
+            return "|".join(map(re.escape, words))
+        if self.width[0]:
+            return f"[0-9]{{{self.width[0]}}}|[1-9][0-9]{{{self.width[0]},8}}"
+        return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
+
+    def forward(self, value: str) -> str | None:
+        """The value in the target; None if there is none (it would be below zero, or between two)."""
+        if self.kind == "table":
+            return dict(self.table)[value]
+        if self.kind == "int":
+            number, rest = divmod(int(value) * self.times[0] + self.shift, self.times[1])
+            return f"{number:0{self.width[1]}}" if number >= 0 and not rest else None
+        return value
+
+    def place(self, value: str) -> int:
+        """The place of a stacked value along its axis."""
+        if self.kind == "table":
+            return [a for a, _ in self.table].index(value)
+        return int(value)
+
+    def at(self, index: int) -> str:
+        """The value at a place along its axis."""
+        return self.table[index][0] if self.kind == "table" else str(index)
+
+    @property
+    def inverse(self) -> Domain:
+        table = tuple((b, a) for a, b in self.table)
+        return Domain(self.kind, table, -self.shift, (self.times[1], self.times[0]), (self.width[1], self.width[0]))
+
+    def samples(self) -> list[str]:
+        """A few values that show what the capture takes, for lint."""
+        if self.kind == "table":
+            return [a for a, _ in self.table]
+        if self.kind == "int":
+            return [f"{n:0{self.width[0]}}" for n in (7, 12)]
+        return {"text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
+
+
+def domain(spec: Any) -> Domain:
+    """Read one `where` entry; UsageError says what it may be."""
+    if isinstance(spec, str) and (m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
+        return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
+    if isinstance(spec, str) and (m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec)):
+        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
+        return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
+    if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
+        spec = {s: s for s in spec}
+    if isinstance(spec, dict) and spec and all(isinstance(s, str) for s in spec.values()):
+        if len(set(spec.values())) < len(spec):
+            raise UsageError(f"where {spec} is no bijection: two keys have one value")
+        return Domain("table", tuple(spec.items()))
+    known = '"int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], { a = "b" }'
+    raise UsageError(f"where {spec!r} is none of {known}")
+
+
+# --- templates --------------------------------------------------------------------------------------------------
+
+
+class Capture(NamedTuple):
+    name: str
+    kind: str  # "", "...", "*"
+    before: str = ""  # of {x...} as whole segments: the separator that comes and goes with it,
+    after: str = ""  # before it at the end of a name, else after it
+
+
+_PIECE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.|\*)?\}|[^{}]+|.", re.DOTALL)
+
+
+class Template(NamedTuple):
+    """A parsed template; `parts` alternates text and captures."""
+
+    text: str
+    parts: tuple[str | Capture, ...]
+
+    @property
+    def captures(self) -> list[str]:
+        return list(dict.fromkeys(p.name for p in self.parts if isinstance(p, Capture)))
+
+    @property
+    def stacked(self) -> str:
+        """The name of the {e*}, or ''."""
+        return next((p.name for p in self.parts if isinstance(p, Capture) and p.kind == "*"), "")
+
+    @property
+    def last(self) -> str:
+        """The last segment if it is plain text, else ''."""
+        tail = self.parts[-1] if self.parts else ""
+        if not isinstance(tail, str):
+            return ""
+        cut = max(tail.rfind(s) for s in _SEPARATORS)
+        before = self.parts[-2] if len(self.parts) > 1 else None
+        alone = before is None or (isinstance(before, Capture) and before.after != "")
+        return tail[cut + 1 :] if cut >= 0 or alone else ""
+
+    def regex(self, where: Mapping[str, Domain], first: int = 1) -> tuple[str, list[str]]:
+        """The expression and the captures in the order of its groups, which are numbered from `first`."""
+        out = ""
+        order: list[str] = []
+        for p in self.parts:
+            if isinstance(p, str):
+                out += re.escape(p)
+            elif p.name in order:
+                out += f"(?:\\{first + order.index(p.name)})"
+            else:
+                order.append(p.name)
+                out += _expression(p, where)
+        return out, order
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """Fill in the captures; an empty {x...} takes its separator with it. LayoutError if one has no value."""
+        out = ""
+        try:
+            for p in self.parts:
+                if isinstance(p, str):
+                    out += p
+                elif value := values[p.name]:
+                    out += p.before + value + p.after
+        except KeyError as e:
+            raise LayoutError(f"{self.text} speaks of {{{e.args[0]}}}, which the other side does not bind") from None
+        return out
+
+
+def _expression(p: Capture, where: Mapping[str, Domain]) -> str:
+    if p.kind != "...":
+        return f"({where[p.name].pattern if p.name in where else Domain('int' if p.kind else 'text').pattern})"
+    if p.before or p.after:
+        return f"(?:{re.escape(p.before)}(.+){re.escape(p.after)})?"
+    return "(.*)"
+
+
+def template(text: Any) -> Template:
+    """Parse a template; UsageError shows what is wrong with it."""
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r} is no name template")
+    parts: list[str | Capture] = []
+    for m in _PIECE.finditer(text):
+        if m[1]:
+            parts.append(Capture(m[1], m[2] or ""))
+        elif m[0] in "{}":
+            raise UsageError(f"template {text!r}: {m[0]!r} opens or closes nothing; write {m[0] * 2} for a brace")
+        else:
+            word = m[0][0] if m[0] in ("{{", "}}") else m[0]
+            if parts and isinstance(last := parts[-1], str):
+                parts[-1] = last + word
+            else:
+                parts.append(word)
+    _check(text, parts)
+    return Template(text, tuple(_whole(parts)))
+
+
+def _whole(parts: list[str | Capture]) -> list[str | Capture]:
+    """Give each {x...} that stands for whole segments the separator that comes and goes with it."""
+    out = list(parts)
+    for i, p in enumerate(parts):
+        if isinstance(p, str) or p.kind != "...":
+            continue
+        before = parts[i - 1] if i else "/"
+        after = parts[i + 1] if i + 1 < len(parts) else "/"
+        if not (isinstance(before, str) and isinstance(after, str)):
+            continue
+        if before[-1] not in _SEPARATORS or after[0] not in _SEPARATORS:
+            continue
+        if i + 1 < len(parts):
+            out[i], out[i + 1] = p._replace(after=after[0]), after[1:]
+        elif i:
+            out[i], out[i - 1] = p._replace(before=before[-1]), str(out[i - 1])[:-1]
+    return [p for p in out if p != ""]
+
+
+def _check(text: str, parts: Sequence[str | Capture]) -> None:
+    """Refuse what would match in several ways or slowly."""
+    found = [p for p in parts if isinstance(p, Capture)]
+    if any(isinstance(a, Capture) and isinstance(b, Capture) for a, b in pairwise(parts)):
+        raise UsageError(f"template {text!r}: text must stand between two captures")
+    anys = sum(p.kind == "..." for p in found)
+    if anys > MAX_ANY:
+        raise UsageError(f"template {text!r}: has more than {MAX_ANY} captures of the kind {{x...}}")
+    if sum(p.kind == "*" for p in found) > 1:
+        raise UsageError(f"template {text!r}: can stack along one axis only")
+    if re.search(r"\.\.\.\}[/.]\{[A-Za-z0-9_]+\.\.\.\}", text):
+        raise UsageError(f"template {text!r}: more than a separator must stand between two {{x...}}")
+    free = 0
+    for p in parts:
+        if isinstance(p, str):
+            free = 0 if any(s in p for s in _SEPARATORS) else free
+        else:
+            free += p.kind == ""
+            if free > MAX_FREE - max(anys, 1):
+                raise UsageError(f"template {text!r}: has more than {MAX_FREE} captures in one segment")
+
+
+# --- many templates at once -------------------------------------------------------------------------------------
+
+
+class Match(NamedTuple):
+    number: int  # of the template
+    values: dict[str, str]
+
+
+Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
+
+
+class Matcher:
+    """Find the first of many templates that takes a name: one expression for each last segment that templates name.
+
+    Templates without captures are looked up: there may be thousands, of a checkpoint whose names follow no pattern.
+    """
+
+    def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
+        self._templates = templates
+        self._lasts = frozenset(t.last for t, _ in templates)
+        self._tables: dict[tuple[str, int], Table] = {}
+        self._spelled: dict[str, list[int]] = {}
+        for i, (t, _) in enumerate(templates):
+            if not t.captures:
+                self._spelled.setdefault(t.render({}), []).append(i)
+
+    def _table(self, last: str, begin: int) -> Table:
+        """All templates from `begin` on that may end in segment `last` as alternatives, and where their groups are."""
+        rows, count = ["(?!)"], 0
+        groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
+        for i, (t, where) in enumerate(self._templates[begin:], begin):
+            if t.captures and t.last in ("", last):
+                text, order = t.regex(where, count + 2)
+                rows.append(f"({text})")
+                groups += [(i, count + 2, order)] * (len(order) + 1)
+                count += len(order) + 1
+        return re.compile("|".join(rows), re.DOTALL), groups
+
+    def first(self, name: str, begin: int = 0) -> Match | None:
+        """The first template, from number `begin` on, that takes the name."""
+        if len(name) > MAX_NAME:
+            return None
+        last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
+        key = (last if last in self._lasts else "", begin)
+        if key not in self._tables:
+            self._tables[key] = self._table(*key)
+        pattern, groups = self._tables[key]
+        spelled = next((i for i in self._spelled.get(name, ()) if i >= begin), None)
+        m = pattern.fullmatch(name)
+        if m is None:
+            return None if spelled is None else Match(spelled, {})
+        index, start, order = groups[m.lastindex or 0]
+        if spelled is not None and spelled < index:
+            return Match(spelled, {})
+        return Match(index, {c: m[start + k] or "" for k, c in enumerate(order)})
+
+    def after(self, name: str, index: int) -> Match | None:
+        """The next template beyond `index` that takes the name."""
+        return self.first(name, index + 1)
+
+
+def separator(names: Iterable[str]) -> str:
+    """'/' or '.', whichever the names use as a path."""
+    seen = list(names)
+    return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."

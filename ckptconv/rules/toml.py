@@ -1,0 +1,287 @@
+"""A converter's file: TOML in, rules out. converters/README.md is the language.
+
+    [[rule]]
+    from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"
+    to = "bert.encoder.layer.{i}.attention.self.{p}.weight"
+    where = { p = ["query", "key", "value"] }
+    layout = "i o -> o i"
+
+What a file may not say is refused with the reason; a key that nothing reads is an error, not ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import LayoutError, UsageError
+from ..messages import brief
+from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
+from .templates import Domain, Template, domain, template
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_FILE = 2**20  # bytes of a rule file
+MAX_FILL = 8  # blocks of a filled tensor
+MAX_MESSAGE = 4000  # characters of what is wrong
+MAX_PARTS = 32  # of a dotted key
+_SAID = re.compile(r'"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*')  # texts and comments
+_LONG_KEY = re.compile(rf"(?:\.[\s\w-]*){{{MAX_PARTS}}}")
+MAX_TEMPLATE = 1000  # characters, with what `let` puts in
+
+_TOP = {
+    "title", "source", "target", "separators", "include", "params", "let", "where", "rewrite", "rule", "tie", "detect",
+    "optional", "one_way", "notes",
+}  # fmt: skip
+_RULE = {
+    "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
+    "shared", "optional", "note",
+}  # fmt: skip
+
+
+def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
+    """Refuse keys that nothing reads: a misspelt one would be ignored in silence."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{what} must be a table")
+    keys = sorted(keys)
+    for key in table:
+        if key not in keys:
+            near = get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
+            raise UsageError(f"{what}: {key!r} means nothing; {hint}")
+    return table
+
+
+def parse(
+    text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
+) -> Converter:
+    """Read a rule file; UsageError (with the file's name) for what it may not say. `let` overrides the file's own."""
+    if _LONG_KEY.search(_SAID.sub("", text)):  # of which the parser's time is the square
+        raise UsageError(f"converter {name}: a key has more than {MAX_PARTS} parts")
+    try:
+        return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"converter {name}: no valid TOML: {e}") from e
+    except RecursionError as e:
+        raise UsageError(f"converter {name}: is nested beyond reason") from e
+    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of another kind than the key wants
+        raise UsageError(f"converter {name}: is no rule file: {e}") from e
+    except (UsageError, LayoutError) as e:
+        text = e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}"
+        raise UsageError(brief(text, MAX_MESSAGE)) from e
+
+
+def _converter(
+    top: dict[str, Any], name: str, folder: Path | None, depth: int, outer: Mapping[str, Sequence[str]]
+) -> Converter:
+    let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()} | dict(outer)
+    shared = [_included(i, folder, depth, let) for i in _strings(top.get("include", []))]
+    common = {k: _domain(v, let) for k, v in _known(top.get("where", {}), top.get("where", {}), "where").items()}
+    rules = [_meant(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
+    detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
+    spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
+    ties = [_tie(t) for t in top.get("tie", [])]
+    separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
+    if len(separators) != 2:
+        raise UsageError("separators are two: that of the source and that of the target")
+    rewrites = [_rewrite(r) for r in top.get("rewrite", [])]
+    params = {k: _param(k, v) for k, v in _known(top.get("params", {}), top.get("params", {}), "params").items()}
+    return Converter(
+        name=name,
+        rules=(*rules, *(r for s in shared for r in s.rules)),
+        title=str(top.get("title", "")),
+        source=str(top.get("source", "")),
+        target=str(top.get("target", "")),
+        separators=(separators[0], separators[1]),
+        params={**{k: v for s in shared for k, v in s.params.items()}, **params},
+        rewrites=(*rewrites, *(r for s in shared for r in s.rewrites)),
+        ties=(*ties, *(t for s in shared for t in s.ties)),
+        present=tuple((template(t), spoken) for t in _strings(detect.get("all", []))),
+        absent=tuple((template(t), spoken) for t in _strings(detect.get("none", []))),
+        optional=bool(top.get("optional", any(s.optional for s in shared))),
+        one_way=str(top.get("one_way", "")),
+        notes=tuple(_strings(top.get("notes", []))),
+    )
+
+
+def _tie(table: Any) -> Tie:
+    names = _strings(_known(table, {"names", "apart", "if"}, "tie").get("names", []))
+    return Tie(tuple(map(template, names)), bool(table.get("apart", False)), tuple(_strings(table.get("if", []))))
+
+
+def _rewrite(value: Any) -> Rewrite:
+    if isinstance(value, list) and len(_strings(value)) == 2:
+        value = {"from": value[0], "to": value[1]}
+    _known(value, {"from", "to", "where", "one", "if"}, "rewrite")
+    source, target = str(value.get("from", "")), str(value.get("to", ""))
+    start, end = source.startswith("^"), source.endswith("$")
+    parsed = template(source[start : len(source) - end])
+    if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
+        raise UsageError(f"rewrite {source!r}: text and {{x}} may stand in it")
+    where = {k: domain(v) for k, v in value.get("where", {}).items()}
+    given = template(value["if"]) if "if" in value else None
+    made = Rewrite(parsed, template(target), start, end, where, str(value.get("one", "")), given)
+    if odd := ({*made.target.captures, made.one} - {"", *parsed.captures}):
+        raise UsageError(f"rewrite {source!r}: {{{min(odd)}}} is not in it")
+    return made
+
+
+def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequence[str]]) -> Converter:
+    if depth > 4:
+        raise UsageError(f"include {name!r}: files include each other")
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise UsageError(f"include {name!r}: only a file beside this one, by its bare name")
+    for home in filter(None, (folder, shipped())):
+        if os.path.isfile(path := home / f"{name}.toml"):  # False, too, for a name that no file can have
+            return parse(read(path), name, folder=home, depth=depth + 1, let=let)
+    raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
+
+
+def _strings(value: Any) -> list[str]:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise UsageError(f"{value!r} must be a string or a list of strings")
+    return value
+
+
+def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
+    """The rules of one [[rule]]: one, or one per pair of `names`."""
+    _known(table, _RULE, "rule")
+    pairs = [(table["from"], table.get("to"))] if "from" in table else []
+    pairs += list(table.get("names", {}).items())
+    if not pairs or any(b is None for _, b in pairs):
+        raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
+    rules = [_rule(a, b, table, let) for a, b in pairs]
+    return _narrowed(rules) if len(rules) > 1 else rules
+
+
+def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
+    """Names that share a `where` each keep what speaks of their own captures; what none binds lint will name."""
+    bound = [{c for t in (*r.sources, *r.targets) for c in t.captures} for r in rules]
+    anywhere = set().union(*bound)
+    return [
+        replace(r, where={k: v for k, v in r.where.items() if k in own or k not in anywhere})
+        for r, own in zip(rules, bound, strict=True)
+    ]
+
+
+def _meant(rule: Rule, common: Mapping[str, Domain]) -> Rule:
+    """The rule with what the whole file says of its captures, where it says nothing itself."""
+    own = {c for t in (*rule.sources, *rule.targets) for c in t.captures}
+    return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule
+
+
+def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
+    def side(texts: Any, which: int) -> tuple[Template, ...]:
+        return tuple(template(_expand(t, let, which)) for t in _strings(texts))
+
+    sources, targets = side(source, 0), side(target, 1)
+    layout = str(table.get("layout", ""))
+    rank = table.get("rank", [])
+    rule = Rule(
+        sources, targets, layout if targets else "",
+        where={k: _domain(v, let) for k, v in _known(table.get("where", {}), table.get("where", {}), "where").items()},
+        sizes={k: _size(v, side) for k, v in table.get("sizes", {}).items()},
+        ops=tuple(_strings(table.get("op", []))),
+        ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
+        having=side(table.get("if", []), 0),
+        lacking=side(table.get("unless", []), 0),
+        kinds=tuple(_strings(table.get("kind", []))),
+        fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
+        shared=bool(table.get("shared", False)),
+        optional=bool(table.get("optional", False)),
+    )  # fmt: skip
+    try:
+        if rule.layout and [len(side.split(",")) for side in layout.split("->")] != [len(sources), len(targets)]:
+            raise UsageError(f"layout {layout!r} has not one tensor for each name")
+        if not layout and len(targets) != 1 and targets:
+            raise UsageError("several targets need a layout")
+        if not layout and len(sources) != 1 and targets:
+            raise UsageError("several sources need a layout")
+        _ = rule.pattern
+        for op in rule.ops:
+            _check_op(op)
+    except (UsageError, LayoutError) as e:
+        raise UsageError(f"rule {rule.label}: {e.message}") from e
+    return rule
+
+
+def _fill(value: Any) -> Fill:
+    blocks = value if isinstance(value, list) else [value]
+    if not 0 < len(blocks) <= MAX_FILL or not all(isinstance(v, int | float | str) for v in blocks):
+        raise UsageError(f"fill {value!r} is neither a number (or a parameter's name) nor a list of up to {MAX_FILL}")
+    return tuple(v if isinstance(v, str) else float(v) for v in blocks)
+
+
+def _check_op(op: str) -> None:
+    """Refuse what no kernel does."""
+    from ..moves.cast import ARITHMETIC, OPS
+
+    word, _, number = op.partition(":")
+    if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
+        return
+    raise UsageError(f"there is no operation {op!r}; there are {', '.join([*OPS, *(f'{w}:X' for w in ARITHMETIC)])}")
+
+
+def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:
+    return domain(_expand(spec, let, 0) if isinstance(spec, str) else spec)
+
+
+def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:
+    """Put the text of `let` for <name>: the first of its two in sources, the second in targets."""
+    for name, texts in let.items():
+        text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
+        if len(text) > MAX_TEMPLATE:
+            raise UsageError(f"template {text[:40]!r}...: grows beyond {MAX_TEMPLATE} characters")
+    return text
+
+
+def _size(value: Any, side: Any) -> int | str | Of:
+    if isinstance(value, dict):
+        _known(value, {"of", "axis"}, "sizes")
+        return Of(side(value.get("of", ""), 0)[0], int(value.get("axis", 0)))
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise UsageError(f"a size is a number, a parameter's name or {{ of, axis }}, not {value!r}")
+    return value
+
+
+def _param(name: str, value: Any) -> Param:
+    if isinstance(value, int):
+        return Param(default=value)
+    _known(value, {"of", "axis", "default", "help"}, f"parameter {name}")
+    of = Of(template(value["of"]), int(value.get("axis", 0))) if "of" in value else None
+    return Param(value.get("default"), of, str(value.get("help", "")))
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Path:
+    """The folder of the converters that come with the package: in the wheel, or in the source tree."""
+    here = Path(__file__).parents[1]
+    return here / "converters" if (here / "converters").is_dir() else here.parent / "converters"
+
+
+def read(path: Path) -> str:
+    """The text of a rule file; UsageError if there is none."""
+    try:
+        with path.open("rb") as f:
+            data = f.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise UsageError(f"converter {path.name}: more than {MAX_FILE} bytes are no rule file")
+        return data.decode()
+    except OSError as e:
+        raise UsageError(f"converter {path}: {(e.strerror or str(e)).lower()}") from e
+    except UnicodeDecodeError as e:
+        raise UsageError(f"converter {path}: is no UTF-8 text") from e

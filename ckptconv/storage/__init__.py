@@ -1,0 +1,1 @@
+"""Files, near and far: names, looking, positioned reads, checksums."""

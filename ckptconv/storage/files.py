@@ -1,0 +1,361 @@
+"""Names and reading: local files by positioned reads, all else through remote.py. output.py writes.
+
+    Seen(url)        what detection needs, looked at once
+    Reader(url)      ranges of one file, checked against its size
+
+Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from stat import S_ISDIR, S_ISREG
+from typing import IO, Any
+
+from ..errors import CorruptCheckpoint, UnsafeCheckpoint
+from ..messages import printable
+from . import remote
+from .remote import Stat, filesystem, is_remote, refused
+
+PEEK = 4096  # bytes of a file's head and tail that detection sees
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def local(url: str) -> str:
+    """The file-system path of a local url."""
+    return url.removeprefix("file://")
+
+
+def split(url: str) -> tuple[str, str]:
+    """Split into folder and base name; the folder of a bare name is '.'."""
+    if is_remote(url):
+        head, _, base = url.rpartition("/")
+        return head, base
+    head, base = os.path.split(local(url))
+    return head or ".", base
+
+
+def join(folder: str, *names: str) -> str:
+    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(local(folder), *names)
+
+
+def sibling(url: str, name: str) -> str:
+    """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
+
+    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
+    and snapshots/REV/unet/name one level further up.
+    """
+    folder, _ = split(url)
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
+    path = join(folder, name)
+    if not is_remote(url) and os.path.islink(path):
+        home, target = os.path.realpath(folder), os.path.realpath(path)
+        inside = os.path.dirname(target) == home
+        cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
+        blob = below != home and os.path.dirname(target) == join(cache, "blobs")
+        # what the user named may itself be a link; its neighbours are then those of the link's target as well
+        beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
+        if not (inside or blob or beside):
+            where = url.removesuffix(f"{os.sep}.")
+            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=where)
+    return path
+
+
+# --- looking ----------------------------------------------------------------------------------------------------
+
+
+def exists(url: str) -> bool:
+    if is_remote(url):
+        return remote.info(url) is not None
+    return os.path.lexists(local(url))
+
+
+def is_dir(url: str) -> bool:
+    if is_remote(url):
+        return remote.is_dir(url)
+    return os.path.isdir(local(url))
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
+    """Each folder below (and with) this one: its url, its folders' names and its files; sorted, the outer one first.
+
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
+    """
+    if is_remote(folder):
+        yield from remote.walk(folder)
+        return
+    todo = [folder]
+    while todo:
+        at = todo.pop()
+        folders, files = _scanned(at)
+        yield at, folders, files
+        todo += [join(at, name) for name in reversed(folders)]
+
+
+def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
+    """The folders and the files in a local folder, sorted."""
+    folders, files = [], {}
+    try:
+        with os.scandir(local(folder)) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_file():
+                    status = entry.stat()
+                    files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
+    except OSError as e:
+        raise refused(e, folder) from e
+    return folders, files
+
+
+def stat(url: str) -> Stat | None:
+    """Size and time of a file, or None if there is none."""
+    if is_remote(url):
+        return remote.stat(url)
+    try:
+        status = os.stat(local(url))
+    except OSError:
+        return None
+    return Stat(status.st_size, status.st_mtime_ns)
+
+
+def names(folder: str) -> list[str]:
+    """Names of the files and folders in a folder, sorted; none where there is no such folder."""
+    try:
+        if is_remote(folder):
+            return remote.names(folder)
+        return sorted(os.listdir(local(folder)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        raise refused(e, folder) from e
+
+
+class Seen:
+    """What a format may look at to recognise a checkpoint: read once, shared by all formats.
+
+    head, tail: the first and last `PEEK` bytes of a file (empty for a folder or a prefix that is no file);
+    files: names in the folder (the url is one) or beside it that begin with its base name; size: -1 if no file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.folder, self.base = split(url.rstrip("/") if len(url) > 1 else url)
+        self.is_dir = is_dir(url)
+        self.size, self.head, self.tail = -1, b"", b""
+        if not self.is_dir and exists(url):
+            with Reader(url) as f:
+                self.size = f.size
+                self.head = f.read(0, min(PEEK, f.size))
+                self.tail = f.read(max(0, f.size - PEEK), min(PEEK, f.size))
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Listed only when a format asks: a folder of a thousand checkpoints is then not listed a thousand times."""
+        if self.is_dir:
+            return names(self.url)
+        return [n for n in names(self.folder) if n.startswith(self.base)]
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names in the central directory if this is a zip, else ()."""
+        if not (self.head.startswith(b"PK") or b"PK\x05\x06" in self.tail):
+            return ()
+        try:
+            with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
+                return tuple(z.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError):
+            return ()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
+_SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def witness() -> Iterator[dict[str, Stamp]]:
+    """Write down the stamp of each file that is opened meanwhile, as it is when it is first opened."""
+    seen: dict[str, Stamp] = {}
+    token = _SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        _SEEN.reset(token)
+
+
+class Reader:
+    """Positioned, checked reads of one file; safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._fd = -1
+        self.far: remote.File | None = None
+        self.stamp: Stamp
+        if is_remote(url):
+            self.far = remote.File(url)
+            self.size, self.stamp = self.far.size, self.far.stamp
+        else:
+            self._open(url)
+        if (seen := _SEEN.get()) is not None:
+            seen.setdefault(url, self.stamp)
+
+    def _open(self, url: str) -> None:
+        try:
+            # a pipe without a writer would be waited for, for ever
+            how = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+            self._fd = os.open(local(url), how)
+            status = os.fstat(self._fd)
+            if S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
+            if not S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
+            self.size = status.st_size
+            # the last cannot be set back: it tells of a change whose author restored the time of the one before
+            self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+        except OSError as e:
+            self.close()
+            raise refused(e, url) from e
+
+    def read(self, start: int, size: int) -> bytes:
+        """Read exactly `size` bytes at `start`; CorruptCheckpoint if the file does not hold them."""
+        self._check(start, size)
+        if self.far is not None:
+            return self.far.read(start, size)
+        return self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill `view` with the bytes at `start`."""
+        self._check(start, len(view))
+        if self.far is not None:
+            self.far.into(start, view)
+            return
+        at = 0
+        while at < len(view):
+            try:
+                n = os.preadv(self._fd, [view[at:]], start + at)
+            except OSError as e:
+                raise refused(e, self.url) from e
+            if n == 0:
+                raise CorruptCheckpoint(f"ends at byte {start + at}, it shrank while it was read", url=self.url)
+            at += n
+
+    def _check(self, start: int, size: int) -> None:
+        if start < 0 or size < 0 or start + size > self.size:
+            raise CorruptCheckpoint(
+                f"bytes {start} to {start + size} are needed but the file has {self.size} (truncated?)", url=self.url
+            )
+
+    def _os(self, read: Any, size: int) -> bytes:
+        pieces, got = [], 0
+        while got < size:
+            try:
+                piece = read(got)
+            except OSError as e:
+                raise refused(e, self.url) from e
+            if not piece:
+                raise CorruptCheckpoint("shrank while it was read", url=self.url)
+            pieces.append(piece)
+            got += len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_all(url: str, limit: int) -> bytes:
+    """Read a small file whole; CorruptCheckpoint if it is larger than `limit` bytes."""
+    with Reader(url) as f:
+        if f.size > limit:
+            raise CorruptCheckpoint(f"has {f.size} bytes, at most {limit} are sensible here", url=url)
+        return f.read(0, f.size)
+
+
+@contextmanager
+def fileobj(url: str) -> Iterator[IO[bytes]]:
+    """Open for libraries that want a seekable file object (zipfile)."""
+    if is_remote(url):
+        with Reader(url) as reader:
+            yield io.BufferedReader(_Raw(reader), 2**16)
+        return
+    try:
+        handle = open(local(url), "rb")  # noqa: SIM115 - closed below
+    except OSError as e:
+        raise refused(e, url) from e
+    try:
+        yield handle
+    finally:
+        handle.close()
+
+
+class _Raw(io.RawIOBase):
+    """A reader as a file object."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader, self._at = reader, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._reader.size)[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "before the beginning")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, min(len(view), self._reader.size - self._at))]
+        self._reader.into(self._at, view)
+        self._at += len(view)
+        return len(view)
+
+
+__all__ = [
+    "Reader",
+    "Seen",
+    "Stamp",
+    "Stat",
+    "exists",
+    "fileobj",
+    "filesystem",
+    "is_dir",
+    "is_remote",
+    "join",
+    "local",
+    "names",
+    "read_all",
+    "refused",
+    "sibling",
+    "split",
+    "stat",
+    "walk",
+    "witness",
+]

@@ -1,0 +1,345 @@
+"""Files that are not here: what fsspec's file systems answer, in few requests, with their surprises made ours.
+
+    s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH     and all others of fsspec
+
+Reading:  `File` fetches ranges; small reads near one another share a window that doubles while it is read in order.
+Writing:  `upload` sends finished local files, the last one last (upload.Upload).
+
+Credentials are the file systems' own business (environment, config files); what a url itself holds of them is never
+shown: see errors.redacted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import IO, Any, NamedTuple, cast
+from zlib import crc32
+
+from ..errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
+
+FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
+GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
+BATCH = 8  # ranges asked for at once
+PIECE = 2**23  # bytes of one request
+
+
+class Stat(NamedTuple):
+    """What tells whether a file is still the same without reading it; `mtime` in ns, 0 where it is not known."""
+
+    size: int
+    mtime: int
+
+
+def is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
+
+
+def is_http(url: str) -> bool:
+    """Whether there are no folders to list, only files."""
+    return url.startswith(("http://", "https://"))
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of a remote url and the path within it; it remembers no listings, files may change."""
+    scheme = url.split("://")[0]
+    extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
+    try:
+        import fsspec
+
+        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        return fs, str(path)
+    except ImportError as e:
+        raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
+    except ValueError as e:
+        raise StorageError(f"cannot be opened: {e}", url=url) from e
+
+
+def refused(e: OSError, url: str) -> CkptError:
+    """Say in one sentence what the file system refused."""
+    if isinstance(e, FileNotFoundError):
+        return StorageError("no such file or folder", url=url)
+    if e.errno == errno.ENOSPC:
+        return StorageError("the disk is full; nothing was changed", url=url)
+    if e.errno == errno.EDQUOT:
+        return StorageError("the disk quota is used up; nothing was changed", url=url)
+    return StorageError((e.strerror or str(e) or type(e).__name__).lower(), url=url)
+
+
+@contextmanager
+def asking(url: str) -> Iterator[None]:
+    """Make one kind of error of what a file system raises; those of cloud libraries are of no common family."""
+    try:
+        yield
+    except CkptError:
+        raise
+    except OSError as e:
+        raise refused(e, url) from e
+    except NotImplementedError as e:
+        raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
+    except Exception as e:  # the one place where a file system's surprise becomes our error
+        text = str(e).split("\n")[0].split("?")[0][:300]  # a signed url ends with its signature
+        raise StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url) from e
+
+
+@contextmanager
+def spooling() -> Iterator[None]:
+    """Name the temporary folder where that is what is full or missing."""
+    try:
+        yield
+    except OSError as e:
+        raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
+
+
+# --- looking ----------------------------------------------------------------------------------------------------
+
+
+def info(url: str) -> dict[str, Any] | None:
+    """What the file system tells of a file or folder, or None if there is none."""
+    fs, path = filesystem(url)
+    try:
+        with asking(url):
+            return dict(fs.info(path))
+    except StorageError as e:
+        if isinstance(e.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def is_dir(url: str) -> bool:
+    """Whether it is a folder; never on the web, where asking would fetch the whole file to look for links."""
+    found = None if is_http(url) else info(url)
+    return bool(found and found.get("type") == "directory")
+
+
+def names(folder: str) -> list[str]:
+    """Names in a folder; FileNotFoundError if there is none."""
+    if is_http(folder):
+        return []
+    fs, path = filesystem(folder)
+    try:
+        with asking(folder):
+            found = fs.ls(path, detail=False)
+    except StorageError as e:
+        raise e.__cause__ if isinstance(e.__cause__, OSError) else e from None
+    return sorted({str(p).rstrip("/").rpartition("/")[2] for p in found} - {""})
+
+
+def stat(url: str) -> Stat | None:
+    found = info(url)
+    return None if found is None or found.get("type") == "directory" else _stat(found)
+
+
+def _stat(found: dict[str, Any]) -> Stat:
+    when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
+    if hasattr(when, "timestamp"):
+        when = when.timestamp()
+    time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
+    return Stat(int(found.get("size") or 0), time)
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
+    """As store.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
+    if is_http(folder):
+        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=folder)
+    fs, path = filesystem(folder)
+    with asking(folder):
+        found = fs.find(path, detail=True)
+    tree: dict[str, tuple[set[str], dict[str, Stat]]] = {"": (set(), {})}
+    root = path.strip("/") + "/"
+    for where, what in found.items():
+        parts = str(where).strip("/").removeprefix(root).split("/")
+        for depth in range(len(parts) - 1):
+            tree.setdefault("/".join(parts[:depth]), (set(), {}))[0].add(parts[depth])
+        tree.setdefault("/".join(parts[:-1]), (set(), {}))[1][parts[-1]] = _stat(what)
+    todo = [""]
+    while todo:
+        at = todo.pop()
+        folders = sorted(tree[at][0])
+        yield f"{folder.rstrip('/')}/{at}" if at else folder, folders, dict(sorted(tree[at][1].items()))
+        todo += [f"{at}/{name}".lstrip("/") for name in reversed(folders)]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+class File:
+    """Ranges of one remote file, checked for length; safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._fs, self._path = filesystem(url)
+        found = info(url)
+        if found is None:
+            raise refused(FileNotFoundError(), url)
+        if found.get("type") == "directory":
+            raise StorageError("is a folder, a file is needed", url=url)
+        if found.get("size") is None:
+            raise StorageError("the server does not tell the file's size", url=url)
+        self.size = int(found["size"])
+        from hashlib import blake2b
+
+        version = repr([found.get(k) for k in ("ETag", "etag", "LastModified", "mtime", "updated", "created")])
+        self.stamp = (self.size, int.from_bytes(blake2b(version.encode(), digest_size=8).digest(), "little"))
+        self._copy: Spool | None = None
+        if is_http(url) and (self.size <= FIRST or not _ranged(url, self.size)):
+            self._copy = _whole(url, self.stamp)
+        self._lock, self._spooling = threading.Lock(), threading.Lock()
+        self._at, self._window, self._step = 0, b"", FIRST // 2
+        self._mine = threading.local()  # .held: ranges fetched for the job of this thread
+        self._spools: dict[tuple[int, int], Spool] = {}
+
+    def read(self, start: int, size: int) -> bytes:
+        """The bytes [start, start+size), which the caller has checked to lie in the file."""
+        return bytes(self.view(start, size))
+
+    def view(self, start: int, size: int) -> bytes | memoryview:
+        """The same, perhaps without a copy."""
+        if not size:
+            return b""
+        if self._copy is not None:
+            return self._copy.read(start, size)
+        for first, data in getattr(self._mine, "held", ()):
+            if first <= start and start + size <= first + len(data):
+                return memoryview(data)[start - first : start - first + size]
+        for (first, length), spool in list(self._spools.items()):
+            if first <= start and start + size <= first + length:
+                return spool.read(start - first, size)
+        return self._fetch(start, size) if size >= LAST else self._near(start, size)
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill `view`; what is large comes in several requests at once."""
+        if len(view) <= PIECE or self._copy is not None or self._spooled(start, len(view)):
+            view[:] = self.view(start, len(view))
+            return
+        pieces = [(start + at, min(PIECE, len(view) - at)) for at in range(0, len(view), PIECE)]
+        for (at, size), data in zip(pieces, self.ranges(pieces), strict=True):
+            view[at - start : at - start + size] = data
+
+    def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch ranges and serve this thread's reads from them until `release`."""
+        if self._copy is None:
+            self._mine.held = []
+            inside = [(a, n) for a, n in ranges if n and a >= 0 and a + n <= self.size and not self._spooled(a, n)]
+            self._mine.held = [(a, data) for (a, _), data in zip(inside, self.ranges(inside), strict=True)]
+
+    def release(self) -> None:
+        self._mine.held = []
+
+    def _spooled(self, start: int, size: int) -> bool:
+        return any(a <= start and start + size <= a + n for a, n in list(self._spools))
+
+    def spool(self, start: int, size: int) -> None:
+        """Copy a range to a local file without a name, once for all threads."""
+        with self._spooling:
+            if self._copy is not None or self._spooled(start, size) or start + size > self.size:
+                return
+            spool = Spool()
+            with spool.filled() as file:
+                for at in range(start, start + size, LAST * 2):
+                    file.write(self._fetch(at, min(LAST * 2, start + size - at)))
+            self._spools[start, size] = spool
+
+    def _near(self, start: int, size: int) -> bytes:
+        """Serve a small read from the window; a read that goes on where the window ends makes the next one larger."""
+        with self._lock:
+            skip = start - self._at
+            if not 0 <= skip <= len(self._window) - size:
+                onwards = 0 <= skip <= len(self._window) + self._step
+                self._step = min(2 * self._step, LAST) if onwards else FIRST
+                self._window = self._fetch(start, min(max(size, self._step), self.size - start))
+                self._at, skip = start, 0
+            return self._window[skip : skip + size]
+
+    def _fetch(self, start: int, size: int) -> bytes:
+        with asking(self.url):
+            data = cast(bytes, self._fs.cat_file(self._path, start=start, end=start + size))
+        return _sized(data, start, size, self.url)
+
+    def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Several ranges (start, size), some at once where the file system can."""
+        if len(wanted) == 1:
+            yield self._fetch(*wanted[0])
+            return
+        for i in range(0, len(wanted), BATCH):
+            some = wanted[i : i + BATCH]
+            with asking(self.url):
+                paths, starts = [self._path] * len(some), [a for a, _ in some]
+                found = self._fs.cat_ranges(paths, starts, [a + n for a, n in some], on_error="raise")
+            for (start, size), data in zip(some, found, strict=True):
+                yield _sized(data, start, size, self.url)
+
+
+def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
+    if len(data) != size:
+        raise CorruptCheckpoint(f"{size} bytes at {start} were asked for, {len(data)} came", url=url)
+    return data
+
+
+@lru_cache(maxsize=64)
+def _ranged(url: str, size: int) -> bool:
+    """Whether the web server answers a request for a range with that range: the last byte is asked for."""
+    fs, path = filesystem(url)
+    with asking(url):
+        try:
+            with fs.open(path, "rb", block_size=1024, cache_type="none", size=size) as f:
+                f.seek(size - 1)
+                return len(f.read(1)) == 1
+        except ValueError:  # it would send the file from the start
+            return False
+
+
+@lru_cache(maxsize=4)
+def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
+    """A private copy of a file that can only be had whole, or is small; gone when it is forgotten."""
+    spool = Spool()
+    fs, path = filesystem(url)
+    with asking(url), spool.filled() as file:
+        fs.get_file(path, file)
+    if os.fstat(spool.fd).st_size != stamp[0]:
+        raise CorruptCheckpoint("came in another length than the server told", url=url)
+    return spool
+
+
+class Spool:
+    """A local file without a name, which is gone with this object."""
+
+    def __init__(self) -> None:
+        with spooling():
+            self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
+            os.unlink(path)
+
+    @contextmanager
+    def filled(self) -> Iterator[IO[bytes]]:
+        with spooling(), os.fdopen(os.dup(self.fd), "wb") as file:
+            yield file
+
+    def read(self, start: int, size: int) -> bytes:
+        return os.pread(self.fd, size, start)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+__all__ = [
+    "GAP",
+    "File",
+    "Stat",
+    "asking",
+    "filesystem",
+    "info",
+    "is_dir",
+    "is_http",
+    "is_remote",
+    "names",
+    "refused",
+    "spooling",
+    "stat",
+    "walk",
+]

@@ -1,0 +1,1 @@
+"""Prove what was written: compare, read back, hashes."""
