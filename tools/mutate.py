@@ -68,7 +68,7 @@ class Tests:
         parts = path.removesuffix(".py").split("/")
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         dotted, stem, rooms = ".".join(parts), parts[-1], path.split("/")[1:-1]
-        named = [p for p in self.all if stem in _words(p) and (not rooms or set(rooms) & _words(p))]
+        named = [p for p in self.all if stem in _words(p) and (not rooms or rooms[-1] in _words(p))]
         users = [p for p in self.all if any(n == dotted or n.startswith(f"{dotted}.") for n in self._imports[p])]
         return list(dict.fromkeys([*named, *users, *self._room(rooms)]))
 
