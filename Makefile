@@ -15,8 +15,8 @@ test: $(VENV)/test.done
 
 # Ray by itself: its driver ends the process it is in when the machine is too busy to answer the cluster in time
 check: lint
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --ignore tests/test_ray.py
-	$(BIN)/python -m pytest -q tests/test_ray.py
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --ignore tests/engine/test_ray.py
+	$(BIN)/python -m pytest -q tests/engine/test_ray.py
 
 lint:
 	$(BIN)/ruff check .

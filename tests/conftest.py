@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit import Run
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-SHARED = Path(__file__).parents[2] / "shared"
+from kit import FIXTURES, SHARED, Run
 
 
 @pytest.fixture

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+
+from ckptconv.testing import Subject
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "fixtures"
+SHARED = Path(os.environ.get("CKPTCONV_SHARED", ROOT.parent / "shared"))  # large checkpoints that are not shipped
+# Every format that is written, as `ckptconv.testing` wants it described.
+SUBJECTS = [
+    Subject("safetensors", "model.safetensors", order=False),
+    Subject("hf", "folder", order=False),
+    Subject("npz", "weights.npz", metadata=False),
+    Subject("npy", "folder", order=False, metadata=False),
+    Subject("torch", "model.pt", ties=True),
+    Subject("tf", "model.ckpt", order=False, metadata=False),
+    Subject("hdf5", "weights.hdf5", ties=True, tries=20),
+    Subject("keras", "weights.h5", tries=20),
+    Subject(
+        "keras3", "model.weights.h5", order=False, tries=20,
+        spell=lambda n: f"layers/{n.replace('/', '_')}/vars/0",
+    ),
+    Subject("flax", "model.msgpack", order=False, metadata=False),
+]  # fmt: skip
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

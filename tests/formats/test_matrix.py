@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_formats import SUBJECTS
+from kit import FIXTURES, SUBJECTS
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint
 from ckptconv.formats import table
 from ckptconv.testing import Subject, assert_same, holdable, write, zoo
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDEN = (  # by the real frameworks, in formats that we only read, or with what our own writers never make
     "tf/v1", "tf/v1s-00000-of-00003", "tf/sliced", "tf/strings", "tf/objects-1", "tf/frozen.pb", "torch/script.pt",
     "torch/stream.pt", "torch/dtypes.pt", "torch/nested.pt", "torch/dcp", "flax/chunked.msgpack", "flax/odd.msgpack",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import ROOT
 
 from ckptconv.checkpoint import Checkpoint, held, plain
 from ckptconv.dtypes import DTYPES
@@ -23,7 +24,7 @@ from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
 from ckptconv.rules.templates import Matcher, domain, template
 
-PAGE = Path(__file__).parents[1] / "converters" / "README.md"
+PAGE = ROOT / "converters" / "README.md"
 
 
 def checkpoint(shapes: dict[str, list[int]], **roles: str) -> Checkpoint:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import Run
+from kit import ROOT, Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held
@@ -263,7 +263,7 @@ def test_statistics_of_many_windows(tmp_path: Path) -> None:
 
 def reference_hash() -> str:
     """The implementation in the documentation, which is what others will copy."""
-    text = (Path(__file__).parents[1] / "docs/hash.md").read_text()
+    text = (ROOT / "docs/hash.md").read_text()
     return re.findall(r"```python\n(.*?)```", text, re.S)[0]
 
 

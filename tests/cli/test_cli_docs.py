@@ -15,26 +15,19 @@ CKPTCONV_UPDATE=1 writes what is printed into the documents, for review.
 
 from __future__ import annotations
 
-import contextlib
-import doctest
-import io
 import os
 import re
-import shlex
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from documents import Step, fits, run, session, steps
+from kit import ROOT
 
 import ckptconv
-from ckptconv.cli.main import main
 
-ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/cli/*.md")]
 DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
@@ -103,65 +96,6 @@ def folder(tmp_path: Path) -> Path:
 # --- reading and running ----------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    command: str
-    expected: str
-
-
-def steps(block: str) -> Iterator[Step]:
-    """Commands of a console block, each with what should follow."""
-    for piece in re.split(r"^\$ ", block, flags=re.M)[1:]:
-        first, *rest = piece.splitlines()
-        while rest and rest[0].startswith("> "):
-            first += "\n" + rest.pop(0)[2:]
-        yield Step(first, "".join(f"{line}\n" for line in rest))
-
-
-def run(command: str, home: Path) -> str:
-    """What a terminal would show, and the exit code if it is not 0; `home` is the current folder."""
-    if command.startswith("ckptconv ") and not re.search(r"[|&;<>$`#\n]", command):
-        code, shown = inside(shlex.split(command)[1:])
-    else:
-        code, shown = in_shell(command, home)
-    lines = "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
-    return lines + (f"[{code}]\n" if code else "")
-
-
-def inside(argv: list[str]) -> tuple[int, str]:
-    """Most commands run in this process, which saves half a second each."""
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        try:
-            main(argv)
-        except SystemExit as e:
-            return int(e.code or 0), shown.getvalue()
-    return 0, shown.getvalue()
-
-
-def in_shell(command: str, home: Path) -> tuple[int, str]:
-    """Pipes and the like, with `ckptconv` on the PATH."""
-    shim = home.parent / "bin"
-    shim.mkdir(exist_ok=True)
-    program = shim / "ckptconv"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckptconv "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = os.environ | {
-        "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
-        "LC_ALL": "C.UTF-8",
-    }  # fmt: skip
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(["sh", "-c", command], cwd=home, env=env, timeout=120, text=True, check=False, **streams)
-    return done.returncode, done.stdout
-
-
-def fits(expected: str, shown: str) -> bool:
-    parts = []
-    for line in expected.splitlines(keepends=True):
-        parts.append(r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line).replace(r"\.\.\.", ".*"))
-    return re.fullmatch("".join(parts), shown) is not None
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = document.read_text(encoding="utf-8")
@@ -190,16 +124,6 @@ def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     if os.environ.get("CKPTCONV_UPDATE"):
         document.write_text(updated, encoding="utf-8")
     assert not wrong, "\n".join(wrong)
-
-
-def session(text: str, name: str, space: dict[str, object]) -> list[str]:
-    """Failures of a Python session; names stay for the sessions after it."""
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
-    test = doctest.DocTestParser().get_doctest(text, space, name, name, 0)
-    said: list[str] = []
-    doctest.DocTestRunner(optionflags=flags).run(test, out=said.append, clear_globs=False)
-    space.update(test.globs)
-    return said
 
 
 def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:

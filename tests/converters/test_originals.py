@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv import api
@@ -18,8 +18,8 @@ from ckptconv.moves.part import Held, Span
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
 
-ORIGINALS = Path(__file__).parents[1] / "fixtures" / "originals"
-NAMES = Path(__file__).parents[1] / "fixtures" / "names"
+ORIGINALS = FIXTURES / "originals"
+NAMES = FIXTURES / "names"
 FAMILIES = sorted(p.name for p in ORIGINALS.iterdir() if p.is_dir())  # CONVERTER or CONVERTER--VARIANT
 KIN = {family.split("-")[0] for family in FAMILIES}  # other names are there for other tests
 PUBLISHED = sorted(p.stem for p in NAMES.glob("*.txt") if p.stem.split("-")[0] in KIN)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import ROOT, SHARED
 
 import ckptconv
 from ckptconv import api
@@ -31,8 +32,7 @@ from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
 
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared" / "oracles"
+ORACLES = SHARED / "oracles"
 FILES = sorted(p for p in (ROOT / "converters").glob("*.toml") if not p.name.startswith("_"))
 PERIOD = 2654435761  # odd, so that numbers below 2^24 do not repeat
 
@@ -106,7 +106,7 @@ def back(converter: library.Converter, before: Checkpoint, after: Checkpoint, pa
 
 
 def samples() -> list[Any]:
-    found = [(kind, d) for kind in ("tf", "flax") for d in sorted((SHARED / f"hf-{kind}").glob("*/"))]
+    found = [(kind, d) for kind in ("tf", "flax") for d in sorted((ORACLES / f"hf-{kind}").glob("*/"))]
     return [pytest.param(kind, d, id=f"hf-{kind}/{d.name}") for kind, d in found]
 
 
@@ -145,7 +145,7 @@ names = { "{layer}_3/bias" = "{layer}.bias" }
 
 
 def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
-    real = SHARED.parent / "real" / "crepe_tiny"
+    real = SHARED / "real" / "crepe_tiny"
     if not real.exists():
         pytest.skip("no real checkpoints")
     (tmp_path / "crepe.toml").write_text(CREPE)
@@ -159,9 +159,9 @@ def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
 
 
 def test_auto_finds_the_family() -> None:
-    if not SHARED.exists():
+    if not ORACLES.exists():
         pytest.skip("no oracles")
-    assert library.auto(ckptconv.open(SHARED / "hf-tf" / "bert" / "tf_model.h5")).name == "hf-tf"
-    assert library.auto(ckptconv.open(SHARED / "hf-flax" / "resnet" / "flax_model.msgpack")).name == "hf-flax"
+    assert library.auto(ckptconv.open(ORACLES / "hf-tf" / "bert" / "tf_model.h5")).name == "hf-tf"
+    assert library.auto(ckptconv.open(ORACLES / "hf-flax" / "resnet" / "flax_model.msgpack")).name == "hf-flax"
     with pytest.raises(UsageError, match="no converter takes every tensor"):
         library.auto(filled({"odd/thing": [2, 3]}))

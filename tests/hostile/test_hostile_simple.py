@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from kit import FIXTURES
 
 import ckptconv
 from ckptconv.rules import library
 from ckptconv.rules.lint import lint
 
-HOME = Path(__file__).parents[1] / "fixtures" / "hostile"
+HOME = FIXTURES / "hostile"
 KINDS = ("safetensors", "numpy", "flax", "sharded", "dcp", "tf", "strangers")
 RULES = json.loads((HOME / "rules" / "expected.json").read_text())
 CASES = [

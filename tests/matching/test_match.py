@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import ROOT, SHARED
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -25,8 +26,6 @@ from ckptconv.rules.converter import Converter
 from ckptconv.rules.lint import lint
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
 REAL = SHARED / "real" / "crepe_tiny"
 RNG = np.random.default_rng(5)
 

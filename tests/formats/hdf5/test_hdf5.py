@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv import errors
@@ -26,7 +26,6 @@ from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
 from ckptconv.formats.hdf5 import child, file, skeleton
 from ckptconv.moves.part import Coded, Span
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOSTILE = FIXTURES / "hostile" / "hdf5"
 EXPECTED = json.loads((HOSTILE / "expected.json").read_text())
 

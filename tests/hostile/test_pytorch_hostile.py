@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import FIXTURES
 
 import ckptconv
 from ckptconv.formats import table
 from ckptconv.formats.pytorch.pickle import Inert, load
 
-HERE = Path(__file__).parents[1] / "fixtures" / "hostile" / "pytorch"
+HERE = FIXTURES / "hostile" / "pytorch"
 EXPECTED: dict[str, list[str]] = json.loads((HERE / "expected.json").read_text())
 RUNS = (
     "os.system",

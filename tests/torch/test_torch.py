@@ -8,18 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import ROOT
 
 import ckptconv
 from ckptconv.cli.main import main
 from ckptconv.errors import ConversionError, UsageError
 
 torch = pytest.importorskip("torch")
-from test_cli_docs import fits, run, steps  # noqa: E402
+from documents import fits, run, steps  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckptconv.torch as into  # noqa: E402
 
-TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorial.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 RULES = """
 [[rule]]
 layout = "i o -> o i"

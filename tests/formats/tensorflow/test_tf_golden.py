@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FIXTURES
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint

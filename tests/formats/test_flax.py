@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import FIXTURES
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -16,7 +17,7 @@ from ckptconv.moves.part import Span
 from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write
 
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "flax"  # made by fixtures/make_flax.py
+GOLDEN = FIXTURES / "flax"  # made by fixtures/make_flax.py
 VECTOR = (
     "82a6706172616d7381a16bc7130193920102a862666c6f61743136c404803f803fa473746570c70e039390a5696e743332c40405000000"
 )

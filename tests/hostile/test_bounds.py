@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import ROOT
 
 import ckptconv
 from ckptconv import api
@@ -87,7 +88,7 @@ def test_headers_of_sound_files_take_a_multiple_of_their_size(name: str, tmp_pat
 def test_a_transpose_stays_within_max_memory(tmp_path: Path) -> None:
     """benchmarks/bounds.py does it with 1 GB and 64MB."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[1] / "benchmarks" / "bounds.py"), "160MB", "16MB"],
+        [sys.executable, str(ROOT / "benchmarks" / "bounds.py"), "160MB", "16MB"],
         capture_output=True, text=True, check=False, timeout=300,
         env=os.environ | {"PYTHONPATH": str(Path(ckptconv.__file__).parents[1])},
     )  # fmt: skip

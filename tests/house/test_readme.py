@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from kit import ROOT
 
 
 def test_its_tables_are_not_stale() -> None:

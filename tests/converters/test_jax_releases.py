@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv import api
 from ckptconv.rules import library
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = {p.stem: p for p in (*sorted(FIXTURES.glob("vision/*.npz")), *sorted(FIXTURES.glob("t5x/*.msgpack")))}
 
 

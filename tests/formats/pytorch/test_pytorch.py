@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
@@ -30,7 +30,7 @@ from ckptconv.formats.pytorch.rebuild import TORCH
 from ckptconv.formats.pytorch.write import TorchWriter
 from ckptconv.moves.part import Span
 
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "torch"
+GOLDEN = FIXTURES / "torch"
 VERSIONS = json.loads((GOLDEN / "versions.json").read_text())
 
 

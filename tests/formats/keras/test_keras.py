@@ -11,7 +11,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv.api import Target
@@ -20,7 +20,7 @@ from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.keras import naming
 from ckptconv.moves.part import Span
 
-GOLDEN = Path(__file__).parents[1] / "fixtures" / "keras"
+GOLDEN = FIXTURES / "keras"
 
 
 def expected(file: str) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import FIXTURES, ROOT
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, plain
@@ -20,8 +21,8 @@ from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 
-NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
-TABLE = Path(__file__).parents[1] / "docs" / "keras-applications.md"
+NAMES = FIXTURES / "names" / "applications"
+TABLE = ROOT / "docs" / "keras-applications.md"
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from kit import ROOT
 
 import ckptconv
 from ckptconv.errors import CkptError, UsageError
 
-ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "fixtures" / "hostile" / "regressions").iterdir())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from fnmatch import fnmatchcase
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from kit import ROOT
+
 HOME = ROOT / "fixtures" / "hostile"
 EXPECTED = {
     f"{path.parent.name}/{name}" for path in HOME.glob("*/expected.json") for name in json.loads(path.read_text())
