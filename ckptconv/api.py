@@ -20,6 +20,7 @@ from .engine.run import Map, Outcome, Patched, Progress, execute, threads
 from .errors import UsageError
 from .formats import detect, table
 from .formats.placement import Patch, Writer
+from .formats.reading import Reading
 from .formats.table import Format
 from .messages import redacted
 from .moves.budget import Memory
@@ -138,9 +139,7 @@ def _open(url: str, select: Select) -> Checkpoint:
 
 
 def _opened(url: str, select: Select) -> Checkpoint:
-    return detect.open_checkpoint(
-        url, format=select.format, opaque=select.opaque, salvage=select.keep_going, densify=select.densify
-    )
+    return detect.open_checkpoint(url, Reading(select.opaque, select.keep_going, select.densify), format=select.format)
 
 
 def _selected(found: Checkpoint, select: Select) -> Checkpoint:

@@ -7,6 +7,7 @@ from .checkpoint import Checkpoint, Note, Tensor, held, plain, tiled, view
 from .dtypes import DTYPES, DType, dtype
 from .errors import CorruptCheckpoint, FormatError, Unrepresentable, UnsafeCheckpoint, UsageError
 from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
+from .formats.reading import Reading
 from .formats.table import Format
 from .moves.part import Coded, Held, Part, Span, c_strides, elements
 from .output.destination import File
@@ -27,6 +28,7 @@ __all__ = [
     "Patch",
     "Placement",
     "Reader",
+    "Reading",
     "Seen",
     "Slot",
     "Span",

@@ -152,7 +152,7 @@ def execute(
         outcome = _outcome(plan, receipts, digest, verified)
         if not (journal and journal.publishing):
             patches = patched(outcome, sources) if patched else plan.placement.patches
-            for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks)):
+            for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks, {})):
                 out.write(patch.file, patch.start, patch.data)
             if confirm:
                 _confirm(confirm, outcome, out, journal)

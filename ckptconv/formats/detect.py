@@ -1,13 +1,13 @@
 """The table of formats, detection, and the two questions a format answers.
 
-    where are the bytes?        open(url, **options) -> Checkpoint       (headers only)
+    where are the bytes?        open(url, how) -> Checkpoint             (headers only)
     where should they go?       writer(url, **options) -> Writer         (pure: offsets, then patches)
 
 A format is a module with these functions (see safetensors.py for the shortest whole one):
 
     sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content can be nothing else;
                                          4 it is one file of a whole that this format reads
-    open(url, opaque=False) -> Checkpoint           it may also take `salvage` and `densify`, see open_checkpoint
+    open(url, how: Reading) -> Checkpoint           headers only; reading.py says what may be asked for
     decode(coded) -> Iterator[buffer]    only if it makes `Coded` data: the decoded bytes in C order, little-endian;
                                          of a string tensor, one bytes object per element
     writer(url, max_shard_size=None) -> Writer      only if it writes
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from inspect import signature
 
 from ..checkpoint import Checkpoint, uncollected
 from ..errors import (
@@ -34,8 +33,10 @@ from ..errors import (
 from ..storage.files import Seen, exists, names
 from . import foreign, shard_index
 from .hash_metadata import hashes_of, unhashed
+from .reading import Reading
 from .table import TABLE, Format, _hint, get, table
 
+PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -103,27 +104,17 @@ def _refuse_damaged(seen: Seen) -> None:
         raise CorruptCheckpoint(what, url=seen.url)
 
 
-def open_checkpoint(
-    url: str, *, format: str | None = None, opaque: bool = False, salvage: bool = False, densify: bool = False
-) -> Checkpoint:
-    """Open whatever lies at `url`. Any bytes give a Checkpoint or a CkptError.
-
-    salvage: a format that can opens what is left when some of its files are missing or cut, with notes `damaged`.
-    densify: a format that can computes sparse and quantised tensors instead of giving their pieces.
-    """
+def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None) -> Checkpoint:
+    """Open whatever lies at `url`, as `format` if it is given. Any bytes give a Checkpoint or a CkptError."""
     row = get(format) if format else detect(url)
     if not row.reads:
         raise UsageError(f"the format {row.name} can be written but not read")
     try:
         with uncollected():
-            module = row.load()
-            takes = signature(module.open).parameters
-            asked = {"salvage": salvage, "densify": densify}
-            more = {name: True for name, on in asked.items() if on and name in takes}
-            return _apart(module.open(url, opaque=opaque, **more))
+            return _apart(row.load().open(url, how))
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
-            return open_checkpoint(url, format=INDEX, opaque=opaque, salvage=salvage, densify=densify)
+            return open_checkpoint(url, how, format=INDEX)
         raise
     except CkptError:
         raise

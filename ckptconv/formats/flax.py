@@ -27,6 +27,7 @@ from ..output.destination import File
 from ..storage.files import Reader, Seen, split
 from .containers.msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .reading import Reading
 
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
@@ -45,7 +46,7 @@ def sniff(seen: Seen) -> int:
     return 3 if _ARRAY.search(seen.head) else 2 * named
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         walker = Walker(f)
         root = walker.value(0)
@@ -174,7 +175,7 @@ class FlaxWriter:
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
         return Placement([File(self.file, out.at)], {name: slots[name] for name in checkpoint}, patches)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 

@@ -24,6 +24,7 @@ from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
 from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot
+from .reading import Reading
 from .safetensors import SafetensorsWriter
 
 SHARD_SIZE = 5_000_000_000  # of a folder that we write
@@ -56,17 +57,17 @@ def index_of(url: str) -> str:
     return beside if beside and exists(beside) else ""
 
 
-def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     if is_dir(url):
-        return _open_folder(url, opaque, salvage)
+        return _open_folder(url, how)
     if beside := index_of(url):
         base = split(url)[1]
         if base not in shard_index.read(beside).weight_map.values():
             raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
-        whole = open_index(beside, opaque, salvage)
+        whole = open_index(beside, how)
         note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
-    return open_index(url if exists(url) else url + shard_index.SUFFIX, opaque, salvage)
+    return open_index(url if exists(url) else url + shard_index.SUFFIX, how)
 
 
 def _candidates(files: Sequence[str]) -> list[str]:
@@ -75,7 +76,7 @@ def _candidates(files: Sequence[str]) -> list[str]:
     return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
 
 
-def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
+def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     found = _candidates(files)
     if not found:
@@ -87,7 +88,7 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     path = sibling(join(url, "."), found[0])
     # Keras knows how it spells names in shards
     ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
-    whole = open_index(path, opaque, salvage) if ours else open_checkpoint(path, opaque=opaque, salvage=salvage)
+    whole = open_index(path, how) if ours else open_checkpoint(path, how)
     alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(rf"{NUMBERED}\.", n)]
     others = found[1:] + [n for n in alone if n not in found]
     if not others:
@@ -96,21 +97,21 @@ def _open_folder(url: str, opaque: bool, salvage: bool = False) -> Checkpoint:
     return replace(whole, notes=(note, *whole.notes))
 
 
-def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+def open_index(url: str, how: Reading) -> Checkpoint:
     """Open all shards that an index names and pick from each what the weight map takes from it.
 
-    salvage: what is missing or cannot be opened is noted as damaged, by the names that the index gives.
+    With `how.salvage`, what is missing or cannot be opened is noted as damaged, by the names that the index gives.
     """
     weight_map, metadata = shard_index.read(url)
     files = sorted(set(weight_map.values()))
     paths = {file: sibling(url, file) for file in files}
-    if salvage:
-        return _salvaged(url, weight_map, paths, opaque)
+    if how.salvage:
+        return _salvaged(url, weight_map, paths, how)
     missing = [file for file in files if not exists(paths[file])]
     if missing:
         raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
     kinds = {file: detect(paths[file], but="hf").name for file in files}  # else a shard is found to be of a whole
-    shards = {file: open_checkpoint(paths[file], format=kinds[file], opaque=opaque) for file in files}
+    shards = {file: open_checkpoint(paths[file], how, format=kinds[file]) for file in files}
     lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
     if lost:
         raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
@@ -118,7 +119,7 @@ def open_index(url: str, opaque: bool = False, salvage: bool = False) -> Checkpo
     return replace(whole, metadata=whole.metadata | metadata)
 
 
-def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], opaque: bool) -> Checkpoint:
+def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], how: Reading) -> Checkpoint:
     """What is left of a damaged set."""
     shards: dict[str, Checkpoint] = {}
     notes = []
@@ -131,7 +132,7 @@ def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str],
             notes.append(Note("damaged", f"the shard {file} is missing", mine))
             continue
         try:
-            shards[file] = open_checkpoint(path, format=detect(path, but="hf").name, opaque=opaque)
+            shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
         except CkptError as e:
             notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", mine))
             continue
@@ -193,5 +194,5 @@ class FolderWriter:
             stale=re.escape(at) + f"({placed.stale})",
         )
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()

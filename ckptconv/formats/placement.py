@@ -58,7 +58,7 @@ class Writer(Protocol):
     def place(self, checkpoint: Checkpoint) -> Placement:
         """Choose files and offsets for all tensors; Unrepresentable, naming all, for what the format cannot hold."""
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """Patches that need the checksums of the slots, by tensor name. Files may grow by them."""
 
     def cannot_hold(self, tensor: Tensor) -> str:

@@ -28,6 +28,7 @@ from ..storage.files import Reader, Seen, split
 from . import shard_index
 from .hash_metadata import unhashed
 from .placement import Patch, Placement, Slot, refuse_unheld
+from .reading import Reading
 
 SUFFIX = ".safetensors"
 MAX_HEADER = 100_000_000  # the reference refuses longer ones
@@ -48,7 +49,7 @@ def sniff(seen: Seen) -> int:
     return 1 if seen.base.endswith(SUFFIX) and not seen.is_dir else 0
 
 
-def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
@@ -176,7 +177,7 @@ class SafetensorsWriter:
         placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
         return shard_index.joined(base, SUFFIX, placed, checkpoint)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
     def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:

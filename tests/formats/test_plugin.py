@@ -17,6 +17,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint
 from ckptconv.formats import table
 from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
+from ckptconv.formats.reading import Reading
 from ckptconv.formats.table import Format
 from ckptconv.moves.part import Span, elements
 from ckptconv.output.destination import File
@@ -34,7 +35,7 @@ def sniff(seen: Seen) -> int:
     return 3 if seen.head.startswith(MAGIC) else int(seen.base.endswith(".line"))
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         line, newline, _ = f.read(0, min(f.size, 2**16)).partition(b"\n")
         try:
@@ -68,7 +69,7 @@ class LineWriter:
             at += t.nbytes
         return Placement([File(self.file, at)], slots, [Patch(self.file, 0, head)])
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 

@@ -18,6 +18,7 @@ from ckptconv.checkpoint import Checkpoint, held, plain
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import detect
 from ckptconv.formats import safetensors as ours
+from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Held, Span
 from ckptconv.testing import bits, write, zoo
 
@@ -135,7 +136,7 @@ def test_the_reference_and_we_refuse_the_same(tmp_path: Path) -> None:
         except safetensors.SafetensorError:
             valid = False
         try:
-            ours.open(str(path))
+            ours.open(str(path), Reading())
             taken = True
         except ckptconv.CorruptCheckpoint:
             taken = False

@@ -22,6 +22,7 @@ from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint
 from ...moves.part import Coded, Span, elements
 from ...storage.files import Reader, Seen
+from ..reading import Reading
 from . import child
 from . import member as archive
 from .child import Window
@@ -64,7 +65,7 @@ def is_hdf5(seen: Seen) -> bool:
     return any(seen.head[at : at + 8] == SIGNATURE for at in (0, 512, 1024, 2048))
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     """Take every dataset as a tensor."""
     found = look(url)
     tensors = {s.path: tensor(found, s, s.path) for s in found.datasets.values()}

@@ -44,7 +44,7 @@ class Hdf5Writer:
             if p in there
         }
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 

@@ -44,6 +44,7 @@ from . import naming
 
 if TYPE_CHECKING:
     from .write import LegacyWriter
+from ..reading import Reading
 from .naming import OPTIMIZER, TOP, join
 
 INDEX = ".h5.index.json"
@@ -88,7 +89,7 @@ def names(attrs: Mapping[str, Any], key: str) -> list[str] | None:
     return [str(v) for v in values] if isinstance(values, list) else [str(values)]
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     """Take the listed weights in their order, then those of the optimizer."""
     if url.endswith(INDEX):
         return _open_index(url)

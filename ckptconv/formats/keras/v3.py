@@ -33,6 +33,7 @@ from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
 from ..hdf5 import file as hdf5
 from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
+from ..reading import Reading
 from . import legacy, naming
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def is_vars(path: str) -> bool:
     return path == "vars" or path.endswith("/vars")
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     """Take every variable under the name that config.json or the name attributes give it."""
     shelf = load(url)
     labels, assumed = label(shelf)

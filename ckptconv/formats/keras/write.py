@@ -77,7 +77,7 @@ class LegacyWriter:
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
         return _place(self.url, checkpoint, paths, groups)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 
@@ -181,7 +181,7 @@ class Keras3Writer:
             size += checkpoint[name].nbytes
         return shards
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 

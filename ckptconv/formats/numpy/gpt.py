@@ -21,6 +21,7 @@ from ...dtypes import DType
 from ...errors import CorruptCheckpoint
 from ...moves.part import Part, Span, c_strides, elements
 from ...storage.files import Reader, Seen, join, names, read_all, sibling
+from ..reading import Reading
 from .npy import MAX_HEAD, parse_head
 
 SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
@@ -47,7 +48,7 @@ def sniff(seen: Seen) -> int:
     return 3 if seen.is_dir and SHAPES in seen.files and "params_0.npy" in seen.files else 0
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     pieces = _pieces(url, files)
     shapes = _shapes(url)

@@ -28,6 +28,7 @@ from ...moves.part import Coded, Data, Span, elements
 from ...output.destination import File
 from ...storage.files import Reader, Seen, is_dir, join, names, sibling, split
 from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..reading import Reading
 from .text import check_text
 
 SUFFIX = ".npy"
@@ -72,15 +73,15 @@ def sniff(seen: Seen) -> int:
     return 3 if seen.head.startswith(MAGIC) else int(seen.base.endswith(SUFFIX))
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     if not is_dir(url):
-        head, data = _file(url, opaque)
+        head, data = _file(url, how.opaque)
         name = "" if isinstance(data, Checkpoint) else split(url)[1].removesuffix(SUFFIX)
         return collect([(name, head, data)], (url,), "npy")
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX))
     urls = tuple(sibling(join(url, "."), n) for n in files)
-    found = [(_name(n), *_file(path, opaque)) for n, path in zip(files, urls, strict=True)]
+    found = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
     return collect(found, urls, "npy", Note("unread", "files that are no .npy", others))
 
 
@@ -285,7 +286,7 @@ class NpyWriter:
         stale = "" if single else rf"{re.escape(base)}/[^/]*\.npy"
         return Placement(files, slots, patches, stale=stale, unit=not single)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
 
 

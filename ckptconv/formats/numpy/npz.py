@@ -23,6 +23,7 @@ from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
 from ..containers.zip import STORED, Entry, Member, directory, lay_out, local_header, members, unpack
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from ..reading import Reading
 from .npy import (
     MAX_HEAD,
     OBJECTS,
@@ -44,10 +45,10 @@ def sniff(seen: Seen) -> int:
     return int(seen.base.endswith(".npz") and not seen.is_dir)
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         found = members(f, files=False).values()
-        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, opaque)) for m in found if m.name.endswith(SUFFIX)]
+        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for m in found if m.name.endswith(SUFFIX)]
     others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
@@ -180,7 +181,7 @@ class NpzWriter:
         size = self.end + len(directory(entries, {}, self.end))
         return Placement([File(self.file, size)], slots, patches, check="crc32")
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """Local headers and directory, once the checksums are known."""
         crcs, patches = {}, []
         for name, e in self.entries.items():

@@ -23,6 +23,7 @@ from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..containers.zip import Member, members
 from ..placement import Writer
+from ..reading import Reading
 from .flatten import checkpoint
 from .pickle import load
 from .plain import shown
@@ -50,13 +51,13 @@ def claim(seen: Seen, *, script: bool) -> int:
     return 0
 
 
-def open(url: str, opaque: bool = False, densify: bool = False, salvage: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         archive = enter(f)
         raw = archive.pickle(f, "data.pkl")
-        root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=opaque, url=url)
+        root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=how.opaque, url=url)
         made = checkpoint(root, len(raw), url=url, format="torch", notes=archive.notes())
-    if densify:
+    if how.densify:
         from .dense import densified
 
         return densified(made)

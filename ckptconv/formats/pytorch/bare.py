@@ -14,6 +14,7 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...errors import CorruptCheckpoint
 from ...storage.files import Reader, Seen
+from ..reading import Reading
 from .arrays import PickledArray
 from .flatten import checkpoint
 from .legacy import MAGIC
@@ -36,12 +37,12 @@ def sniff(seen: Seen) -> int:
     return 3 if seen.base.endswith(SUFFIXES) else 2
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         if f.size > MAX_PICKLE:
             raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}", url=url)
         raw = f.read(0, f.size)
-    root = load(raw, allowed=TORCH, opaque=opaque, url=url)
+    root = load(raw, allowed=TORCH, opaque=how.opaque, url=url)
     if isinstance(root, dict):
         if SPLIT in root:
             raise CorruptCheckpoint(

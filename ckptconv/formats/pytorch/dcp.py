@@ -21,6 +21,7 @@ from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, elements
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
+from ..reading import Reading
 from .archive import enter
 from .containers import Leaf, segment, unwrap
 from .flatten import jsonable
@@ -62,16 +63,16 @@ def sniff(seen: Seen) -> int:
     return 3 if seen.base == METADATA and b"torch.distributed.checkpoint.metadata" in seen.head else 0
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
     path = sibling(inside, METADATA) if inside else url
-    root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=opaque, url=path)
+    root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=how.opaque, url=path)
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")
     places = _places(stored, path)
     leaves, tensors, values = [], {}, {}
     with ExitStack() as files:
-        folder = Folder(path, opaque, files)
+        folder = Folder(path, how.opaque, files)
         for name, about in described.items():
             if type(name) is not str:
                 raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is no text", url=path)

@@ -21,6 +21,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
+from ..reading import Reading
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
 from .plain import shown
@@ -37,13 +38,13 @@ def sniff(seen: Seen) -> int:
     return 3 if MAGIC.match(seen.head) or is_tar(seen.head) else 0
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         if not MAGIC.match(f.read(0, min(f.size, 32))):
             from .oldtar import open_tar
 
-            return open_tar(f, opaque)
-        stream = _Stream(f, opaque)
+            return open_tar(f, how.opaque)
+        stream = _Stream(f, how.opaque)
         _, protocol, system = stream.pickle(), stream.pickle(), stream.pickle()
         if protocol != PROTOCOL or type(system) is not dict or type(system.get("little_endian")) is not bool:
             raise CorruptCheckpoint(f"its protocol is {shown(protocol)}, its system {shown(system)}", url=url)

@@ -45,8 +45,8 @@ class ShardedTorchWriter:
         for writer, _ in self.writers:
             writer.amend(old, new)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
-        return [patch for writer, _ in self.writers for patch in writer.seal(checks)]
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        return [patch for writer, _ in self.writers for patch in writer.seal(checks, metadata)]
 
 
 def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:

@@ -18,6 +18,7 @@ from ...checkpoint import Checkpoint, Note
 from ...errors import NameCollision
 from ...messages import listing
 from ...storage.files import Reader, Seen
+from ..reading import Reading
 from .archive import claim, enter
 from .flatten import checkpoint
 from .pickle import load
@@ -30,7 +31,7 @@ def sniff(seen: Seen) -> int:
     return claim(seen, script=True)
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         archive = enter(f)
         made = []
@@ -38,7 +39,7 @@ def open(url: str, opaque: bool = False) -> Checkpoint:
             if name + ".pkl" not in archive.members and name == "constants":
                 continue
             raw = archive.pickle(f, name + ".pkl")
-            foreign: bool | tuple[str, ...] = True if opaque else SCRIPT
+            foreign: bool | tuple[str, ...] = True if how.opaque else SCRIPT
             root = load(raw, allowed=TORCH, persistent_load=archive.storage(folder), opaque=foreign, url=url)
             value: Any = root if name == "data" else {"constants": root}
             made.append(checkpoint(value, len(raw), url=url, format="torchscript", quiet=True))

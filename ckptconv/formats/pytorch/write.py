@@ -72,7 +72,7 @@ class TorchWriter:
         self.pickle = self.pickle.replace(old, new)
         self.crcs[(ROOT + "data.pkl").encode()] = zlib.crc32(self.pickle)
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """All headers, now that the CRC of every member is known."""
         crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
         patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]

@@ -19,6 +19,7 @@ from ...checkpoint import Checkpoint
 from ...errors import CorruptCheckpoint, StorageError
 from ...messages import brief
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
+from ..reading import Reading
 from . import locate, saved_model
 from .saved_model import Regions, constants
 from .table import read_varint
@@ -44,17 +45,17 @@ def sniff(seen: Seen) -> int:
     return int(seen.base.endswith(".pb") and seen.size > 0)
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
-    """Open a SavedModel, .meta or GraphDef; `opaque` reads every constant, weight or not."""
+def open(url: str, how: Reading) -> Checkpoint:
+    """Open a SavedModel, .meta or GraphDef; `how.opaque` reads every constant, weight or not."""
     if is_dir(url):
         url = sibling(join(url, "."), next((n for n in MODELS if exists(join(url, n))), MODELS[0]))
     with _message(url) as f:
         found = _regions(f)
         if found.saved_model:
-            return saved_model.open(url, f, found, opaque)
-        checkpoint = constants(f, found, opaque)
+            return saved_model.open(url, f, found, how.opaque)
+        checkpoint = constants(f, found, how.opaque)
         details = saved_model.collections(f, *found.meta) if found.meta else {}
-        if details and not opaque:
+        if details and not how.opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is not here", url=url)
     return replace(checkpoint, details={**checkpoint.details, **details})

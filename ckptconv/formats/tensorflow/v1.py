@@ -22,6 +22,7 @@ from ...errors import CkptError, CorruptCheckpoint, StorageError
 from ...messages import listing
 from ...moves.part import Coded, elements
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
+from ..reading import Reading
 from . import constants, dtypes, locate, slices
 from .table import MAGIC, Table, first_value_tag
 
@@ -50,7 +51,7 @@ def sniff(seen: Seen) -> int:
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
-def open(url: str, opaque: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     """Open a table, all tables of a sharded checkpoint, or what a folder's state file names."""
     if is_dir(url) or split(url)[1] == "checkpoint":
         return open_tables(locate.find(url).tables)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint
 from ...storage.files import Seen, exists, is_remote
+from ..reading import Reading
 from . import locate
 from .bundle import read
 from .table import MAGIC, first_value_tag
@@ -36,17 +37,17 @@ def sniff(seen: Seen) -> int:
     return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
 
 
-def open(url: str, opaque: bool = False, salvage: bool = False) -> Checkpoint:
+def open(url: str, how: Reading) -> Checkpoint:
     """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file.
 
-    salvage: missing or cut shards are no error yet; it comes for each tensor when it is read.
+    With `how.salvage`, missing or cut shards are no error yet; it comes for each tensor when it is read.
     """
     found = locate.find(url)
     if not found.file:
         from . import v1
 
         return v1.open_tables(found.tables)
-    bundle = read(found.file, salvage=salvage)
+    bundle = read(found.file, salvage=how.salvage)
     from . import objects, saved_model
 
     checkpoint = objects.named(bundle, found.notes)

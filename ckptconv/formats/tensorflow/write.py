@@ -100,7 +100,7 @@ class BundleWriter:
         self._strings |= dict.fromkeys(names, crc)
         return payload
 
-    def seal(self, checks: Mapping[str, int]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         from . import messages_pb2 as pb
 
         count = 1 + max((shard for _, _, shard in self._placed), default=0)

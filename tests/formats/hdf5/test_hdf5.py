@@ -24,6 +24,7 @@ from ckptconv import errors
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
 from ckptconv.formats.hdf5 import child, file, skeleton
+from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Coded, Span
 
 HOSTILE = FIXTURES / "hostile" / "hdf5"
@@ -91,7 +92,7 @@ def test_large_chunked_datasets_come_in_bounded_pieces(tmp_path: Path) -> None:
     array = np.arange(6_000_000, dtype="f8").reshape(3000, 2000)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f.create_dataset("w", data=array, chunks=(100, 500))
-    data = file.open(str(tmp_path / "a.h5"))["w"].parts[0].data
+    data = file.open(str(tmp_path / "a.h5"), Reading())["w"].parts[0].data
     assert isinstance(data, Coded)
     pieces = list(file.decode(data))
     assert max(map(len, pieces)) <= 8 << 20
@@ -396,7 +397,7 @@ def test_interleaved_reads_do_not_meet(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         for name in "ab":
             f.create_dataset(name, data=np.full(3 << 20, ord(name), "f8"), chunks=(1 << 16,), compression="gzip")
-    got = file.open(str(tmp_path / "a.h5"))
+    got = file.open(str(tmp_path / "a.h5"), Reading())
     data = [got[n].parts[0].data for n in "ab"]
     assert all(isinstance(d, Coded) for d in data)
     for a, b in zip(*(file.decode(d) for d in data), strict=True):  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.pickle import load
 from ckptconv.formats.pytorch.rebuild import TORCH
 from ckptconv.formats.pytorch.write import TorchWriter
+from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "torch"
@@ -376,7 +377,7 @@ def test_many_tensors_need_zip64(tmp_path: Path) -> None:
     raw = bytearray(placed.files[0].size)
     for slot in placed.slots.values():
         raw[slot.start : slot.start + 2] = b"\0\1"
-    for patch in (*placed.patches, *writer.seal(dict.fromkeys(many, zlib.crc32(b"\0\1")))):
+    for patch in (*placed.patches, *writer.seal(dict.fromkeys(many, zlib.crc32(b"\0\1")), {})):
         raw[patch.start : patch.start + len(patch.data)] = patch.data
     (tmp_path / "many.pt").write_bytes(raw)
     with zipfile.ZipFile(tmp_path / "many.pt") as z:
@@ -391,7 +392,7 @@ def test_a_large_tensor_is_laid_out_with_zip64() -> None:
     tensors = {n: plain(n, row, (size,), Span("absent", 0, size)) for n in ("a", "b")}
     writer = TorchWriter("out.pt")
     placed = writer.place(Checkpoint(tensors))
-    patches = writer.seal({"a": 1, "b": 2})
+    patches = writer.seal({"a": 1, "b": 2}, {})
     assert placed.slots["b"].start > 2**32
     assert placed.slots["b"].start % 64 == 0
     ends = sorted((p.start, p.start + len(p.data)) for p in (*placed.patches, *patches))
@@ -549,7 +550,7 @@ def test_sparse_and_quantised(tmp_path: Path) -> None:
     assert got["q"].numpy().tolist() == saved["q"].int_repr().tolist()
     assert got.details["pieces"]["q"]["zero_point"] == 3
     assert set(next(n.names for n in got.notes if "pieces" in n.text)) == set(saved)
-    dense = archive_format.open(str(tmp_path / "s.pt"), densify=True)
+    dense = archive_format.open(str(tmp_path / "s.pt"), Reading(densify=True))
     assert set(dense) == set(saved)
     for name, t in saved.items():
         expected = (t.dequantize() if t.is_quantized else t.to_dense()).numpy()
