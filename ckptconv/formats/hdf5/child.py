@@ -3,10 +3,12 @@
 The library has a long list of memory errors on damaged files (CVE-2025-2153, -6269, -6816 and some forty others are
 open against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it
 asks for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It
-cannot open or write files, its memory is limited, it loads no plugins, and it is killed when it says nothing for
-`PATIENCE` seconds, or `HEADWAY` of its own processor time. Starting the first costs 0.1 s, about what importing h5py
-costs anyhow; the others are forks of a process that did only that. An idle one is kept for the next dataset.
-Contiguous datasets, which is nearly all there are, need it only once: to learn where their bytes lie.
+cannot open or write files, its memory is limited, it loads no plugins, and on Linux a filter of system calls (jail.py)
+leaves it nothing but computing and its pipes. It is killed when it says nothing for `PATIENCE` seconds, for `HEADWAY`
+seconds of its own processor time between two frames, and for `TOTAL` and some for each megabyte of the file in all.
+Starting the first costs 0.1 s, about what importing h5py costs anyhow; the others are forks of a process that did only
+that. An idle one is kept for the next dataset. Contiguous datasets, which is nearly all there are, need it only once:
+to learn where their bytes lie.
 
     parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
@@ -32,10 +34,12 @@ from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoi
 
 PATIENCE = 30.0
 HEADWAY = 6  # seconds of processor time between two frames
+TOTAL, PER_MEGABYTE = 300, 1  # seconds of processor time for all requests together
 FRAME = struct.Struct("<cQ")
 COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
 MEMORY = 4 << 30
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # of the environment: where libraries are found
 IDLE = 2  # sleeping children kept
 
 
@@ -56,11 +60,11 @@ class Window(NamedTuple):
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
-    """Start Python at a function of inside.py, with nothing of the user's environment that HDF5 would obey."""
+    """Start Python at a function of inside.py, with none of the environment but where libraries are found."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     path = [here, *(p for p in sys.path if p)]
     code = f"import sys; sys.path[:] = {path!r}; from ckptconv.formats.hdf5.inside import {entry}; {entry}()"
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("HDF5_")}
+    environ = {k: os.environ[k] for k in KEPT if k in os.environ}
     environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
     environ["OPENBLAS_NUM_THREADS"] = "1"
     command = [sys.executable, "-I", "-c", code]

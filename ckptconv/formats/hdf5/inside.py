@@ -1,4 +1,7 @@
-"""The child's side of child.py: limits first, then h5py over a file that lives at the other end of the pipe."""
+"""The child's side of child.py: limits first, then h5py over a file that lives at the other end of the pipe.
+
+After `seal` the process can compute and talk over its pipes: see jail.py, and SECURITY.md for what holds where.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
-from .child import COMMAND, FRAME, HEADWAY, MEMORY
+from . import jail
+from .child import COMMAND, FRAME, HEADWAY, MEMORY, PER_MEGABYTE, TOTAL
 from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
@@ -79,12 +83,13 @@ def send(out: BinaryIO, kind: bytes, body: bytes = b"") -> None:
 
 
 def headway() -> None:
-    """Grant some more seconds of processor time: damaged files send the library round in circles."""
+    """Grant some more seconds of processor time, up to the total: damaged files send the library round in circles."""
     try:
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + HEADWAY + 1, most))
+        soon = int(time.process_time()) + HEADWAY + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (soon if most == resource.RLIM_INFINITY else min(soon, most), most))
     except (ImportError, ValueError, OSError):
         pass
 
@@ -125,8 +130,13 @@ def seal(size: int) -> None:
         most = min(MEMORY, LEAST + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        total = int(time.process_time()) + TOTAL + PER_MEGABYTE * (size >> 20)
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        total = total if most == resource.RLIM_INFINITY else min(total, most)
+        resource.setrlimit(resource.RLIMIT_CPU, (total, total))
     except (ImportError, ValueError, OSError):
         pass
+    jail.enter()
 
 
 def main() -> None:

@@ -371,11 +371,93 @@ def test_a_child_that_goes_in_circles_is_ended() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -signal.SIGXCPU
 
 
+ATTEMPTS = {
+    "open": "open('/dev/null')",
+    "create": "os.open(made, os.O_WRONLY | os.O_CREAT)",
+    "remove": "os.unlink(there)",
+    "rename": "os.rename(there, made)",
+    "truncate": "os.truncate(there, 0)",
+    "chmod": "os.chmod(there, 0)",
+    "folder": "os.mkdir(made)",
+    "link": "os.symlink(there, made)",
+    "hard link": "os.link(there, made)",
+    "look": "os.stat(there)",
+    "change folder": "os.chdir('/')",
+    "socket": "socket.socket()",
+    "memory file": "os.memfd_create('x')",
+    "fork": "os.fork()",
+    "exec": "os.execv('/bin/true', ['true'])",
+    "signal": "os.kill(os.getppid(), 0)",
+    "priority": "os.nice(1)",
+    "parent's limits": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
+    "parent's memory": "call('process_vm_readv', os.getppid(), None, 0, None, 0, 0)",
+    "trace": "call('ptrace', 16, os.getppid(), None, None)",
+    "executable memory": "mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)",
+    "made executable": "call('mprotect', ctypes.c_void_p(page), 4096, 5)",
+    "leave the jail": "call('prctl', 22, 0, 0, 0, 0)",
+}
+JAILED = """
+import ctypes, errno, mmap, os, resource, socket, sys
+from ckptconv.formats.hdf5 import inside
+there, made = sys.argv[1:3]
+libc = ctypes.CDLL(None, use_errno=True)
+scratch = mmap.mmap(-1, 4096)
+page = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
+def call(name, *args):
+    if getattr(libc, name)(*args) == -1:
+        raise OSError(ctypes.get_errno(), "refused")
+inside.rehearse()
+inside.seal(0)
+for name, code in {attempts!r}.items():
+    try:
+        eval(code)
+    except OSError as e:
+        print(f"{name}: {errno.errorcode[e.errno]}")
+    else:
+        print(f"{name}: done")
+print("computes:", sum(range(10)), len(bytearray(1 << 20)))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+def test_what_the_child_could_do(tmp_path: Path) -> None:
+    """Whatever code in the library's process would try beyond computing and its pipes is refused."""
+    (tmp_path / "there").write_bytes(b"x")
+    code = JAILED.replace("{attempts!r}", repr(ATTEMPTS))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "there"), str(tmp_path / "made")],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    *attempts, computes = done.stdout.splitlines()
+    assert attempts == [f"{name}: EPERM" for name in ATTEMPTS]
+    assert computes == "computes: 45 1048576"
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_bytes() == b"x"
+
+
+def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    code = "import os, sys; sys.stdout.write(repr(sorted(os.environ))); sys.stdout.flush(); os._exit(0)"
+    with monkeypatch.context() as m:
+        m.setattr(child, "KEPT", ("PATH",))
+        real = subprocess.Popen
+        m.setattr(subprocess, "Popen", lambda command, **more: real([*command[:3], code], **more))
+        shown = child._start("main", stdout=subprocess.PIPE).communicate()[0].decode()
+    assert "AWS_SECRET_ACCESS_KEY" not in shown
+    assert "HDF5_PLUGIN_PRELOAD" in shown
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
-def test_the_child_cannot_open_files(tmp_path: Path) -> None:
-    code = "from ckptconv.formats.hdf5.inside import rehearse, seal; rehearse(); seal(0); open('/dev/null')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Too many open files" in done.stderr
+def test_there_is_a_total_of_processor_time() -> None:
+    """However often the child says something."""
+    code = (
+        "from ckptconv.formats.hdf5 import inside; inside.TOTAL = 1; inside.rehearse(); inside.seal(0)\n"
+        "while True: inside.headway()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 def test_reading_needs_no_h5py_in_this_process(tmp_path: Path) -> None:
