@@ -1,8 +1,8 @@
 """Every converter that ships: it lints, it leads back, and it does to published names what the old loaders did.
 
 A golden is {"source": {name: shape}, "target": {name: [shape, hash]}, "params": {}}, alone in
-fixtures/names/CONVERTER[--VARIANT].json or one of many in fixtures/hf/*.json.gz (made by fixtures/pack_hf.py from the
-models and loaders of transformers 4.46.3). Sources are filled by their names; a target without hash is one that the
+fixtures/names/CONVERTER[--VARIANT].json or one of many in fixtures/hf/*.json.gz (made by fixtures/make/pack_hf.py from
+the models and loaders of transformers 4.46.3). Sources are filled by their names; a target without hash is one that the
 loader computed or lost, and may be absent.
 """
 
@@ -55,7 +55,7 @@ def cases() -> Iterator[Any]:
 
 
 def filled(shapes: dict[str, list[int]]) -> Checkpoint:
-    """A checkpoint whose tensors hold numbers that follow from their names; fixtures/make_hf.py has the same."""
+    """A checkpoint whose tensors hold numbers that follow from their names; fixtures/make/golden_hf.py has the same."""
     out = {}
     for name, shape in shapes.items():
         count = np.arange(prod(shape), dtype=np.uint64)

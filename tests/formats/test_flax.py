@@ -17,7 +17,7 @@ from ckptconv.moves.part import Span
 from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write
 
-GOLDEN = FIXTURES / "flax"  # made by fixtures/make_flax.py
+GOLDEN = FIXTURES / "flax"  # made by fixtures/make/by_flax.py
 VECTOR = (
     "82a6706172616d7381a16bc7130193920102a862666c6f61743136c404803f803fa473746570c70e039390a5696e743332c40405000000"
 )

@@ -9,8 +9,8 @@ from kit import ROOT
 
 
 def test_its_tables_are_not_stale() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_readme.py"))["page"]()
-    assert (ROOT / "README.md").read_text() == page, "stale: run python docs/make_readme.py"
+    page = runpy.run_path(str(ROOT / "tools" / "make_readme.py"))["page"]()
+    assert (ROOT / "README.md").read_text() == page, "stale: run python tools/make_readme.py"
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""Keras files written by the real frameworks (fixtures/make_keras.py) read under the frameworks' own variable names."""
+"""Keras files written by the frameworks (fixtures/make/by_keras.py) read under the frameworks' own variable names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that TensorFlow wrote (fixtures/make_tf.py) and what it says they hold; no framework is needed."""
+"""Files that TensorFlow wrote (fixtures/make/by_tensorflow.py) and what it says they hold; no framework is needed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fill the generated parts of README.md: formats and what a target cannot hold, asked of the writers; converters.
 
-python docs/make_readme.py; a test says when the page is stale.
+python tools/make_readme.py; a test says when the page is stale.
 """
 
 from __future__ import annotations
