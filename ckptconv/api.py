@@ -23,7 +23,7 @@ from .formats.placement import Patch, Writer
 from .formats.reading import Reading
 from .formats.table import Format
 from .messages import redacted
-from .moves.budget import Memory
+from .moves.budget import Budget
 from .moves.read import content_hash, hash_tensor
 from .moves.sources import Sources
 from .rules import passes
@@ -198,7 +198,7 @@ def plan_for(
     else:
         placement = writer.place(checkpoint)
     folder, _ = files.split(url.rstrip("/"))
-    memory = Memory.of(resources.max_memory, resources.workers)
+    memory = Budget.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
 
@@ -236,7 +236,7 @@ def convert(
     if resources.engine != "local":
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
-    with files.witness() as stamps:
+    with files.record_stamps() as stamps:
         checkpoint = prepare(many, select, change)
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
 

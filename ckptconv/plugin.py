@@ -10,7 +10,7 @@ from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, re
 from .formats.reading import Reading
 from .formats.table import Format
 from .moves.part import Coded, Held, Part, Span, c_strides, elements
-from .output.destination import File
+from .output.destination import OutputFile
 from .storage.files import Reader, Seen, join, read_all, sibling, split
 
 __all__ = [
@@ -19,11 +19,11 @@ __all__ = [
     "Coded",
     "CorruptCheckpoint",
     "DType",
-    "File",
     "Format",
     "FormatError",
     "Held",
     "Note",
+    "OutputFile",
     "Part",
     "Patch",
     "Placement",

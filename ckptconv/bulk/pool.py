@@ -4,7 +4,8 @@
 
 `concurrent.futures` gives up the whole pool when one process dies; here only the task that it was at is lost. Workers
 are started afresh, not forked from this process, whose threads and locks they would otherwise inherit half-way; where
-the system can, from a server that has imported what they need. A worker ends when its parent does.
+the system can, from a server that has imported what they need. A worker ends when its parent does. (The HDF5 library
+runs in processes of another kind, which have no rights: formats/hdf5/child.py says why.)
 """
 
 from __future__ import annotations

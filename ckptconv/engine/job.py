@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..moves.boxes import plain
-from ..moves.budget import Memory
+from ..moves.budget import Budget
 from ..moves.gather import (
     _buffers,
     _fill,
@@ -52,7 +52,7 @@ class Sink(Protocol):
 
 
 def run_job(
-    job: Job, sources: Sources, sink: Sink, memory: Memory, *, check: str = "", digest: bool = False
+    job: Job, sources: Sources, sink: Sink, memory: Budget, *, check: str = "", digest: bool = False
 ) -> Receipt:
     """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
     log = Log(check, digest)
@@ -71,7 +71,7 @@ def run_job(
     return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
 
 
-def _turns(pieces: Sequence[Piece], memory: Memory) -> Iterator[Sequence[Piece]]:
+def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:
     """Cut a job into what one buffer holds: small neighbours together, a large piece alone and perhaps in windows."""
     block, together = min(BLOCK, memory.window), list[Piece]()
     for piece in pieces:
@@ -90,7 +90,7 @@ def _turns(pieces: Sequence[Piece], memory: Memory) -> Iterator[Sequence[Piece]]
         yield together
 
 
-def _window(piece: Piece, block: int, memory: Memory) -> int:
+def _window(piece: Piece, block: int, memory: Budget) -> int:
     """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
     if _sole_run(piece):
         return piece.size

@@ -25,7 +25,7 @@ from ..moves.part import Held, Span
 from ..moves.sources import Sources
 from ..output import publish
 from ..output.append_log import Lines
-from ..output.destination import Destination, File
+from ..output.destination import Destination, OutputFile
 from ..output.staging import Output
 from ..storage.files import is_remote, join, local
 from .job import Receipt
@@ -81,7 +81,7 @@ class Journal:
     def _forget(self, head: dict[str, Any]) -> None:
         """Remove the temporary files of another plan; a journal may be a stranger's."""
         named = head.get("files")
-        files = [File(str(name), 0) for name in named] if isinstance(named, list) else []
+        files = [OutputFile(str(name), 0) for name in named] if isinstance(named, list) else []
         if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
             for stage in Destination(self._folder, files, mark=MARK).stages:
                 if not os.path.islink(stage):
@@ -96,14 +96,14 @@ class Journal:
     def commit(self, out: Output) -> None:
         """First the data, then the line that says so."""
         if self._pending:
-            out.settle()
+            out.fsync()
             self._append({"jobs": [_row(r) for r in self._pending]})
         self._pending, self._last = [], time.monotonic()
 
     def publish(self, out: Output) -> None:
         """All is written: from here on a resumed run only renames."""
         self.commit(out)
-        out.settle()
+        out.fsync()
         self._append({"publish": True})
         self.publishing = True
 

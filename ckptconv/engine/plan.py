@@ -19,7 +19,7 @@ from ..errors import ConversionError
 from ..formats.placement import Placement, Slot
 from ..messages import listing, redacted
 from ..moves.boxes import plain
-from ..moves.budget import Memory
+from ..moves.budget import Budget
 from ..moves.part import Coded, Piece, Span
 
 
@@ -40,7 +40,7 @@ class Plan:
     placement: Placement
     jobs: tuple[Job, ...]
     tensors: Mapping[str, Tensor]
-    memory: Memory
+    memory: Budget
     notes: tuple[Note, ...] = ()
     moved: Mapping[str, Any] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ def compile_plan(
     checkpoint: Checkpoint,
     placement: Placement,
     folder: str,
-    memory: Memory,
+    memory: Budget,
     *,
     moved: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -152,7 +152,7 @@ def _cut(
     placed: Mapping[tuple[str, int], str],
     tensors: Mapping[str, Tensor],
     slots: Mapping[str, Slot],
-    memory: Memory,
+    memory: Budget,
 ) -> Iterator[Job]:
     """Small neighbours share a job; a large copy becomes many; a decoded tensor stays one, it is read as a stream."""
     file, start, end, pieces = "", 0, 0, list[Piece]()
@@ -177,7 +177,7 @@ def _cut(
         yield Job(file, start, end - start, tuple(pieces))
 
 
-def _whole(t: Tensor, memory: Memory) -> int:
+def _whole(t: Tensor, memory: Budget) -> int:
     """Bytes of a tensor that one job takes."""
     if any(isinstance(p.data, Coded) for p in t.parts):
         return max(t.nbytes, memory.window)

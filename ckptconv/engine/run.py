@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
-from ..moves.budget import Memory
+from ..moves.budget import Budget
 from ..moves.log import Loss, Written
 from ..moves.prefetch import fetched
 from ..moves.sources import Sources
@@ -56,22 +56,22 @@ Confirm = Callable[[Outcome, Callable[[str], str]], None]
 class Work:
     """`run_job` with all but the job: what a `map` is given.
 
-    Pickled, it arrives `alone`: it opens its files by their paths for each job and closes them after it.
+    Pickled, it arrives `detached`: it opens its files by their paths for each job and closes them after it.
     """
 
     sources: Sources
     sink: Sink
-    memory: Memory
+    memory: Budget
     check: str
     digest: bool
-    alone: bool = False
+    detached: bool = False
 
     def __call__(self, job: Job) -> Receipt:
         try:
             with fetched(job.pieces, self.sources):
                 return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
         finally:
-            if self.alone:
+            if self.detached:
                 self.sources.close()
                 self.sink.close()
 
@@ -79,8 +79,8 @@ class Work:
         return _arrived, (self.sink, self.memory, self.check, self.digest)
 
 
-def _arrived(sink: Sink, memory: Memory, check: str, digest: bool) -> Work:
-    return Work(Sources(spool=memory.whole), sink, memory, check, digest, alone=True)
+def _arrived(sink: Sink, memory: Budget, check: str, digest: bool) -> Work:
+    return Work(Sources(spool=memory.whole), sink, memory, check, digest, detached=True)
 
 
 def threads(workers: int) -> Map:
@@ -141,7 +141,7 @@ def execute(
             if journal and isinstance(out, Output):
                 journal.add(receipt, out)
             if sync and isinstance(out, Output):
-                out.hurry(receipt.job.file, receipt.job.start, receipt.job.size)
+                out.start_writeback(receipt.job.file, receipt.job.start, receipt.job.size)
             receipts.append(_light(receipt))
             done += receipt.job.size
             if progress:

@@ -23,7 +23,7 @@ from ..dtypes import DTYPES
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import listing
 from ..moves.part import Held, Part, Span, elements
-from ..output.destination import File
+from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
 from .containers.msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
@@ -173,7 +173,7 @@ class FlaxWriter:
         out.flush()
         slots = {name: Slot(self.file, start, size) for name, start, size in out.slots}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
-        return Placement([File(self.file, out.at)], {name: slots[name] for name in checkpoint}, patches)
+        return Placement([OutputFile(self.file, out.at)], {name: slots[name] for name in checkpoint}, patches)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()

@@ -19,7 +19,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat
 from ..messages import listing
-from ..output.destination import File
+from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
 from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
@@ -188,7 +188,7 @@ class FolderWriter:
         placed = self.inside.place(checkpoint)
         at = split(self.url.rstrip("/"))[1] + "/"
         return placed._replace(
-            files=[File(at + f.name, f.size) for f in placed.files],
+            files=[OutputFile(at + f.name, f.size) for f in placed.files],
             slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
             patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
             stale=re.escape(at) + f"({placed.stale})",

@@ -11,7 +11,7 @@ from ..errors import (
     UsageError,
 )
 from ..messages import listing
-from ..output.destination import File
+from ..output.destination import OutputFile
 
 
 class Slot(NamedTuple):
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
     unit: the output is a folder without an index: it is replaced as a whole.
     """
 
-    files: Sequence[File]
+    files: Sequence[OutputFile]
     slots: Mapping[str, Slot]
     patches: Sequence[Patch] = ()
     check: str = ""

@@ -23,7 +23,7 @@ from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, Unrepresentable
 from ..messages import brief
 from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, elements
-from ..output.destination import File
+from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
 from . import shard_index
 from .hash_metadata import unhashed
@@ -215,4 +215,4 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
         raise Unrepresentable(f"the header would have {len(raw)} bytes, a safetensors file allows {MAX_HEADER}")
     start = 8 + len(raw)
     slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
-    return Placement([File(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])
+    return Placement([OutputFile(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])

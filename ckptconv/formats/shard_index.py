@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCheckpoint
 from ..messages import brief
-from ..output.destination import File
+from ..output.destination import OutputFile
 from ..storage.files import read_all
 from .hash_metadata import hashes_of
 from .placement import Patch, Placement, Slot
@@ -84,7 +84,7 @@ def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Che
     patches = [patch for p in shards for patch in p.patches]
     if len(shards) > 1:
         index = _encoded(slots, hashes_of(checkpoint.metadata))
-        files.append(File(whole + SUFFIX, len(index)))
+        files.append(OutputFile(whole + SUFFIX, len(index)))
         patches.append(Patch(whole + SUFFIX, 0, index))
     stem = re.escape(whole.removesuffix(suffix))
     stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{stem}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"

@@ -13,7 +13,7 @@ CONSTANT = 64 * 2**20  # what the interpreter and the libraries need beside --ma
 
 
 @dataclass(frozen=True)
-class Memory:
+class Budget:
     """How `--max-memory` is spent: a worker needs a window for the target and one for the source."""
 
     limit: int
@@ -22,7 +22,7 @@ class Memory:
     whole: int
 
     @classmethod
-    def of(cls, limit: int, workers: int) -> Memory:
+    def of(cls, limit: int, workers: int) -> Budget:
         """Split `limit` bytes; UsageError if it is too little to work with."""
         if limit < 16_000_000:
             raise UsageError("--max-memory must be at least 16MB")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import ConversionError, CorruptCheckpoint
 from ..storage.files import Reader
 from .boxes import clip, plain, reach, slabs
-from .budget import Memory
+from .budget import Budget
 from .log import Log, Read
 from .part import Coded, Held, Part, Piece, Span, Stored, c_strides
 from .sources import Sources, decode, resolved
@@ -76,7 +76,7 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
 # --- filling a buffer -------------------------------------------------------------------------------------------
 
 
-def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Memory, log: Log) -> None:
+def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Budget, log: Log) -> None:
     """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
     pending, end = list[_Run](), base
     for piece in pieces:
@@ -112,7 +112,7 @@ def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log
         runs.clear()
 
 
-def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Memory, log: Log) -> None:
+def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Budget, log: Log) -> None:
     """Strides, operations or a cast: read the source box slab by slab, change it, scatter it into the target."""
     from .copy import copy, strided
 
@@ -196,7 +196,7 @@ def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
     """Read a piece of a tensor into bytes; returns what there is to check."""
     log = Log()
     if piece.size:
-        _fill((piece,), sources, target, piece.at, Memory.of(512 * 2**20, 1), log)
+        _fill((piece,), sources, target, piece.at, Budget.of(512 * 2**20, 1), log)
     return log.read
 
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..storage.remote import GAP, File, is_remote
+from ..storage.paths import is_remote
+from ..storage.remote import GAP, RemoteFile
 from .boxes import clip, reach
 from .part import Span
 
@@ -38,7 +39,7 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
     if not files:
         yield
         return
-    far = {url: f for url in files if (f := sources.reader(url).far)}
+    far = {url: f for url in files if (f := sources.reader(url).remote)}
     ranges: dict[str, list[tuple[int, int]]] = {url: [] for url in far}
     for piece in pieces:
         _wanted(piece, far, ranges)
@@ -51,7 +52,7 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
             f.release()
 
 
-def _wanted(piece: Piece, far: dict[str, File], ranges: dict[str, list[tuple[int, int]]]) -> None:
+def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
     """Collect the ranges of a piece; what is spread out is copied whole."""
     for whole in piece.parts:
         span, item = whole.data, whole.dtype.itemsize

@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import CorruptCheckpoint, MissingExtra
+from ..storage.faults import spooling
 from ..storage.files import Reader, Stamp
-from ..storage.remote import spooling
 from .part import Coded, Held, Part, Span
 
 HANDLES = 64  # open files at a time

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ..errors import StorageError
-from ..storage.remote import refused
+from ..storage.faults import refused
 from . import publish
 
 

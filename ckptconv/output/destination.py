@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..errors import StorageError
+from ..storage.faults import refused
 from ..storage.files import local, names
-from ..storage.remote import refused
 from . import publish
 from .publish import Publication, part
 
 
-class File(NamedTuple):
+class OutputFile(NamedTuple):
     """One file of an output: its name relative to the destination's folder, and its final size in bytes.
 
     `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
@@ -40,7 +40,7 @@ class Destination:
     """
 
     def __init__(
-        self, folder: str, files: Sequence[File], *, mark: str = "", stale: str = "", unit: bool = False
+        self, folder: str, files: Sequence[OutputFile], *, mark: str = "", stale: str = "", unit: bool = False
     ) -> None:
         self.folder = local(folder)
         self.final = {f.name: os.path.join(self.folder, f.name) for f in files}
@@ -89,7 +89,7 @@ class Destination:
         stage = os.path.dirname(self.temporary(inside[0] if inside else self._own[-1]))
         return stage if inside else os.path.join(stage, base)
 
-    def ours(self, name: str) -> bool:
+    def owns(self, name: str) -> bool:
         """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
         top = {n.split("/")[0] for n in self._own if "/" in n}
         return name in self.final or name in top or bool(self._stale and self._stale.fullmatch(name))
@@ -102,7 +102,7 @@ class Destination:
         here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
         return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
 
-    def possible(self) -> None:
+    def check_possible(self) -> None:
         """Refuse what can be no destination, whatever is there."""
         for name, path in self.final.items():
             if {"", ".", ".."} & set(name.split("/")):
@@ -115,7 +115,7 @@ class Destination:
             if at and not os.path.isdir(at):
                 raise StorageError("is no folder; what is there must be moved away first", url=at)
 
-    def free(self) -> None:
+    def check_free(self) -> None:
         """Refuse a destination that is taken."""
         taken = [p for n in self._own if os.path.lexists(p := self.final[n])]
         if taken:
@@ -130,7 +130,7 @@ class Destination:
             return []
         try:
             with publish.alone(self.folder):
-                left = publish.finish(self.folder, self._titles(""), self.ours)
+                left = publish.finish(self.folder, self._titles(""), self.owns)
             for at in sorted({os.path.dirname(name) for name in self._own} | {""}):
                 left += publish.clear(os.path.join(self.folder, at), self._titles(at))
         except OSError as e:
@@ -140,7 +140,7 @@ class Destination:
     def _titles(self, at: str) -> Callable[[str], bool]:
         """Whether temporary files of that title, in that folder, are of this checkpoint or an older one of its name."""
         short = {publish.short(os.path.basename(n)) for n in self._own if os.path.dirname(n) == at}
-        return lambda title: title in short or self.ours(os.path.join(at, title))
+        return lambda title: title in short or self.owns(os.path.join(at, title))
 
     def publication(self, ready: Collection[str], *, force: bool) -> Publication:
         """Where files are replaced under their own names, the old index goes first; older files go last."""

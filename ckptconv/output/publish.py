@@ -50,7 +50,7 @@ class Publication(NamedTuple):
 Steps = list[tuple[str, str]]  # where something is now, and where it was: what there is to undo
 
 
-def perform(folder: str, todo: Publication, ours: Callable[[str], bool], steps: Steps) -> None:
+def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: Steps) -> None:
     """Do all of it, or what is left of it, or, when a step fails, nothing.
 
     What is replaced is set aside until all is done. `steps` is empty afterwards, unless they cannot be undone.
@@ -69,7 +69,7 @@ def perform(folder: str, todo: Publication, ours: Callable[[str], bool], steps: 
         for made, final in todo.moves:
             source, target = os.path.join(folder, made), os.path.join(folder, final)
             if os.path.isdir(source):
-                _exchange(source, target, final, ours, steps)
+                _exchange(source, target, final, owns, steps)
             elif os.path.lexists(source):
                 if len(todo.moves) + len(todo.last) > 1 and os.path.lexists(target):
                     _keep(target, aside(final), steps)
@@ -104,14 +104,14 @@ def _keep(path: str, aside: str, steps: Steps) -> None:
         os.replace(path, aside)
 
 
-def _exchange(source: str, target: str, name: str, ours: Callable[[str], bool], steps: Steps) -> None:
+def _exchange(source: str, target: str, name: str, owns: Callable[[str], bool], steps: Steps) -> None:
     """Bring a folder to its place; what is not the checkpoint's moves over from the one that was there."""
     old = f"{source}.old"
     if os.path.isdir(target):
         _move(target, old, steps)
     _move(source, target, steps)
     for entry in os.listdir(old) if os.path.isdir(old) else ():
-        if not ours(f"{name}/{entry}") and not os.path.lexists(os.path.join(target, entry)):
+        if not owns(f"{name}/{entry}") and not os.path.lexists(os.path.join(target, entry)):
             _move(os.path.join(old, entry), os.path.join(target, entry), steps)
 
 
@@ -156,7 +156,7 @@ def sync(folder: str) -> None:
         os.close(fd)
 
 
-def finish(folder: str, titles: Callable[[str], bool], ours: Callable[[str], bool]) -> list[str]:
+def finish(folder: str, titles: Callable[[str], bool], owns: Callable[[str], bool]) -> list[str]:
     """Complete the publications that killed runs left at this destination; returns the names of their notes.
 
     Only names that belong to the destination are touched, whatever the note says. One that is not whole was being
@@ -167,8 +167,8 @@ def finish(folder: str, titles: Callable[[str], bool], ours: Callable[[str], boo
         if not titles(title):
             continue
         todo = _read(os.path.join(folder, note), mark)
-        if todo and all(map(ours, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
-            perform(folder, todo, ours, [])
+        if todo and all(map(owns, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
+            perform(folder, todo, owns, [])
         _gone(os.path.join(folder, note))
         done.append(note)
     return done
@@ -235,7 +235,7 @@ def alone(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def hold(folder: str) -> int:
+def lock_folder(folder: str) -> int:
     """Open and lock a temporary folder, where there are locks; -1 if a run that clears litter was faster.
 
     OSError for a link that somebody laid out in its place.
@@ -284,5 +284,16 @@ def _removed(path: str) -> bool:
 
 
 __all__ = [
-    "Publication", "Steps", "alone", "clear", "finish", "hold", "lock", "noted", "part", "perform", "short", "sync",
+    "Publication",
+    "Steps",
+    "alone",
+    "clear",
+    "finish",
+    "lock",
+    "lock_folder",
+    "noted",
+    "part",
+    "perform",
+    "short",
+    "sync",
 ]  # fmt: skip

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ..storage.files import refused
+from ..storage.faults import refused
 from . import publish
-from .destination import Destination, File
+from .destination import Destination, OutputFile
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -31,7 +31,7 @@ class Output:
     """
 
     def __init__(
-        self, folder: str, files: Sequence[File], *, force: bool = False, mark: str = "", kept: bool = False,
+        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, mark: str = "", kept: bool = False,
         whole: bool = False, stale: str = "", unit: bool = False,
     ) -> None:  # fmt: skip
         self._to = Destination(folder, files, mark=mark, stale=stale, unit=unit)
@@ -41,7 +41,7 @@ class Output:
         self._few = len(files) <= OPEN
         self._made: list[str] = []
         self._locks: list[int] = []
-        self._to.possible()
+        self._to.check_possible()
         self.cleared = self._to.clear()
         self._free()
         try:
@@ -55,7 +55,7 @@ class Output:
     def _free(self) -> None:
         """Refuse, before any work, a destination that is taken."""
         if not (self._force or self._whole):
-            self._to.free()
+            self._to.check_free()
 
     def _stage(self) -> None:
         """Make and lock the temporary folders."""
@@ -63,14 +63,14 @@ class Output:
             try:
                 while not self._whole or os.path.lexists(path):
                     self._folders(path)
-                    fd = publish.hold(path)
+                    fd = publish.lock_folder(path)
                     if fd >= 0:
                         self._locks.append(fd)
                         break
             except OSError as e:
                 raise refused(e, os.path.dirname(path) or ".") from e
 
-    def create(self, f: File) -> None:
+    def create(self, f: OutputFile) -> None:
         path = self._to.temporary(f.name)
         if self._whole and not os.path.lexists(path):
             return  # renamed already
@@ -124,7 +124,7 @@ class Output:
         finally:
             os.close(fd)
 
-    def hurry(self, name: str, start: int, size: int) -> None:
+    def start_writeback(self, name: str, start: int, size: int) -> None:
         """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
 
         The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
@@ -144,7 +144,7 @@ class Output:
         """What arrives in another process only writes."""
         return Paths, (self.paths(),)
 
-    def settle(self) -> None:
+    def fsync(self) -> None:
         """Make durable what was written so far."""
         try:
             for name in self._ready:
@@ -158,7 +158,7 @@ class Output:
     def publish(self, *, sync: bool = True) -> None:
         """Make all files durable, then bring them under their names, all or none; after a kill the next run does it."""
         if sync:
-            self.settle()
+            self.fsync()
         try:
             with publish.alone(self._to.folder):
                 self._free()
@@ -181,7 +181,7 @@ class Output:
                     if sync:
                         self._sync_stages()
                     stack.enter_context(publish.noted(to.folder, to.title, to.mark, todo, steps))
-                publish.perform(to.folder, todo, to.ours, steps)
+                publish.perform(to.folder, todo, to.owns, steps)
                 self._sync(sync)
         finally:
             self._stays = self._stays or bool(steps)  # neither done nor undone: the next run needs what is left

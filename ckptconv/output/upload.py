@@ -14,20 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, StorageError
-from ..storage import remote
+from ..storage.faults import asking, spooling
 from ..storage.files import join, names, split
-from ..storage.remote import (
-    asking,
-    filesystem,
-)
-from .destination import File
+from ..storage.paths import is_http
+from ..storage.remote import filesystem
+from .destination import OutputFile
 from .staging import Output
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
 
 
 def upload(path: str, url: str) -> None:
@@ -46,19 +41,19 @@ def remove(url: str) -> None:
 class Upload:
     """As output.Output, for a remote folder."""
 
-    def __init__(self, folder: str, files: Sequence[File], *, force: bool = False, stale: str = "") -> None:
+    def __init__(self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "") -> None:
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
         self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
         taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
-        if remote.is_http(folder):
+        if is_http(folder):
             raise StorageError("a web server takes no files", url=folder)
         if taken and not force:
             raise StorageError("already exists; --force replaces it", url=taken[0])
         self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
         if self._older and not force:
             raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
-        with remote.spooling():
+        with spooling():
             self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
             self._out = Output(self._stage, files)

@@ -46,7 +46,7 @@ def report(
         data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
     page = render(data).encode()
     folder, name = files.split(os.fspath(output))
-    with Output(folder, [destination.File(name, len(page))], force=force) as out:
+    with Output(folder, [destination.OutputFile(name, len(page))], force=force) as out:
         out.write(name, 0, page)
         out.publish()
     return len(page)

@@ -1,7 +1,8 @@
-"""Names and reading: local files by positioned reads, all else through remote.py. output.py writes.
+"""Looking and reading: local files by positioned reads, all else through remote.py. The room `output` writes.
 
     Seen(url)        what detection needs, looked at once
     Reader(url)      ranges of one file, checked against its size
+    local, split, join, sibling      names (paths.py)
 
 Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
 """
@@ -19,56 +20,14 @@ from functools import cached_property
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
-from ..errors import CorruptCheckpoint, UnsafeCheckpoint
-from ..messages import printable
+from ..errors import CorruptCheckpoint
 from . import remote
-from .remote import Stat, filesystem, is_remote, refused
+from .faults import refused
+from .paths import is_remote, join, local, sibling, split
+from .ranges import FileObject
+from .remote import RemoteFile, Stat, filesystem
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
-
-
-# --- names -----------------------------------------------------------------------------------------------------
-
-
-def local(url: str) -> str:
-    """The file-system path of a local url."""
-    return url.removeprefix("file://")
-
-
-def split(url: str) -> tuple[str, str]:
-    """Split into folder and base name; the folder of a bare name is '.'."""
-    if is_remote(url):
-        head, _, base = url.rpartition("/")
-        return head, base
-    head, base = os.path.split(local(url))
-    return head or ".", base
-
-
-def join(folder: str, *names: str) -> str:
-    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(local(folder), *names)
-
-
-def sibling(url: str, name: str) -> str:
-    """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
-
-    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
-    and snapshots/REV/unet/name one level further up.
-    """
-    folder, _ = split(url)
-    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
-        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
-    path = join(folder, name)
-    if not is_remote(url) and os.path.islink(path):
-        home, target = os.path.realpath(folder), os.path.realpath(path)
-        inside = os.path.dirname(target) == home
-        cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
-        blob = below != home and os.path.dirname(target) == join(cache, "blobs")
-        # what the user named may itself be a link; its neighbours are then those of the link's target as well
-        beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
-        if not (inside or blob or beside):
-            where = url.removesuffix(f"{os.sep}.")
-            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=where)
-    return path
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -186,7 +145,7 @@ _SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
-def witness() -> Iterator[dict[str, Stamp]]:
+def record_stamps() -> Iterator[dict[str, Stamp]]:
     """Write down the stamp of each file that is opened meanwhile, as it is when it is first opened."""
     seen: dict[str, Stamp] = {}
     token = _SEEN.set(seen)
@@ -202,11 +161,11 @@ class Reader:
     def __init__(self, url: str) -> None:
         self.url = url
         self._fd = -1
-        self.far: remote.File | None = None
+        self.remote: RemoteFile | None = None
         self.stamp: Stamp
         if is_remote(url):
-            self.far = remote.File(url)
-            self.size, self.stamp = self.far.size, self.far.stamp
+            self.remote = RemoteFile(url)
+            self.size, self.stamp = self.remote.size, self.remote.stamp
         else:
             self._open(url)
         if (seen := _SEEN.get()) is not None:
@@ -232,15 +191,15 @@ class Reader:
     def read(self, start: int, size: int) -> bytes:
         """Read exactly `size` bytes at `start`; CorruptCheckpoint if the file does not hold them."""
         self._check(start, size)
-        if self.far is not None:
-            return self.far.read(start, size)
+        if self.remote is not None:
+            return self.remote.read(start, size)
         return self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
 
     def into(self, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `start`."""
         self._check(start, len(view))
-        if self.far is not None:
-            self.far.into(start, view)
+        if self.remote is not None:
+            self.remote.into(start, view)
             return
         at = 0
         while at < len(view):
@@ -296,7 +255,7 @@ def fileobj(url: str) -> Iterator[IO[bytes]]:
     """Open for libraries that want a seekable file object (zipfile)."""
     if is_remote(url):
         with Reader(url) as reader:
-            yield io.BufferedReader(_Raw(reader), 2**16)
+            yield io.BufferedReader(FileObject(reader), 2**16)
         return
     try:
         handle = open(local(url), "rb")  # noqa: SIM115 - closed below
@@ -306,36 +265,6 @@ def fileobj(url: str) -> Iterator[IO[bytes]]:
         yield handle
     finally:
         handle.close()
-
-
-class _Raw(io.RawIOBase):
-    """A reader as a file object."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader, self._at = reader, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        at = offset + (0, self._at, self._reader.size)[whence]
-        if at < 0:
-            raise OSError(errno.EINVAL, "before the beginning")
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        view = view[: max(0, min(len(view), self._reader.size - self._at))]
-        self._reader.into(self._at, view)
-        self._at += len(view)
-        return len(view)
 
 
 __all__ = [
@@ -352,10 +281,10 @@ __all__ = [
     "local",
     "names",
     "read_all",
+    "record_stamps",
     "refused",
     "sibling",
     "split",
     "stat",
     "walk",
-    "witness",
 ]

@@ -2,26 +2,23 @@
 
     s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH     and all others of fsspec
 
-Reading:  `File` fetches ranges; small reads near one another share a window that doubles while it is read in order.
-Writing:  `upload` sends finished local files, the last one last (upload.Upload).
-
-Credentials are the file systems' own business (environment, config files); what a url itself holds of them is never
-shown: see errors.redacted.
+`RemoteFile` fetches ranges; small reads near one another share a window, which doubles while it is read in order.
+Credentials are the file systems' own business (environment, configuration files); what a url itself holds of them is
+never shown: see messages.redacted.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
-from ..errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
+from ..errors import CorruptCheckpoint, MissingExtra, StorageError
+from .faults import asking, refused
+from .paths import is_http
+from .ranges import Spool
 
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
@@ -34,15 +31,6 @@ class Stat(NamedTuple):
 
     size: int
     mtime: int
-
-
-def is_remote(url: str) -> bool:
-    return "://" in url and not url.startswith("file://")
-
-
-def is_http(url: str) -> bool:
-    """Whether there are no folders to list, only files."""
-    return url.startswith(("http://", "https://"))
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -58,42 +46,6 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
     except ValueError as e:
         raise StorageError(f"cannot be opened: {e}", url=url) from e
-
-
-def refused(e: OSError, url: str) -> CkptError:
-    """Say in one sentence what the file system refused."""
-    if isinstance(e, FileNotFoundError):
-        return StorageError("no such file or folder", url=url)
-    if e.errno == errno.ENOSPC:
-        return StorageError("the disk is full; nothing was changed", url=url)
-    if e.errno == errno.EDQUOT:
-        return StorageError("the disk quota is used up; nothing was changed", url=url)
-    return StorageError((e.strerror or str(e) or type(e).__name__).lower(), url=url)
-
-
-@contextmanager
-def asking(url: str) -> Iterator[None]:
-    """Make one kind of error of what a file system raises; those of cloud libraries are of no common family."""
-    try:
-        yield
-    except CkptError:
-        raise
-    except OSError as e:
-        raise refused(e, url) from e
-    except NotImplementedError as e:
-        raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
-    except Exception as e:  # the one place where a file system's surprise becomes our error
-        text = str(e).split("\n")[0].split("?")[0][:300]  # a signed url ends with its signature
-        raise StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url) from e
-
-
-@contextmanager
-def spooling() -> Iterator[None]:
-    """Name the temporary folder where that is what is full or missing."""
-    try:
-        yield
-    except OSError as e:
-        raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -144,7 +96,7 @@ def _stat(found: dict[str, Any]) -> Stat:
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
-    """As store.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
+    """As files.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
     if is_http(folder):
         raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=folder)
     fs, path = filesystem(folder)
@@ -168,7 +120,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-class File:
+class RemoteFile:
     """Ranges of one remote file, checked for length; safe to share between threads."""
 
     def __init__(self, url: str) -> None:
@@ -239,7 +191,7 @@ class File:
         with self._spooling:
             if self._copy is not None or self._spooled(start, size) or start + size > self.size:
                 return
-            spool = Spool()
+            spool = Spool(self.url)
             with spool.filled() as file:
                 for at in range(start, start + size, LAST * 2):
                     file.write(self._fetch(at, min(LAST * 2, start + size - at)))
@@ -297,49 +249,13 @@ def _ranged(url: str, size: int) -> bool:
 @lru_cache(maxsize=4)
 def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     """A private copy of a file that can only be had whole, or is small; gone when it is forgotten."""
-    spool = Spool()
+    spool = Spool(url)
     fs, path = filesystem(url)
     with asking(url), spool.filled() as file:
         fs.get_file(path, file)
-    if os.fstat(spool.fd).st_size != stamp[0]:
+    if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server told", url=url)
     return spool
 
 
-class Spool:
-    """A local file without a name, which is gone with this object."""
-
-    def __init__(self) -> None:
-        with spooling():
-            self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
-            os.unlink(path)
-
-    @contextmanager
-    def filled(self) -> Iterator[IO[bytes]]:
-        with spooling(), os.fdopen(os.dup(self.fd), "wb") as file:
-            yield file
-
-    def read(self, start: int, size: int) -> bytes:
-        return os.pread(self.fd, size, start)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
-
-
-__all__ = [
-    "GAP",
-    "File",
-    "Stat",
-    "asking",
-    "filesystem",
-    "info",
-    "is_dir",
-    "is_http",
-    "is_remote",
-    "names",
-    "refused",
-    "spooling",
-    "stat",
-    "walk",
-]
+__all__ = ["GAP", "RemoteFile", "Stat", "filesystem", "info", "is_dir", "names", "stat", "walk"]

@@ -18,7 +18,7 @@ from ckptconv.checkpoint import Checkpoint, Tensor, plain, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import compile_plan
 from ckptconv.formats import safetensors
-from ckptconv.moves.budget import CONSTANT, Memory
+from ckptconv.moves.budget import CONSTANT, Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span, c_strides
 
@@ -42,7 +42,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
 @settings(deadline=None, max_examples=100)
 @given(checkpoints(), st.integers(16, 600), st.integers(1, 16))
 def test_jobs_tile_the_tensors(checkpoint: Checkpoint, megabytes: int, workers: int) -> None:
-    memory = Memory.of(megabytes * 2**20, workers)
+    memory = Budget.of(megabytes * 2**20, workers)
     placement = safetensors.writer("o.safetensors").place(checkpoint)
     plan = compile_plan(checkpoint, placement, ".", memory)
     assert memory.workers * (memory.window + memory.whole) <= memory.limit
@@ -69,7 +69,7 @@ def test_jobs_tile_the_tensors(checkpoint: Checkpoint, megabytes: int, workers: 
 
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(UsageError, match="16MB"):
-        Memory.of(8 * 2**20, 2)
+        Budget.of(8 * 2**20, 2)
 
 
 PEAK = """

@@ -21,17 +21,17 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Plan, compile_plan
 from ckptconv.engine.run import execute
 from ckptconv.formats import safetensors
-from ckptconv.moves.budget import Memory
+from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span, c_strides
 from ckptconv.moves.read import content_hash, hash_tensor, read_array
 from ckptconv.moves.sources import Sources
 from ckptconv.storage import checksum
 
-TINY = Memory(limit=1 << 20, workers=2, window=64, whole=96)
+TINY = Budget(limit=1 << 20, workers=2, window=64, whole=96)
 
 
-def through(checkpoint: Checkpoint, path: Path, memory: Memory = TINY, **options: Any) -> Checkpoint:
+def through(checkpoint: Checkpoint, path: Path, memory: Budget = TINY, **options: Any) -> Checkpoint:
     """Write with windows far smaller than the tensors, and open the result."""
     writer = safetensors.writer(str(path))
     plan = compile_plan(checkpoint, writer.place(checkpoint), str(path.parent), memory)
@@ -127,7 +127,7 @@ def test_any_order_of_jobs_gives_the_same_file(tmp_path: Path) -> None:
     source = many(tmp_path)
     through(source, tmp_path / "a.safetensors")
     through(source, tmp_path / "b.safetensors", map=shuffled)
-    through(source, tmp_path / "c.safetensors", memory=Memory.of(1 << 28, 1))
+    through(source, tmp_path / "c.safetensors", memory=Budget.of(1 << 28, 1))
     first = (tmp_path / "a.safetensors").read_bytes()
     assert first == (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 

@@ -20,7 +20,7 @@ from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
 from ckptconv.formats.reading import Reading
 from ckptconv.formats.table import Format
 from ckptconv.moves.part import Span, elements
-from ckptconv.output.destination import File
+from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
 from ckptconv.storage.files import Reader, Seen, split
 from ckptconv.testing import FormatTests, Subject
@@ -67,7 +67,7 @@ class LineWriter:
         for t in checkpoint.values():
             slots[t.name] = Slot(self.file, at, t.nbytes)
             at += t.nbytes
-        return Placement([File(self.file, at)], slots, [Patch(self.file, 0, head)])
+        return Placement([OutputFile(self.file, at)], slots, [Patch(self.file, 0, head)])
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()

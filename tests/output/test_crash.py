@@ -276,7 +276,7 @@ def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: 
 
 
 def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
-    with staging.Output(str(tmp_path), [destination.File("out.safetensors", 10)]):
+    with staging.Output(str(tmp_path), [destination.OutputFile("out.safetensors", 10)]):
         there = set(os.listdir(tmp_path))
         write(sources[0], tmp_path, "single")
         assert set(os.listdir(tmp_path)) == there | {"out.safetensors"}

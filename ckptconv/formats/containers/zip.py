@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
-from ...storage.files import Reader
+from ...storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
@@ -49,7 +49,7 @@ class Member(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def members(f: Reader, *, files: bool = True) -> dict[str, Member]:
+def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     """Read and check the whole directory, in the order in which it lists the members.
 
     files: names are those of files, so they may not leave their folder nor differ in case only; else any text will do.
@@ -74,7 +74,7 @@ class _Entry(NamedTuple):
     at: int  # of the local header
 
 
-def _end(f: Reader) -> tuple[int, int, int]:
+def _end(f: Ranges) -> tuple[int, int, int]:
     """Find the central directory: its start, size and number of members. It must be the last thing in the file."""
     if f.size < _END.size:
         raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
@@ -98,7 +98,7 @@ def _end(f: Reader) -> tuple[int, int, int]:
     return start, size, count
 
 
-def _end64(f: Reader, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
+def _end64(f: Ranges, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
     _, disk, at, disks = _LOCATOR.unpack(locator)
     if disk or disks > 1 or at + _END64.size != end:
         raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
@@ -202,7 +202,7 @@ def _check_names(names: list[str], url: str, files: bool) -> None:
         raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}", url=url)
 
 
-def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int]:
+def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int]:
     """Check each local header against the directory; tell where the payloads begin. `entries` are sorted by place."""
     out: dict[str, int] = {}
     gaps: list[tuple[int, int, _Entry]] = []
@@ -234,7 +234,7 @@ def _payloads(f: Reader, entries: list[_Entry], directory: int) -> dict[str, int
     return out
 
 
-def _check_gap(f: Reader, start: int, end: int, before: _Entry) -> None:
+def _check_gap(f: Ranges, start: int, end: int, before: _Entry) -> None:
     """Between members may lie only the sizes and checksum of the one before: else who reads on finds other members."""
     if before.flags & _DESCRIPTOR and end - start in (12, 16, 20, 24):
         said = f.read(start, end - start).removeprefix(_SIGNED)
@@ -289,7 +289,7 @@ def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
         raise UnsafeCheckpoint(text, url=url)
 
 
-def unpack(f: Reader, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
+def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
     """Inflate a deflated member in pieces of at most about `piece` bytes; the caller counts and checks them."""
     inflate = zlib.decompressobj(-15)
     at, end, rest = start, start + packed, b""

@@ -10,6 +10,11 @@ Starting the first costs 0.1 s, about what importing h5py costs anyhow; the othe
 that. An idle one is kept for the next dataset. Contiguous datasets, which is nearly all there are, need it only once:
 to learn where their bytes lie.
 
+This is not the mechanism of bulk/pool.py, which starts workers through multiprocessing: those run our code with all the
+rights of the parent. The server of multiprocessing is one per process, is preloaded once, and hands every child its own
+pipes, the parent's main module and environment; what stands between a hostile file and the user must hold two pipes and
+nothing else, in an isolated interpreter (-I) that has imported h5py only.
+
     parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
                         G  start, size as u64le: wants these bytes, which follow raw       R  a record, JSON
@@ -28,9 +33,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+from ...storage.ranges import Ranges
 
 PATIENCE = 30.0
 HEADWAY = 6  # seconds of processor time between two frames
@@ -43,20 +49,13 @@ KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # of the 
 IDLE = 2  # sleeping children kept
 
 
-class Source(Protocol):
-    """Where the bytes come from; a `store.Reader` is one."""
-
-    def read(self, start: int, size: int) -> bytes: ...
-    def close(self) -> None: ...
-
-
 class Window(NamedTuple):
     """What the library may see: a whole file, or a member of an archive."""
 
     name: str  # identifies the content: url, member, and the file's stamp
     url: str
     size: int
-    source: Callable[[], Source]
+    source: Callable[[], Ranges]
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:

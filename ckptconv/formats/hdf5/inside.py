@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
+from ...storage.ranges import FileObject
 from . import jail
 from .child import COMMAND, FRAME, HEADWAY, MEMORY, PER_MEGABYTE, TOTAL
 from .scan import RATIO, Refused, pieces, tree
@@ -26,40 +27,24 @@ SAYING = 16  # bytes of records per byte of the file
 LEAST = 1 << 30  # of address space, most of which the libraries' own pages take
 
 
-class Remote(io.RawIOBase):
-    """A read-only file whose bytes the parent sends."""
+class Piped:
+    """The file whose bytes the parent sends; small reads come from blocks that are kept."""
+
+    url = ""
 
     def __init__(self, ask: BinaryIO, answer: BinaryIO, size: int) -> None:
-        self._out, self._in, self._size, self._at = ask, answer, size, 0
+        self._out, self._in, self.size = ask, answer, size
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        want = max(0, min(len(view), self._size - self._at))
-        data = self._fetch(self._at, want) if want > BLOCK else self._cached(self._at, want)
-        view[:want] = data
-        self._at += want
-        return want
+    def read(self, start: int, size: int) -> bytes:
+        return self._fetch(start, size) if size > BLOCK else self._cached(start, size)
 
     def _cached(self, at: int, want: int) -> bytes:
         out = bytearray()
         while len(out) < want:
             number, skip = divmod(at + len(out), BLOCK)
             if number not in self._blocks:
-                self._blocks[number] = self._fetch(number * BLOCK, min(BLOCK, self._size - number * BLOCK))
+                self._blocks[number] = self._fetch(number * BLOCK, min(BLOCK, self.size - number * BLOCK))
                 if len(self._blocks) > BLOCKS:
                     self._blocks.popitem(last=False)
             out += self._blocks[number][skip : skip + want - len(out)]
@@ -73,6 +58,9 @@ class Remote(io.RawIOBase):
         if len(data) != size:
             raise SystemExit(1)  # the parent is gone
         return data
+
+    def close(self) -> None:
+        """The pipes end with the process."""
 
 
 def send(out: BinaryIO, kind: bytes, body: bytes = b"") -> None:
@@ -213,7 +201,7 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     headway()
     for line in answer:
         try:
-            file = file or h5py.File(Remote(ask, answer, size), "r", rdcc_nbytes=32 << 20)
+            file = file or h5py.File(FileObject(Piped(ask, answer, size)), "r", rdcc_nbytes=32 << 20)
             for kind, body in serve(file, json.loads(line), size):
                 send(ask, kind, body)
             send(ask, b".")

@@ -8,17 +8,14 @@ zip.py reads the directory, as strictly as it does for all formats; refused are 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
-from threading import Lock
-from typing import IO, NamedTuple
 from zlib import crc32
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...storage.files import Reader
-from ...storage.remote import spooling
+from ...storage.ranges import Slice, Spool
 from ..containers import zip
 from ..containers.zip import Member
 from .child import Window
@@ -65,41 +62,13 @@ def place(url: str, name: str) -> int:
     return found.start if found.method == zip.STORED else -1
 
 
-class Slice(NamedTuple):
-    """A stored member as a source of its own."""
-
-    file: Reader
-    start: int
-
-    def read(self, start: int, size: int) -> bytes:
-        return self.file.read(self.start + start, size)
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class Spool(NamedTuple):
-    """An unpacked copy in an unnamed temporary file, shared by all that read it."""
-
-    file: IO[bytes]
-    lock: Lock
-
-    def read(self, start: int, size: int) -> bytes:
-        with self.lock:
-            self.file.seek(start)
-            return self.file.read(size)
-
-    def close(self) -> None:
-        """Stay open for the next; the file goes with the last reference."""
-
-
 def window(url: str, name: str) -> Window:
     """What the HDF5 library sees of a member: a range of the zip, or a private unpacked copy."""
     with Reader(url) as file:
         label = f"{url} {file.stamp} {name}"
     found = members(url)[name]
     if found.method == zip.STORED:
-        return Window(label, url, found.size, lambda: Slice(Reader(url), found.start))
+        return Window(label, url, found.size, lambda: Slice(Reader(url), found.start, found.size))
     spool = _spooled(label, url, name)
     return Window(label, url, found.size, lambda: spool)
 
@@ -107,9 +76,8 @@ def window(url: str, name: str) -> Window:
 @lru_cache(maxsize=2)
 def _spooled(label: str, url: str, name: str) -> Spool:
     """Unpack a member; its size is known and bounded beforehand."""
-    with spooling():
-        spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the Spool does
+    spool = Spool(url)
+    with spool.filled() as file:
         for piece in _pieces(url, members(url)[name]):
-            spool.write(piece)
-        spool.flush()
-    return Spool(spool, Lock())
+            file.write(piece)
+    return spool

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...checkpoint import Checkpoint, Tensor
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.files import split
 from ..placement import Patch, Placement, refuse_shards, refuse_unheld
 from . import skeleton
@@ -55,4 +55,4 @@ def placed(
     """One file whose slots are called by their paths."""
     _, base = split(url)
     size, slots, patches = skeleton.lay_out(base, items, groups, ordered=ordered)
-    return Placement([File(base, size)], {name: slots[name] for name in names}, patches)
+    return Placement([OutputFile(base, size)], {name: slots[name] for name in names}, patches)

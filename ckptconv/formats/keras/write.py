@@ -20,7 +20,7 @@ from typing import Any
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.files import split
 from ..hdf5 import skeleton
 from ..hdf5.write import placed
@@ -148,7 +148,7 @@ class Keras3Writer:
         """Fill NAME_00000.weights.h5 and so on in order; NAME.weights.json says where each group is."""
         _, base = split(self.url)
         stem = base.removesuffix(".weights.json")
-        files: list[File] = []
+        files: list[OutputFile] = []
         slots: dict[str, Slot] = {}
         patches: list[Patch] = []
         places: dict[str, list[str]] = {}
@@ -164,7 +164,7 @@ class Keras3Writer:
                 places.setdefault("/" + group, []).append(file)
         total = float(sum(slot.size for slot in slots.values()))
         index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=4).encode()
-        files.append(File(base, len(index)))
+        files.append(OutputFile(base, len(index)))
         stale = rf"{re.escape(base)}|{re.escape(stem)}_\d{{5}}\.weights\.h5"
         ordered = {name: slots[name] for name in checkpoint}
         return Placement(files, ordered, [*patches, Patch(base, 0, index)], stale=stale)

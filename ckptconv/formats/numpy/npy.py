@@ -25,7 +25,7 @@ from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import Coded, Data, Span, elements
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, is_dir, join, names, sibling, split
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..reading import Reading
@@ -280,7 +280,7 @@ class NpyWriter:
         for name, t in checkpoint.tensors.items():
             file = base if single else f"{base}/{_file_name(name)}"
             head = head_bytes(t)
-            files.append(File(file, len(head) + t.nbytes))
+            files.append(OutputFile(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
         stale = "" if single else rf"{re.escape(base)}/[^/]*\.npy"

@@ -18,7 +18,7 @@ from itertools import chain
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
 from ...moves.part import Coded, Data, Span
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
 from ..containers.zip import STORED, Entry, Member, directory, lay_out, local_header, members, unpack
@@ -179,7 +179,7 @@ class NpzWriter:
         }
         patches = [Patch(self.file, e.start, self.heads[name]) for name, e in self.entries.items()]
         size = self.end + len(directory(entries, {}, self.end))
-        return Placement([File(self.file, size)], slots, patches, check="crc32")
+        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """Local headers and directory, once the checksums are known."""

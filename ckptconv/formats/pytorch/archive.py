@@ -21,6 +21,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
+from ...storage.ranges import Ranges
 from ..containers.zip import Member, members
 from ..placement import Writer
 from ..reading import Reading
@@ -81,7 +82,7 @@ class Archive:
     swapped: bool
     known: dict[tuple[str, str], Storage] = field(default_factory=dict)
 
-    def pickle(self, f: Reader, name: str) -> bytes:
+    def pickle(self, f: Ranges, name: str) -> bytes:
         """Read one of the pickles, and check it."""
         m = self.members.get(name)
         if m is None:
@@ -130,7 +131,7 @@ class Archive:
         return [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
 
 
-def enter(f: Reader, base: int = 0) -> Archive:
+def enter(f: Ranges, base: int = 0) -> Archive:
     """Check the container and find its root folder, byte order and version."""
     found = members(f)
     roots = {name.partition("/")[0] if "/" in name else "" for name in found}
@@ -147,7 +148,7 @@ def enter(f: Reader, base: int = 0) -> Archive:
     return Archive(f.url, base, inner, order == b"big")
 
 
-def _read(f: Reader, m: Member, limit: int) -> bytes:
+def _read(f: Ranges, m: Member, limit: int) -> bytes:
     """Read a small stored member whole and check its CRC-32."""
     if m.method:
         raise CorruptCheckpoint(f"the member {printable(m.name)} is compressed; torch stores it", url=f.url)

@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, elements
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
+from ...storage.ranges import Slice
 from ..reading import Reading
 from .archive import enter
 from .containers import Leaf, segment, unwrap
@@ -170,7 +171,7 @@ class Folder:
                 f"lies at bytes {place.start} to {place.start + place.size} of {f.size} (truncated?)",
                 url=f.url, tensor=name,
             )  # fmt: skip
-        window = cast(Reader, Window(f, place.start, place.size))
+        window = Slice(f, place.start, place.size)
         archive = enter(window, place.start)
         raw = archive.pickle(window, "data.pkl")
         made = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=self.opaque, url=f.url)
@@ -209,23 +210,6 @@ class Folder:
         if not total:
             parts = [Part(view.storage.data, view.row, shape, 0, steps, 0, steps)]
         return (shape, tuple(parts)), view
-
-
-class Window(NamedTuple):
-    """A range of a file, read as if it were the file."""
-
-    f: Reader
-    start: int
-    size: int
-
-    @property
-    def url(self) -> str:
-        return self.f.url
-
-    def read(self, start: int, size: int) -> bytes:
-        if start < 0 or size < 0 or start + size > self.size:
-            raise CorruptCheckpoint(f"bytes {start} to {start + size} of an archive of {self.size}", url=self.url)
-        return self.f.read(self.start + start, size)
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

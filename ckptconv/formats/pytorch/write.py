@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ...checkpoint import Checkpoint, Tensor
 from ...dtypes import DType
 from ...moves.part import c_strides
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.files import split
 from ..containers.zip import Entry, directory, lay_out, local_header
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -65,7 +65,7 @@ class TorchWriter:
         slots = {n: Slot(self.file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
         patches = [Patch(self.file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
         size = self.end + len(directory(self.entries, {}, self.end))
-        return Placement([File(self.file, size)], slots, patches, check="crc32")
+        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def amend(self, old: bytes, new: bytes) -> None:
         """Metadata that was laid out as `old` is now written as `new`."""

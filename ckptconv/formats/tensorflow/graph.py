@@ -19,11 +19,12 @@ from ...checkpoint import Checkpoint
 from ...errors import CorruptCheckpoint, StorageError
 from ...messages import brief
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
+from ...storage.ranges import InMemory, Ranges
 from ..reading import Reading
 from . import locate, saved_model
 from .saved_model import Regions, constants
 from .table import read_varint
-from .wire import Bytes, Memory, fields, messages
+from .wire import fields, messages
 
 FORMAT = "tf-graph"
 MODELS = ("saved_model.pb", "saved_model.pbtxt")
@@ -65,7 +66,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 @contextmanager
-def _message(url: str) -> Iterator[Bytes]:
+def _message(url: str) -> Iterator[Ranges]:
     """The binary form of a file that may be text."""
     if not url.endswith("txt"):
         with Reader(url) as f:
@@ -85,10 +86,10 @@ def _message(url: str) -> Iterator[Bytes]:
         message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
         raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({brief(str(e))})", url=url) from e
-    yield Memory(url, message.SerializeToString())
+    yield InMemory(url, message.SerializeToString())
 
 
-def _regions(f: Bytes) -> Regions:
+def _regions(f: Ranges) -> Regions:
     """Tell the three messages apart by their first fields."""
     if not f.size:
         raise CorruptCheckpoint("is empty (0 bytes)", url=f.url)
@@ -113,7 +114,7 @@ def _regions(f: Bytes) -> Regions:
     raise CorruptCheckpoint("is no GraphDef, MetaGraphDef or SavedModel", url=f.url)
 
 
-def _is_graph(f: Bytes, start: int, end: int) -> bool:
+def _is_graph(f: Ranges, start: int, end: int) -> bool:
     return start == end or _first_node(f.read(start, min(4096, end - start)))
 
 
@@ -136,7 +137,7 @@ def _first_node(head: bytes) -> bool:
         return False
 
 
-def _tags(f: Bytes, start: int, end: int) -> tuple[str, ...]:
+def _tags(f: Ranges, start: int, end: int) -> tuple[str, ...]:
     info = next(messages(f, start, end, 1), None)
     if info is None:
         return ()

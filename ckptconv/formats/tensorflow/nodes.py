@@ -18,9 +18,10 @@ from ...checkpoint import Tensor, plain
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Held, Part, Span, c_strides, elements
+from ...storage.ranges import InMemory, Ranges
 from . import constants, dtypes
 from . import messages_pb2 as pb
-from .wire import Bytes, Memory, messages
+from .wire import messages
 
 SMALL = 8  # a vector of no more integers is a shape, a list of axes or a permutation
 IN_PLACE = 64  # bytes from which on a value is referred to rather than held
@@ -64,7 +65,7 @@ class Graph(NamedTuple):
     repeated: list[int]  # strings that are held beside those stored: one number
 
 
-def read(f: Bytes, start: int, end: int) -> Graph:
+def read(f: Ranges, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
     graph = Graph({}, defaultdict(list), [], [0])
     for a, b in messages(f, start, end, 1):
@@ -93,7 +94,7 @@ def is_weight(t: Tensor, uses: list[Use] | tuple[Use, ...]) -> bool:
     return t.dtype.kind in "fcs" or not uses or t.count > SMALL or len(t.shape) > 1
 
 
-def _function_name(f: Bytes, start: int, end: int) -> str:
+def _function_name(f: Ranges, start: int, end: int) -> str:
     for a, b in messages(f, start, end, 1):
         for c, d in messages(f, a, b, 1):
             if d - c > MAX_SCOPE:
@@ -102,7 +103,7 @@ def _function_name(f: Bytes, start: int, end: int) -> str:
     return ""
 
 
-def _node(f: Bytes, start: int, end: int, scope: str, graph: Graph) -> None:
+def _node(f: Ranges, start: int, end: int, scope: str, graph: Graph) -> None:
     from google.protobuf.message import DecodeError
 
     raw = f.read(start, end - start)
@@ -128,7 +129,7 @@ def _node(f: Bytes, start: int, end: int, scope: str, graph: Graph) -> None:
             graph.constants[name] = tensor
 
 
-def _constant(f: Bytes, start: int, raw: bytes, name: str, proto: pb.TensorProto, graph: Graph) -> Tensor | None:
+def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProto, graph: Graph) -> Tensor | None:
     code = proto.dtype - 100 if proto.dtype > 100 else proto.dtype
     kind = dtypes.BY_CODE.get(code)
     if kind is None or proto.tensor_shape.unknown_rank:
@@ -142,7 +143,7 @@ def _constant(f: Bytes, start: int, raw: bytes, name: str, proto: pb.TensorProto
     if kind.kind == "s":
         return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"), graph)
     data = constants.stored(proto, kind, count, "the constant")
-    if len(data) >= IN_PLACE and proto.tensor_content and not isinstance(f, Memory):
+    if len(data) >= IN_PLACE and proto.tensor_content and not isinstance(f, InMemory):
         # equal bytes earlier in the node would do as well
         span = Span(f.url, start + raw.find(data), len(data))
         return plain(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))

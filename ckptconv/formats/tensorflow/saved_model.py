@@ -18,9 +18,10 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...moves.part import Span
 from ...storage.files import Reader, exists, is_remote, join, sibling, split
+from ...storage.ranges import Ranges
 from . import locate, objects
 from .table import varint
-from .wire import Bytes, fields, messages
+from .wire import fields, messages
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -39,7 +40,7 @@ class Regions(NamedTuple):
 # --- constants --------------------------------------------------------------------------------------------------
 
 
-def constants(f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
+def constants(f: Ranges, found: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
     from . import nodes
 
@@ -62,7 +63,7 @@ _COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
 LIMIT = 1 << 28  # bytes of a message that is parsed whole
 
 
-def open(url: str, f: Bytes, found: Regions, opaque: bool) -> Checkpoint:
+def open(url: str, f: Ranges, found: Regions, opaque: bool) -> Checkpoint:
     """The variables of a SavedModel under the names its graph gives them; its constants if there are no variables."""
     from . import bundle, saved_model
 
@@ -106,7 +107,7 @@ def _trainable(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     return {"trainable": ours.get("trainable") or theirs.get("trainable") or []}
 
 
-def _object_graph(f: Bytes, found: Regions) -> pb.SavedObjectGraph:
+def _object_graph(f: Ranges, found: Regions) -> pb.SavedObjectGraph:
     from google.protobuf.message import DecodeError
 
     from . import messages_pb2 as pb
@@ -120,11 +121,11 @@ def _object_graph(f: Bytes, found: Regions) -> pb.SavedObjectGraph:
     return graph
 
 
-def _variables(f: Bytes, found: Regions) -> bool:
+def _variables(f: Ranges, found: Regions) -> bool:
     return any(node.HasField("variable") for node in _object_graph(f, found).nodes)
 
 
-def _named(read: Bundle, f: Bytes, found: Regions) -> Checkpoint:
+def _named(read: Bundle, f: Ranges, found: Regions) -> Checkpoint:
     """Name a bundle's tensors by the SavedVariables that the same path leads to in the SavedModel's object graph."""
     saved, graph = _object_graph(f, found), objects.parse(read)
     said: dict[str, str] = {}
@@ -200,13 +201,13 @@ def _pairs(saved: pb.SavedObjectGraph, graph: pb.TrackableObjectGraph, url: str)
 # --- collections ------------------------------------------------------------------------------------------------
 
 
-def _small(f: Bytes, start: int, end: int) -> bytes:
+def _small(f: Ranges, start: int, end: int) -> bytes:
     if end - start > LIMIT:
         raise CorruptCheckpoint(f"a message of {end - start} bytes is no description (at byte {start})", url=f.url)
     return f.read(start, end - start)
 
 
-def collections(f: Bytes, start: int, end: int) -> dict[str, Any]:
+def collections(f: Ranges, start: int, end: int) -> dict[str, Any]:
     """The collections of a MetaGraphDef that list variables, by checkpoint keys, and which variables are trained."""
     from google.protobuf.message import DecodeError
 

@@ -6,32 +6,14 @@ message = { varint (number << 3 | wire), value }      wire 0: varint, 1: 8 bytes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint
+from ...storage.ranges import Ranges
 from .table import read_varint
 
 WINDOW = 65536
 _FIXED = {1: 8, 5: 4}
-
-
-class Bytes(Protocol):
-    """What is walked: an open file, or a message in memory."""
-
-    url: str
-    size: int
-
-    def read(self, start: int, size: int) -> bytes: ...
-
-
-class Memory:
-    """A message in memory, made from the text of the file `url`."""
-
-    def __init__(self, url: str, data: bytes) -> None:
-        self.url, self.data, self.size = url, data, len(data)
-
-    def read(self, start: int, size: int) -> bytes:
-        return self.data[start : start + size]
 
 
 class Field(NamedTuple):
@@ -43,7 +25,7 @@ class Field(NamedTuple):
     size: int
 
 
-def fields(f: Bytes, start: int, end: int) -> Iterator[Field]:
+def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
     """The fields of the message at [start, end), in order; CorruptCheckpoint if it is none."""
     at, window, base = start, b"", start
     while at < end:
@@ -65,12 +47,12 @@ def fields(f: Bytes, start: int, end: int) -> Iterator[Field]:
         at = after
 
 
-def messages(f: Bytes, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
+def messages(f: Ranges, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
     """The ranges (start, end) of the messages, strings or bytes in one field."""
     for field in fields(f, start, end):
         if field.number == number and field.wire == 2:
             yield field.start, field.start + field.size
 
 
-def _broken(f: Bytes, at: int) -> CorruptCheckpoint:
+def _broken(f: Ranges, at: int) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"is no protobuf message (at byte {at}; truncated?)", url=f.url)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import UsageError
-from ...output.destination import File
+from ...output.destination import OutputFile
 from ...storage.checksum import mask
 from ...storage.files import split
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -59,7 +59,7 @@ class BundleWriter:
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
         shards = self._cut(checkpoint)
         names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
-        files = [File(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
+        files = [OutputFile(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
         self._placed.clear()
         slots: dict[str, Slot] = {}
         for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
@@ -70,7 +70,7 @@ class BundleWriter:
                 self._placed += [(checkpoint[n], slot, i) for n in group]
                 at += size
         state = _state(self.base)
-        files += [File(f"{self.base}.index", 0), File(STATE, len(state), shared=True)]
+        files += [OutputFile(f"{self.base}.index", 0), OutputFile(STATE, len(state), shared=True)]
         ours = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
         ordered = {name: slots[name] for name in checkpoint}
         return Placement(files, ordered, [Patch(STATE, 0, state)], check="crc32c", stale=ours)

@@ -1,0 +1,61 @@
+"""Names of files, local and remote: taken apart, put together, and kept inside a checkpoint's folder."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import UnsafeCheckpoint
+from ..messages import printable
+
+
+def is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
+
+
+def is_http(url: str) -> bool:
+    """Whether there are no folders to list, only files."""
+    return url.startswith(("http://", "https://"))
+
+
+def local(url: str) -> str:
+    """The file-system path of a local url."""
+    return url.removeprefix("file://")
+
+
+def split(url: str) -> tuple[str, str]:
+    """Split into folder and base name; the folder of a bare name is '.'."""
+    if is_remote(url):
+        head, _, base = url.rpartition("/")
+        return head, base
+    head, base = os.path.split(local(url))
+    return head or ".", base
+
+
+def join(folder: str, *names: str) -> str:
+    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(local(folder), *names)
+
+
+def sibling(url: str, name: str) -> str:
+    """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
+
+    A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
+    and snapshots/REV/unet/name one level further up.
+    """
+    folder, _ = split(url)
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
+    path = join(folder, name)
+    if not is_remote(url) and os.path.islink(path):
+        home, target = os.path.realpath(folder), os.path.realpath(path)
+        inside = os.path.dirname(target) == home
+        cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
+        blob = below != home and os.path.dirname(target) == join(cache, "blobs")
+        # what the user named may itself be a link; its neighbours are then those of the link's target as well
+        beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
+        if not (inside or blob or beside):
+            where = url.removesuffix(f"{os.sep}.")
+            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=where)
+    return path
+
+
+__all__ = ["is_http", "is_remote", "join", "local", "sibling", "split"]
