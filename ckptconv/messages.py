@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple
+
+
+def version() -> str:
+    """Our own version, without importing the package, which imports us."""
+    return str(sys.modules["ckptconv"].__version__)
 
 
 def redacted(url: str) -> str:

@@ -30,12 +30,13 @@ class Entry(NamedTuple):
     files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns
     options: str
     ours: bool = False  # nothing was there when it was planned, or we wrote it: it may be replaced
-    hash: str = ""
+    hash: str = ""  # of all bytes of all source files
     format: str = ""
     tensors: int = 0
     size: int = 0
     seconds: float = 0.0
     written: tuple[tuple[str, int], ...] = ()  # name below the zoo, size
+    proof: str = ""  # a hash of all bytes written, where they were verified whole
     error: str = ""
     message: str = ""
 

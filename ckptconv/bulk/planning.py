@@ -5,16 +5,19 @@ plan(sources, folder, settings) -> [Item]      from folders, globs, files and ma
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import UsageError
 from ..formats import table
-from ..messages import redacted
+from ..messages import redacted, version
+from ..rules.library import texts
 from ..storage import files
 from .discover import Found, clashes, discover
 from .ledger import NAME, Entry, Ledger
@@ -26,14 +29,19 @@ DEFAULT = Settings()
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
 
 
+State = Literal["convert", "retry", "changed", "done"]
+HASHING = 4  # threads that hash files, where content is what counts
+
+
 class Item(NamedTuple):
     """One checkpoint to convert, its path below the zoo, and what was known of it: convert, retry, changed, done."""
 
     found: Found
     at: str
     settings: Settings
-    state: str = "convert"
+    state: State = "convert"
     ours: bool = False
+    options: str = ""  # a hash of the settings, the converter's text and our own version
 
 
 def plan(
@@ -46,7 +54,11 @@ def plan(
     known: Mapping[str, Entry] | None = None,
     hashed: bool = False,
 ) -> list[Item]:
-    """Find everything and say what is to be done; `known` is what the ledger says."""
+    """Find everything and say what is to be done; `known` is what the ledger says.
+
+    hashed: sources count as unchanged by the hash of their content, not by size and time.
+    With `verify="full"` in an item's target an output counts as done only if its bytes are those that were written.
+    """
     if not sources:
         raise UsageError("no source was given")
     plain = [s for s in sources if not is_manifest(s)]
@@ -57,8 +69,15 @@ def plan(
                 found.append((discover([row.source])[0], row.destination, row.settings))
     items = _named(found)
     clashes((i.at, i.found.source) for i in items)
-    there = _occupied(folder) if any(i.at not in (known or {}) for i in items) else set()
-    return [_stated(i, (known or {}).get(i.at), folder, there, hashed) for i in items]
+    known = known or {}
+    there = sorted(_occupied(folder)) if any(i.at not in known for i in items) else []
+    digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
+    items = [i._replace(options=digests[id(i.settings)]) for i in items]
+    state = partial(_stated, known=known, folder=folder, there=there, hashed=hashed)
+    if not hashed and not any(i.settings.target.verify == "full" for i in items):
+        return list(map(state, items))
+    with ThreadPoolExecutor(HASHING) as pool:
+        return list(pool.map(state, items))
 
 
 def remembered(place: str) -> Mapping[str, Entry]:
@@ -95,16 +114,22 @@ def _occupied(folder: str) -> set[str]:
     }  # fmt: skip
 
 
-def _stated(item: Item, old: Entry | None, folder: str, there: set[str], hashed: bool) -> Item:
-    """Compare with what the ledger says was done."""
+def _stated(item: Item, *, known: Mapping[str, Entry], folder: str, there: Sequence[str], hashed: bool) -> Item:
+    """Compare with what the ledger says was done; `there` is what lies in the output folder, sorted."""
+    old = known.get(item.at)
     if old is None:
-        return item._replace(ours=not any(path.startswith(item.at) for path in there))
+        at = bisect_left(there, item.at)
+        return item._replace(ours=not (at < len(there) and there[at].startswith(item.at)))
     item = item._replace(ours=old.ours)
     if old.state != "done":
         return item._replace(state="retry" if old.state == "failed" else "convert")
-    same = old.files == identity(item.found) or (hashed and bool(old.hash) and old.hash == content(item.found))
-    whole = all((s := files.stat(files.join(folder, n))) and s.size == size for n, size in old.written)
-    fresh = same and whole and old.options == options(item.settings) and old.source == redacted(item.found.source)
+    fresh = (
+        old.options == item.options
+        and old.source == redacted(item.found.source)
+        and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size in old.written)
+        and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
+        and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _ in old.written)))
+    )
     return item._replace(state="done" if fresh else "changed")
 
 
@@ -114,24 +139,31 @@ def identity(found: Found) -> tuple[tuple[str, int, int], ...]:
 
 def content(found: Found) -> str:
     """A hash of all bytes of all files of a checkpoint."""
+    return _hash(url for url, _ in found.files)
+
+
+def written(folder: str, names: Iterable[str]) -> str:
+    """A hash of all bytes of the files of an output."""
+    return _hash(files.join(folder, name) for name in names)
+
+
+def _hash(urls: Iterable[str]) -> str:
     h = blake2b(digest_size=16)
-    for url, status in found.files:
+    for url in urls:
         with files.Reader(url) as f:
-            for at in range(0, status.size, 2**22):
-                h.update(f.read(at, min(2**22, status.size - at)))
+            h.update(f.size.to_bytes(8, "little"))  # the same bytes cut into files elsewhere are another content
+            for at in range(0, f.size, 2**22):
+                h.update(f.read(at, min(2**22, f.size - at)))
     return h.hexdigest()
 
 
-@lru_cache(maxsize=64)
-def _rules(converter: str) -> bytes:
-    """A converter's own text, so that an edited one counts as a change."""
-    return files.read_all(converter, 2**24) if files.stat(converter) else b""
-
-
 def options(settings: Settings) -> str:
-    target = replace(settings.target, force=False, sync=True)
-    rules = _rules(settings.change.converter) if settings.change.converter else b""
-    return blake2b(repr((settings.select, settings.change, target)).encode() + rules, digest_size=8).hexdigest()
+    """A hash of all that an output depends on beside its source: options, the converter's text, our own version."""
+    target = replace(settings.target, force=False, sync=True, verify="none")
+    name = settings.change.converter
+    rules = texts(name) if name and name != "auto" else ()
+    said = repr((version(), settings.select, settings.change, target, rules))
+    return blake2b(said.encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["DEFAULT", "Item", "content", "identity", "options", "plan", "remembered"]
+__all__ = ["DEFAULT", "Item", "State", "content", "identity", "options", "plan", "remembered", "written"]

@@ -30,7 +30,7 @@ from . import pool
 from .discover import Found
 from .ledger import NAME, Entry, Ledger
 from .manifest import Settings
-from .planning import DEFAULT, Item, content, identity, options, plan, remembered
+from .planning import DEFAULT, Item, content, identity, plan, remembered, written
 
 LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
 PROBED = 1000  # sources that a cluster's workers are asked for beforehand
@@ -82,6 +82,7 @@ class Done(NamedTuple):
     seconds: float
     written: tuple[tuple[str, int], ...]
     hash: str
+    proof: str
 
 
 def convert(
@@ -128,7 +129,7 @@ def convert(
 
 
 def _entry(item: Item, state: str, **more: Any) -> Entry:
-    return Entry(item.at, state, redacted(item.found.source), identity(item.found), options(item.settings), **more)
+    return Entry(item.at, state, redacted(item.found.source), identity(item.found), item.options, **more)
 
 
 def _outcome(item: Item, result: Done | CkptError) -> Entry:
@@ -220,11 +221,14 @@ def work(way: Way, item: Item) -> Done:
         names = [f"{above}/{name}" if above else name for name in report.files]
         sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content(item.found) if way.hashed else ""
+        proof = written(folder, names) if target.verify == "full" else ""
     except CkptError:
         raise
     except Exception as e:  # a defect of ours must not stop the others
         raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
-    return Done(report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest)
+    return Done(
+        report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
+    )
 
 
 def _folders(folder: str, todo: Sequence[Item]) -> list[str]:

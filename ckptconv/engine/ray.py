@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ..errors import CkptError, MissingExtra, StorageError, UsageError
-from ..messages import listing
+from ..messages import listing, version
 from ..moves.part import Coded, Held, Span
 from ..storage import files
 from .job import Receipt
@@ -197,8 +196,8 @@ def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
         except ray.exceptions.RayError as e:
             problems.append(f"{where}: cannot run ckptconv ({_first(getattr(e, 'cause', None) or e)})")
             continue
-        if version != _version():
-            problems.append(f"{where}: has ckptconv {version}, not {_version()}")
+        if version != version():
+            problems.append(f"{where}: has ckptconv {version}, not {version()}")
         problems += [f"{where}: {what}" for what in missing]
     if problems:
         raise UsageError(
@@ -217,12 +216,7 @@ def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]
         elif status.size != size:
             missing.append(f"sees another file at {url}: {status.size} bytes, not {size}")
     missing += [f"cannot write {path}" for path in writes if not os.access(path, os.W_OK)]
-    return _version(), missing
-
-
-def _version() -> str:
-    """Our version, without importing the package that imports us."""
-    return str(sys.modules["ckptconv"].__version__)
+    return version(), missing
 
 
 __all__ = ["absolute", "apply", "cluster", "engine", "probe", "reach"]

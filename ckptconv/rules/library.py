@@ -19,7 +19,7 @@ from .apply import apply
 from .assign import resembles, takes
 from .converter import Converter, Rule
 from .templates import Matcher, template
-from .toml import parse, read, shipped
+from .toml import beside, included, parse, read, shipped
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +50,18 @@ def load(name: str | Path) -> Converter:
         raise UsageError(f"no converter is called {str(name)!r}; {hint} (or give a .toml file)")
     path = found[str(name)]
     return parse(read(path), str(name), folder=path.parent)
+
+
+def texts(name: str) -> tuple[str, ...]:
+    """The text of a converter's file and of all that it includes: what its rules depend on."""
+    start = Path(name) if name.endswith(".toml") else _installed().get(name, Path(name))
+    found, todo = dict[Path, str](), [start]
+    while todo:
+        path = todo.pop()
+        if path not in found and path.is_file():
+            found[path] = read(path)
+            todo += [beside(other, path.parent) for other in included(found[path])]
+    return tuple(found.values())
 
 
 def auto(checkpoint: Checkpoint) -> Converter:

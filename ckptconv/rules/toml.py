@@ -139,11 +139,17 @@ def _rewrite(value: Any) -> Rewrite:
 def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequence[str]]) -> Converter:
     if depth > 4:
         raise UsageError(f"include {name!r}: files include each other")
+    path = beside(name, folder)
+    return parse(read(path), name, folder=path.parent, depth=depth + 1, let=let)
+
+
+def beside(name: str, folder: Path | None) -> Path:
+    """The file that an include refers to: in the folder of the file that includes it, or one that is shipped."""
     if "/" in name or "\\" in name or name.startswith("."):
         raise UsageError(f"include {name!r}: only a file beside this one, by its bare name")
     for home in filter(None, (folder, shipped())):
         if os.path.isfile(path := home / f"{name}.toml"):  # False, too, for a name that no file can have
-            return parse(read(path), name, folder=home, depth=depth + 1, let=let)
+            return path
     raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
 
 
@@ -264,6 +270,14 @@ def _param(name: str, value: Any) -> Param:
 
 
 # --- files ------------------------------------------------------------------------------------------------------
+
+
+def included(text: str) -> list[str]:
+    """The names that a rule file includes; none if it is not a rule file, which parsing says better."""
+    try:
+        return _strings(tomllib.loads(text).get("include", []))
+    except (ValueError, RecursionError, UsageError):
+        return []
 
 
 @lru_cache(maxsize=1)

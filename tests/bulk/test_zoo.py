@@ -265,6 +265,74 @@ def test_known_by_content_if_asked(tmp_path: Path) -> None:
     assert states == {False: {"changed"}, True: {"done"}}
 
 
+def states(source: Path, out: Path, settings: run.Settings = run.Settings(), **more: bool) -> set[str]:  # noqa: B008
+    return {i.state for i in run.plan([str(source)], str(out), settings, known=run.remembered(str(out)), **more)}
+
+
+def test_content_counts_even_where_size_and_time_are_the_same(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source, 1)
+    run.convert([str(source)], str(out), hashed=True)
+    (path,) = (p for p in source.rglob("*") if p.is_file())
+    before = path.stat()
+    path.write_bytes(bytes(b ^ 1 for b in path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert states(source, out) == {"done"}
+    assert states(source, out, hashed=True) == {"changed"}
+
+
+def test_without_a_hash_in_the_ledger_content_is_not_known(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source, 1)
+    run.convert([str(source)], str(out))
+    assert states(source, out, hashed=True) == {"changed"}
+
+
+def test_an_output_that_was_changed_in_place_is_noticed_if_asked(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source, 1)
+    verified = run.Settings(target=ckptconv.Target(verify="full"))
+    run.convert([str(source)], str(out), verified)
+    assert states(source, out) == {"done"}  # how it was verified does not change an output
+    assert states(source, out, verified) == {"done"}
+    (path,) = out.rglob("*.safetensors")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert states(source, out) == {"done"}
+    assert states(source, out, verified) == {"changed"}
+    run.convert([str(source)], str(out), verified, resume=True)
+    assert states(source, out, verified) == {"done"}
+
+
+def test_what_a_converter_includes_and_our_own_version_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source, 1)
+    (tmp_path / "mine.toml").write_text('include = ["_more"]\n')
+    more = tmp_path / "_more.toml"
+    more.write_text("[[rule]]\nfrom = '{x...}'\nto = '{x...}'\n")
+    settings = run.Settings(change=ckptconv.Change(converter=str(tmp_path / "mine.toml")))
+    run.convert([str(source)], str(out), settings)
+    assert states(source, out, settings) == {"done"}
+    more.write_text("[[rule]]\nfrom = '{x...}'\nto = 'new.{x...}'\n")
+    assert states(source, out, settings) == {"changed"}
+    run.convert([str(source)], str(out), settings, resume=True)
+    assert states(source, out, settings) == {"done"}
+    monkeypatch.setattr(ckptconv, "__version__", "99.0")
+    assert states(source, out, settings) == {"changed"}
+
+
+def test_what_lies_at_a_place_is_a_strangers(tmp_path: Path) -> None:
+    make(tmp_path / "in", 3)
+    for name in ("a", "run0/m0.safetensors", "run1/m1.safetensor", "run1/m1.safetensors-2", "z"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("mine")
+    items = run.plan([str(tmp_path / "in")], str(tmp_path / "out"))
+    assert {i.at: i.ours for i in items} == {
+        "run0/m0.safetensors": False, "run1/m1.safetensors": False, "run0/m2.safetensors": True
+    }  # fmt: skip
+
+
 def test_what_others_wrote_is_never_replaced(tmp_path: Path, cli: Run) -> None:
     make(tmp_path / "in", 2)
     theirs = tmp_path / "out" / "run0" / "m0.safetensors"
