@@ -109,23 +109,27 @@ def convert(
         todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
-        made_folders = _folders(folder, todo)
-        failed, size = [], 0
+        new_folders = _folders(folder, todo)
+        failed, size = list[Entry](), 0
         results = _results(todo, folder, hashed, resources, book.path)
         for batch in _batches(results, COMMIT, resources, todo):
-            made = [_outcome(item, result) for item, result in batch]
-            if any(e.state == "done" for e in made) and not files.is_remote(folder):
-                _settle()
-            book.append(made)
-            for entry in made:
-                size += entry.size
-                if entry.state == "failed":
-                    failed.append(entry)
-                if said:
-                    said(entry)
-        for path in made_folders:
+            entries = [_outcome(item, result) for item, result in batch]
+            _record(book, entries, folder, said)
+            failed += [e for e in entries if e.state == "failed"]
+            size += sum(e.size for e in entries)
+        for path in new_folders:
             _quietly_rmdir(path)
     return Summary(len(todo) - len(failed), len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
+
+
+def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[[Entry], None] | None) -> None:
+    """Write a batch down once its outputs are durable, and pass it on."""
+    if any(e.state == "done" for e in entries) and not files.is_remote(folder):
+        _settle()
+    book.append(entries)
+    if said:
+        for entry in entries:
+            said(entry)
 
 
 def _entry(item: Item, state: str, **more: Any) -> Entry:

@@ -10,15 +10,15 @@ without a second pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..moves.boxes import plain
 from ..moves.budget import Budget
 from ..moves.gather import (
-    _buffers,
-    _fill,
-    _Run,
-    _sole_run,
+    Run,
+    buffers,
+    fill,
+    sole_run,
 )
 from ..moves.log import Log, Loss, Read, Written
 from ..moves.part import Piece
@@ -26,19 +26,17 @@ from ..moves.sources import Sources, resolved
 from ..storage.files import is_remote
 from .plan import Job
 
-if TYPE_CHECKING:
-    pass
+BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
+REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
 
 
 class Receipt(NamedTuple):
+    """What a job did: plain data, so that it can come from another process."""
+
     job: Job
     written: tuple[Written, ...]
     read: tuple[Read, ...]
     loss: dict[str, Loss]
-
-
-BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
-REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
 
 
 class Sink(Protocol):
@@ -61,12 +59,12 @@ def run_job(
         pieces = (pieces[0]._replace(parts=tuple(resolved(p, sources) for p in pieces[0].parts)),)
     for turn in _turns(pieces, memory):
         first, last = turn[0], turn[-1]
-        run = _sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
+        run = sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
         if run is not None:
             _copy(run, first, job, sources, sink, log)
             continue
-        target = _buffers.of("target", last.at + last.size - first.at)
-        _fill(turn, sources, target, first.at, memory, log)
+        target = buffers.of("target", last.at + last.size - first.at)
+        fill(turn, sources, target, first.at, memory, log)
         _put(turn, target, job, sink, log)
     return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
 
@@ -92,7 +90,7 @@ def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]
 
 def _window(piece: Piece, block: int, memory: Budget) -> int:
     """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
-    if _sole_run(piece):
+    if sole_run(piece):
         return piece.size
     return block if all(map(plain, piece.parts)) else max(memory.window, memory.whole)
 
@@ -100,11 +98,11 @@ def _window(piece: Piece, block: int, memory: Budget) -> int:
 # --- copies -----------------------------------------------------------------------------------------------------
 
 
-def _copy(run: _Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: Log) -> None:
+def _copy(run: Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: Log) -> None:
     """Copy one long run, block by block."""
     reader = sources.reader(run.span.url)
     block = REMOTE if is_remote(run.span.url) else BLOCK
-    buffer = _buffers.of("target", min(block, run.size))
+    buffer = buffers.of("target", min(block, run.size))
     for at in range(0, run.size, block):
         view = buffer[: run.size - at]
         reader.into(run.start + at, view)

@@ -87,7 +87,7 @@ class Plan:
 
 def is_copy(t: Tensor) -> bool:
     """Whether every byte of the tensor is copied as it is stored."""
-    return all(p.dtype is t.dtype and not p.ops and not isinstance(p.data, Coded) and plain(p) for p in t.parts)
+    return all(p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and plain(p) for p in t.parts)
 
 
 def how(t: Tensor) -> str:
@@ -142,7 +142,7 @@ def _check_casts(tensors: Mapping[str, Tensor]) -> None:
         f"{t.name} ({p.dtype} to {t.dtype})"
         for t in tensors.values()
         for p in t.parts
-        if p.dtype is not t.dtype and not castable(p.dtype, t.dtype)
+        if p.dtype != t.dtype and not castable(p.dtype, t.dtype)
     ]
     if bad:
         raise ConversionError(f"{len(bad)} tensors cannot be cast:\n{listing(bad)}")

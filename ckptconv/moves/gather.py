@@ -36,13 +36,13 @@ class _Buffers(threading.local):
         return buffer[:size]
 
 
-_buffers = _Buffers()
+buffers = _Buffers()
 
 
 # --- copies -----------------------------------------------------------------------------------------------------
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """A plain copy: `size` bytes of a file at `start` to byte `at` of the job."""
 
     span: Span
@@ -51,20 +51,20 @@ class _Run(NamedTuple):
     size: int
 
 
-def _sole_run(piece: Piece) -> _Run | None:
+def sole_run(piece: Piece) -> Run | None:
     """The one run of a file that fills all of the piece, if that is all there is to do."""
     runs = [_as_run(p, piece) for part in piece.parts for p in clip(part, piece.lo, piece.hi)]
     return runs[0] if len(runs) == 1 else None
 
 
-def _as_run(part: Part, piece: Piece) -> _Run | None:
+def _as_run(part: Part, piece: Piece) -> Run | None:
     """The plain copy that a part amounts to, or None if elements move or change."""
     span = part.data
-    if part.ops or not isinstance(span, Span) or part.dtype is not piece.to or not plain(part):
+    if part.ops or not isinstance(span, Span) or part.dtype != piece.to or not plain(part):
         return None
     item, count = piece.to.itemsize, prod(part.shape)
     _inside(part, count, span, piece.tensor)
-    return _Run(span, span.start + part.offset * item, piece.at + (part.start - piece.lo) * item, count * item)
+    return Run(span, span.start + part.offset * item, piece.at + (part.start - piece.lo) * item, count * item)
 
 
 def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
@@ -76,9 +76,9 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
 # --- filling a buffer -------------------------------------------------------------------------------------------
 
 
-def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Budget, log: Log) -> None:
+def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Budget, log: Log) -> None:
     """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
-    pending, end = list[_Run](), base
+    pending, end = list[Run](), base
     for piece in pieces:
         if piece.at > end:
             target[end - base : piece.at - base] = bytes(piece.at - end)
@@ -95,12 +95,12 @@ def _fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: i
     _read(pending, sources, target, base, log)
 
 
-def _adjoins(a: _Run, b: _Run) -> bool:
+def _adjoins(a: Run, b: Run) -> bool:
     """Whether b follows a, in the file as in the target."""
     return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
 
 
-def _read(runs: list[_Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
+def _read(runs: list[Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
     """Read runs that follow one another, check each, and forget them."""
     if runs:
         first, last = runs[0], runs[-1]
@@ -117,7 +117,7 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
     from .copy import copy, strided
 
     part = resolved(part, sources)
-    changes = bool(part.ops) or part.dtype is not piece.to
+    changes = bool(part.ops) or part.dtype != piece.to
     for slab in slabs(part, min(SLAB, memory.window)):
         src = _gather(slab, piece.tensor, sources, log)
         if changes:
@@ -150,14 +150,14 @@ def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
     extent, count, reader = reach(part.shape, part.strides), prod(part.shape), sources.reader(data.url)
     _inside(part, extent, data, tensor)
     if extent <= max(GATHER * count, 65536 // item):
-        raw = _buffers.of("source", extent * item)
+        raw = buffers.of("source", extent * item)
         reader.into(data.start + part.offset * item, raw)
         if data.check and extent == count:
             log.was_read(data, part.offset * item, raw)
         return strided(raw, carrier, 0, part.shape, part.strides)
     order = sorted(range(len(part.shape)), key=lambda i: -part.strides[i])
     packed = dict(zip(order, c_strides([part.shape[i] for i in order]), strict=True))
-    raw = _buffers.of("source", count * item)
+    raw = buffers.of("source", count * item)
     _gather_runs(part, order, data, reader, raw)
     return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(order))])
 
@@ -196,7 +196,7 @@ def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
     """Read a piece of a tensor into bytes; returns what there is to check."""
     log = Log()
     if piece.size:
-        _fill((piece,), sources, target, piece.at, Budget.of(512 * 2**20, 1), log)
+        fill((piece,), sources, target, piece.at, Budget.of(512 * 2**20, 1), log)
     return log.read
 
 

@@ -123,28 +123,28 @@ def conversion(
 ) -> dict[str, Any]:
     """What became of each tensor: source beside target, the rule between them, and what has no partner."""
     moved: Mapping[str, Any] = meant.details.get("moved", {})
-    found = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
-    renamed = {p.b.name: p.a.name for p in found.values() if p.kind == "renamed" and p.a and p.b}
-    rules, rows, used = list[str](), [], set[str]()
-    for name in after:
-        origin = renamed.get(name, name)
-        how = moved.get(origin) or ({"rule": "", "from": [origin]} if origin in before else None)
-        pair = found.get(name)
-        if how is None:
-            rows.append([-1, [], pair.kind if pair else "", None])
-            continue
-        if how["rule"] not in rules:
-            rules.append(how["rule"])
-        used.update(how["from"])
-        sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]
-        rows.append([rules.index(how["rule"]), sources, pair.kind if pair else "equal", _measures(pair)])
+    pairs = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
+    renamed = {p.b.name: p.a.name for p in pairs.values() if p.kind == "renamed" and p.a and p.b}
+    origins = {name: renamed.get(name, name) for name in after}
+    by = {n: moved.get(o) or ({"rule": "", "from": [o]} if o in before else None) for n, o in origins.items()}
+    rules = list(dict.fromkeys(how["rule"] for how in by.values() if how))
+    used = {n for how in by.values() if how for n in how["from"]}
+    rows = [_row(how, rules, pairs.get(name), before) for name, how in by.items()]
     whys = {n: note.text for note in meant.notes if note.kind in ("dropped", "skipped") for n in note.names}
     return {
         "rules": [text(r) for r in rules],
         "rows": rows,
         "left": [[text(n), str(t.dtype), list(t.shape), whys.get(n, "")] for n, t in before.items() if n not in used],
-        "missing": [text(p.name) for p in found.values() if p.kind == "only_a" and p.name in moved],
+        "missing": [text(p.name) for p in pairs.values() if p.kind == "only_a" and p.name in moved],
     }
+
+
+def _row(how: Mapping[str, Any] | None, rules: list[str], pair: Pair | None, before: Checkpoint) -> list[Any]:
+    """[rule, sources, what the comparison says, how far apart]; the rule is -1 where no source is known."""
+    if how is None:
+        return [-1, [], pair.kind if pair else "", None]
+    sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]
+    return [rules.index(how["rule"]), sources, pair.kind if pair else "equal", _measures(pair)]
 
 
 def _measures(pair: Pair | None) -> dict[str, Any] | None:
