@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UsageError
+from .messages import nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,12 +112,10 @@ _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": 
 
 def _meant(name: str) -> str:
     """The dtype that other programs call so: fp16, bf16, f32, half, torch.float16; '' if there is none."""
-    from difflib import get_close_matches
-
     word = name.lower().rpartition(".")[2]
     stem = word.rstrip("0123456789")
     long = _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
-    return next((n for n in (long, *get_close_matches(word, DTYPES, 1, 0.8)) if n in DTYPES), "")
+    return next((n for n in (long, *nearest(word, DTYPES)) if n in DTYPES), "")
 
 
 def castable(kind: DType, to: DType) -> bool:

@@ -1,4 +1,4 @@
-"""Text for people: names made safe to print, shortened, folded by number; urls without what opens doors."""
+"""Text for people: safe to print, short, folded by number, with near misses named; urls without their secrets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
+
+NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
+MAX_WORD = 200  # letters that are compared: the time is the square of their number
 
 
 def version() -> str:
@@ -44,6 +47,26 @@ def listing(names: Iterable[str], limit: int = 20) -> str:
     if len(items) > limit:
         lines.append(f"  ... and {len(items) - limit} more")
     return "\n".join(lines)
+
+
+def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """The known names that a word was probably meant to be, the likest first; [] if none is like it.
+
+    The one place that decides what "near" means. Case and the characters of globs and templates do not count. A name
+    is near if at most a third of the letters differ, or, for a word of three letters and more, if it contains the word.
+    """
+    from difflib import get_close_matches  # only a mistake needs it
+
+    bare, names = _bare(word)[:MAX_WORD], list(known)
+    plain = {n: _bare(n)[:MAX_WORD] for n in names}
+    spelt = get_close_matches(bare, dict.fromkeys(plain.values()), count, NEAR)
+    inside = [p for p in dict.fromkeys(plain.values()) if len(bare) > 2 and bare in p]
+    wanted = list(dict.fromkeys([*spelt, *sorted(inside, key=len)]))
+    return [n for w in wanted for n in names if plain[n] == w][:count]
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[*?\[\]{}]", "", text).lower()
 
 
 # --- folding ----------------------------------------------------------------------------------------------------

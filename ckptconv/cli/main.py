@@ -15,7 +15,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import printable, redacted
+from ..messages import nearest, printable, redacted
 from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -90,12 +90,11 @@ def with_verb(argv: list[str]) -> list[str]:
 
 def _misspelt(word: str) -> str:
     """The verb that a word was meant to be which is no source, nor the beginning of one's name, or ''."""
-    from difflib import get_close_matches
     from glob import glob
 
     if not word.isalpha() or glob(f"{word}*"):
         return ""
-    return next(iter(get_close_matches(word, [*VERBS, *QUESTIONS], 1, 0.7)), "")
+    return next(iter(nearest(word, [*VERBS, *QUESTIONS])), "")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,10 +7,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ..errors import (
-    MissingExtra,
-    UsageError,
-)
+from ..errors import MissingExtra, UsageError
+from ..messages import nearest
 from ..storage.files import is_dir
 
 
@@ -81,9 +79,7 @@ def get(name: str) -> Format:
 
 def _hint(name: str, known: Iterable[str]) -> str:
     """The known name that a misspelt one is nearest to, as the end of a message, or ''."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, list(known), 1, 0.7)
+    near = nearest(name, known)
     return f"; near is {near[0]}" if near else ""
 
 

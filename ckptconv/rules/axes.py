@@ -1,9 +1,8 @@
-"""The axes of a pattern: read them, size them, list their blocks. Pure; see layout.py for the language.
+"""The axes of a pattern: parse them, size them, list their blocks. Pure; see layout.py for the language.
 
     side := tensor {"," tensor}      tensor := {axis}      axis := NAME | NUMBER | "..." | "(" {axis} {"+" {axis}} ")"
 
-An axis is a name, a product of axes, or a sum of them. A literal is a name too: "#2.0" is the first 2 of its block,
-and "#1" is the 1 that carries nothing.
+An axis is a leaf (a name or a literal number), a product of axes, or a sum of them.
 """
 
 from __future__ import annotations
@@ -21,6 +20,16 @@ MAX_DEPTH = 8  # of parentheses
 MAX_BLOCKS = 1024  # of one tensor: sums multiply
 
 
+class Literal(NamedTuple):
+    """A number in place of a name: an axis of length `n`, the `k`-th of that length in its block (all 1s are one)."""
+
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return str(self.n)
+
+
 class Prod(NamedTuple):
     items: tuple[Axis, ...]
 
@@ -29,8 +38,10 @@ class Sum(NamedTuple):
     terms: tuple[Axis, ...]
 
 
-Axis = str | Prod | Sum
+Leaf = str | Literal
+Axis = Leaf | Prod | Sum
 Sizes = Mapping[str, int]
+ONE = Literal(1, 0)  # carries nothing
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -38,8 +49,8 @@ Sizes = Mapping[str, int]
 _TOKEN = re.compile(r"\s*(?:(->|\.\.\.|[(),+])|([0-9]{1,18})|([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)?))")
 
 
-class Reader:
-    """Read one pattern; every error shows it."""
+class Parser:
+    """Parses one pattern; every error shows it."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -55,7 +66,7 @@ class Reader:
         while at < len(text):
             m = _TOKEN.match(text, at)
             if not m:
-                raise self.fail(f"{text[at:].split()[0]!r} is no axis name, number, or one of ( ) + , -> ...")
+                raise self.fail(f"{text[at:].split()[0]!r} is not an axis name, a number, or one of ( ) + , -> ...")
             out.append(m[1] or m[2] or m[3])
             at = m.end()
         return out
@@ -80,7 +91,7 @@ class Reader:
             out.append(tuple(self.axes({}, 0)))
         return tuple(out)
 
-    def axes(self, seen: dict[str, int], depth: int) -> list[Axis]:
+    def axes(self, seen: dict[int, int], depth: int) -> list[Axis]:
         out: list[Axis] = []
         while (token := self.peek()) not in ("", "->", ",", ")", "+"):
             self.at += 1
@@ -96,7 +107,7 @@ class Reader:
                 out.append(token)
         return out
 
-    def group(self, seen: dict[str, int], depth: int) -> Axis:
+    def group(self, seen: dict[int, int], depth: int) -> Axis:
         if depth > MAX_DEPTH:
             raise self.fail(f"has more than {MAX_DEPTH} nested parentheses")
         terms: list[Axis] = []
@@ -111,38 +122,42 @@ class Reader:
                 raise self.fail("has an open parenthesis")
 
 
-def _literal(n: int, seen: dict[str, int]) -> str:
+def _literal(n: int, seen: dict[int, int]) -> Literal:
     if n == 1:
-        return "#1"
-    seen[str(n)] = seen.get(str(n), -1) + 1
-    return f"#{n}.{seen[str(n)]}"
+        return ONE
+    seen[n] = seen.get(n, -1) + 1
+    return Literal(n, seen[n])
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def base_of(name: str) -> str:
-    """What a name's size is known by: `h` for `h.i`."""
+    """The name under which an axis's size is known: `h` for `h.i`."""
     return name.partition(".")[0] if name != "..." else name
 
 
 def bases(node: Axis) -> set[str]:
+    """The names whose sizes an axis depends on."""
     if isinstance(node, str):
         return {base_of(node)}
-    return set().union(*map(bases, node[0])) if node[0] else set()
+    return set() if isinstance(node, Literal) else set().union(*map(bases, node[0]))
 
 
 def size_of(node: Axis, sizes: Sizes) -> int:
+    """The length of an axis, where all sizes are known."""
     if isinstance(node, str):
-        base = base_of(node)
-        return int(base[1:]) if base[0] == "#" else sizes[base]
+        return sizes[base_of(node)]
+    if isinstance(node, Literal):
+        return node.n
     if isinstance(node, Prod):
         return prod(size_of(n, sizes) for n in node.items)
     return sum(size_of(n, sizes) for n in node.terms)
 
 
 def unknown(node: Axis, sizes: Sizes) -> list[str]:
-    return sorted(b for b in bases(node) if b[0] != "#" and b not in sizes)
+    """The names whose sizes are still missing."""
+    return sorted(b for b in bases(node) if b not in sizes)
 
 
 def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None:
@@ -161,13 +176,13 @@ def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
-Strides = dict[str, int]
+Strides = dict[Leaf, int]
 
 
 def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strides]]:
     """Each block of an axis: where it starts, and the stride of each of its names."""
-    if isinstance(node, str):
-        return [(0, {} if node == "#1" else {node: stride})]
+    if isinstance(node, str | Literal):
+        return [(0, {} if node == ONE else {node: stride})]
     if isinstance(node, Sum):
         out, at = [], 0
         for term in node.terms:
@@ -183,33 +198,33 @@ def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strid
 
 def blocks(node: Axis) -> int:
     """How many blocks an axis has."""
-    if isinstance(node, str):
+    if isinstance(node, str | Literal):
         return 1
     return sum(map(blocks, node.terms)) if isinstance(node, Sum) else prod(map(blocks, node.items))
 
 
-def choices(node: Axis) -> list[tuple[Axis, frozenset[str]]]:
+def choices(node: Axis) -> list[tuple[Axis, frozenset[Leaf]]]:
     """Each block of an axis, written with sums reduced to one term (`Sum` of before, term, after), and its names."""
-    if isinstance(node, str):
-        return [(node, frozenset() if node == "#1" else frozenset([node]))]
+    if isinstance(node, str | Literal):
+        return [(node, frozenset() if node == ONE else frozenset([node]))]
     if isinstance(node, Prod):
         picks = product(*(choices(n) for n in node.items))
         return [(Prod(tuple(n for n, _ in p)), frozenset().union(*(k for _, k in p))) for p in picks]
-    out: list[tuple[Axis, frozenset[str]]] = []
+    out: list[tuple[Axis, frozenset[Leaf]]] = []
     for i, term in enumerate(node.terms):
         before, after = Prod(node.terms[:i]), Prod(node.terms[i + 1 :])
         out += [(Sum((before, choice, after)), names) for choice, names in choices(term)]
     return out
 
 
-def leaves(axes: Sequence[Axis]) -> list[str]:
-    """All names but 1 and those that repeat over the terms of a sum (they are in different blocks)."""
-    out: list[str] = []
+def leaves(axes: Sequence[Axis]) -> list[Leaf]:
+    """All leaves but 1; one that repeats over the terms of a sum counts once (the terms are different blocks)."""
+    out: list[Leaf] = []
     for a in axes:
-        if isinstance(a, str):
-            out += [a] * (a != "#1")
+        if isinstance(a, str | Literal):
+            out += [a] * (a != ONE)
         elif isinstance(a, Prod):
             out += leaves(a.items)
         else:
-            out += sorted(set().union(*(set(leaves([t])) for t in a.terms)))
+            out += set().union(*(set(leaves([t])) for t in a.terms))
     return out

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
-from ..messages import Fold, fold, listing
+from ..messages import Fold, fold, listing, nearest
 from .apply import apply
 from .assign import resembles, takes
 from .converter import Converter, Rule
@@ -45,7 +44,7 @@ def load(name: str | Path) -> Converter:
         return parse(read(path), path.stem, folder=path.parent)
     found = _installed()
     if str(name) not in found:
-        near = get_close_matches(str(name), found, 3)
+        near = nearest(str(name), found, 3)
         hint = f"near are {', '.join(near)}" if near else f"there are {', '.join(found)}"
         raise UsageError(f"no converter is called {str(name)!r}; {hint} (or give a .toml file)")
     path = found[str(name)]
@@ -121,7 +120,7 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
         matcher = Matcher([(source, {})])
         if not any(map(matcher.first, checkpoint)):
             text = "".join(p for p in source.parts if isinstance(p, str))
-            near = get_close_matches(text, checkpoint, 3, 0.4)
+            near = nearest(text, checkpoint, 3)
             lost.append(source.text + (f"; near are {', '.join(near)}" if near else ""))
     if lost:
         raise UsageError(f"no tensor matches these --rename; `ckptconv inspect` lists the names:\n{listing(lost)}")

@@ -31,33 +31,50 @@ def lint(converter: Converter) -> list[str]:
 
 
 def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
+    """What is wrong with a rule by itself."""
+    yield from _captures(rule, one_way=bool(converter.one_way))
+    yield from _fills(rule, converter)
+    yield from _sizes(rule, converter)
+
+
+def _captures(rule: Rule, *, one_way: bool) -> Iterator[str]:
+    """Captures that one name binds and another does not."""
     left, right = _bound(rule.sources), _bound(rule.targets)
-    if rule.targets and left != right and not (rule.shared and converter.one_way):
+    if rule.targets and left != right and not (rule.shared and one_way):
         for name in sorted(left ^ right):
             yield f"{{{name}}} stands on one side only"
     for side in (rule.sources, rule.targets):
         if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
             yield "the names of one side bind different captures"
-    for t, _ in rule.fills:
-        if set(t.captures) - right or t.stacked or not rule.targets:
-            yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
-    for value in (v for _, blocks in rule.fills for v in blocks if isinstance(v, str)):
-        if value not in converter.params:
-            yield f"the number {value!r} of `fill` is no parameter"
     stacked = {t.stacked for t in (*rule.sources, *rule.targets)} - {""}
     if len(stacked) > 1:
         yield "stacks along more than one axis"
-    for name in set(rule.where) - left - stacked:
-        yield f"`where` speaks of {{{name}}}, which is in no name"
+    for name in sorted(set(rule.where) - left - stacked):
+        yield f"`where` refers to {{{name}}}, which is in no name"
+
+
+def _fills(rule: Rule, converter: Converter) -> Iterator[str]:
+    """Constants that cannot be named or are not given."""
+    right = _bound(rule.targets)
+    for t, blocks in rule.fills:
+        if set(t.captures) - right or t.stacked or not rule.targets:
+            yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
+        for value in blocks:
+            if isinstance(value, str) and value not in converter.params:
+                yield f"the number {value!r} of `fill` is not a parameter"
+
+
+def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
+    """Sizes of axes that are not in the layout, or that nothing gives."""
     if rule.pattern:
-        for name in set(rule.sizes) - rule.pattern.names:
-            yield f"`sizes` speaks of {name}, which is no axis of the layout"
+        for name in sorted(set(rule.sizes) - rule.pattern.names):
+            yield f"`sizes` refers to {name}, which is not an axis of the layout"
         yield from _open_sizes(rule, back=not converter.one_way)  # which remembers sizes as it does names
     elif rule.sizes:
         yield "`sizes` needs a layout"
     for size in rule.sizes.values():
         if isinstance(size, str) and size not in converter.params:
-            yield f"the size {size!r} is no parameter"
+            yield f"the size {size!r} is not a parameter"
 
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)

@@ -20,7 +20,7 @@ from fnmatch import translate
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
-from ..messages import listing, printable
+from ..messages import listing, nearest, printable
 from .templates import separator
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -39,7 +39,7 @@ STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|go
 
 
 def roles(checkpoint: Checkpoint) -> Checkpoint:
-    """Recognise slots, steps and averages by name, where the format did not tell; a slot needs its variable."""
+    """Recognise slots, steps and averages by name, where the format does not say; a slot needs its variable."""
     tensors = checkpoint.tensors
     tails = _Tails(tensors)
     found = {}
@@ -88,9 +88,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     no, idle_out = _matcher(exclude)
     keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
     for glob in (*idle_in, *idle_out):
-        from difflib import get_close_matches  # only a mistake needs it
-
-        near = get_close_matches(glob, checkpoint.tensors, 3, 0.4)
+        near = nearest(glob, checkpoint.tensors, 3)
         hint = f"; near are {', '.join(map(printable, near))}" if near else ""
         raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
     if checkpoint.tensors and not keep:
@@ -129,10 +127,20 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     """Put each moving average under its weight's name; UsageError if there is none."""
     shadow = {m["base"]: t for n, t in checkpoint.tensors.items() if (m := AVERAGE.fullmatch(n))}
     if not shadow:
-        raise UsageError("there are no moving averages (NAME/ExponentialMovingAverage) in this checkpoint")
+        raise UsageError("this checkpoint has no moving averages (NAME/ExponentialMovingAverage)")
     bad = [n for n, t in shadow.items() if n in checkpoint.tensors and checkpoint.tensors[n].shape != t.shape]
     if bad:
         raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
+    out = _averaged(checkpoint, shadow)
+    plain = tuple(n for n, t in out.items() if not t.role and n not in shadow)
+    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in shadow if n in checkpoint.tensors))]
+    if plain:
+        notes.append(Note("hint", "have no moving average and stay as they are", plain))
+    return checkpoint.with_tensors(out, *notes)
+
+
+def _averaged(checkpoint: Checkpoint, shadow: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors, with the averages under the names of their weights."""
     out = {}
     for name, t in checkpoint.tensors.items():
         m = AVERAGE.fullmatch(name)
@@ -140,11 +148,7 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
             out[name] = replace(shadow[name], name=name, role="") if name in shadow else t
         elif m["base"] not in checkpoint.tensors:
             out[m["base"]] = replace(t, name=m["base"], role="")
-    plain = tuple(n for n, t in out.items() if not t.role and n not in shadow)
-    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in shadow if n in checkpoint.tensors))]
-    if plain:
-        notes.append(Note("hint", "have no moving average and stay as they are", plain))
-    return checkpoint.with_tensors(out, *notes)
+    return out
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The way back where names alone do not lead: a converter that is one_way remembers what it did in the metadata.
+"""What a one-way converter records in the metadata so that --inverse can undo it.
 
     metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]},
                                  "shapes": {from: shape}}    where the target's shape does not tell it
@@ -97,10 +97,9 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
     """The groups that lead back, each with the names as they were."""
     forward = inverse.forward
     if forward is None:
-        raise UsageError(f"{inverse.name} is no inverse")
+        raise UsageError(f"{inverse.name} is not an inverse")
     rules, known, shapes = _read(inverse, checkpoint)
-    before = [n for row in known.values() for n in (*row[1], *row[2])]
-    names = Names(forward, checkpoint, before)
+    names = Names(forward, checkpoint, [n for row in known.values() for n in (*row[1], *row[2])])
     out = Assignment()
     kept = [i for i, r in enumerate(forward.rules) if r.targets]  # those that the inverse has
     sources: dict[tuple[str, ...], list[str]] = {}
@@ -116,11 +115,16 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
         group = _group(forward.rules[index], kept.index(index), values, targets, at) if values is not None else None
         if group is None:
             out.unmatched += targets
-            continue
-        copies = known[targets[0]][2] if len(came) == 1 else []
-        told = tuple(tuple(shapes[n]) for n in came) if all(n in shapes for n in came) else ()
-        out.groups.append(group._replace(shapes=told, spelled=tuple((name, *copies) for name in came)))
+        else:
+            copies = known[targets[0]][2] if len(came) == 1 else []
+            spelled = tuple((name, *copies) for name in came)
+            out.groups.append(group._replace(shapes=_shapes(came, shapes), spelled=spelled))
     return out
+
+
+def _shapes(names: tuple[str, ...], shapes: Mapping[str, list[int]]) -> tuple[tuple[int, ...], ...]:
+    """The remembered shapes of all names, or () if one is missing."""
+    return tuple(tuple(shapes[n]) for n in names) if all(n in shapes for n in names) else ()
 
 
 def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any], dict[str, Any]]:

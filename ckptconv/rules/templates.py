@@ -1,4 +1,4 @@
-"""Name templates: the grammar in which rules speak of names. Pure.
+"""Name templates: the grammar in which rules refer to names. Pure.
 
     bert/encoder/layer_{i}/{x...}/kernel
 
@@ -83,19 +83,26 @@ class Domain(NamedTuple):
 
 def domain(spec: Any) -> Domain:
     """Read one `where` entry; UsageError says what it may be."""
-    if isinstance(spec, str) and (m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec)):
-        return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
-    if isinstance(spec, str) and (m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec)):
-        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
-        return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
+    if isinstance(spec, str) and (found := _numbers(spec)):
+        return found
     if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
         spec = {s: s for s in spec}
     if isinstance(spec, dict) and spec and all(isinstance(s, str) for s in spec.values()):
         if len(set(spec.values())) < len(spec):
-            raise UsageError(f"where {spec} is no bijection: two keys have one value")
+            raise UsageError(f"where {spec} is not a bijection: two keys have one value")
         return Domain("table", tuple(spec.items()))
     known = '"int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], { a = "b" }'
     raise UsageError(f"where {spec!r} is none of {known}")
+
+
+def _numbers(spec: str) -> Domain | None:
+    """What `int`, `2*int+1:3` and `int in 4 4` (numbers counted through blocks of these lengths) stand for."""
+    if m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec):
+        return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
+    if m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec):
+        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
+        return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
+    return None
 
 
 # --- templates --------------------------------------------------------------------------------------------------
@@ -161,7 +168,7 @@ class Template(NamedTuple):
                 elif value := values[p.name]:
                     out += p.before + value + p.after
         except KeyError as e:
-            raise LayoutError(f"{self.text} speaks of {{{e.args[0]}}}, which the other side does not bind") from None
+            raise LayoutError(f"{self.text} refers to {{{e.args[0]}}}, which the other side does not bind") from None
         return out
 
 
@@ -176,7 +183,7 @@ def _expression(p: Capture, where: Mapping[str, Domain]) -> str:
 def template(text: Any) -> Template:
     """Parse a template; UsageError shows what is wrong with it."""
     if not isinstance(text, str):
-        raise UsageError(f"{text!r} is no name template")
+        raise UsageError(f"{text!r} is not a name template")
     parts: list[str | Capture] = []
     for m in _PIECE.finditer(text):
         if m[1]:
@@ -224,13 +231,18 @@ def _check(text: str, parts: Sequence[str | Capture]) -> None:
         raise UsageError(f"template {text!r}: can stack along one axis only")
     if re.search(r"\.\.\.\}[/.]\{[A-Za-z0-9_]+\.\.\.\}", text):
         raise UsageError(f"template {text!r}: more than a separator must stand between two {{x...}}")
+    _check_free(text, parts, MAX_FREE - max(anys, 1))
+
+
+def _check_free(text: str, parts: Sequence[str | Capture], most: int) -> None:
+    """Refuse more than `most` captures {x} in one segment."""
     free = 0
     for p in parts:
         if isinstance(p, str):
             free = 0 if any(s in p for s in _SEPARATORS) else free
         else:
             free += p.kind == ""
-            if free > MAX_FREE - max(anys, 1):
+            if free > most:
                 raise UsageError(f"template {text!r}: has more than {MAX_FREE} captures in one segment")
 
 

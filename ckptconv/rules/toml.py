@@ -16,13 +16,12 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import brief
+from ..messages import brief, nearest
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .templates import Domain, Template, domain, template
 
@@ -56,7 +55,7 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     keys = sorted(keys)
     for key in table:
         if key not in keys:
-            near = get_close_matches(key, keys, 1)
+            near = nearest(key, keys)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
             raise UsageError(f"{what}: {key!r} means nothing; {hint}")
     return table
@@ -71,11 +70,11 @@ def parse(
     try:
         return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
     except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"converter {name}: no valid TOML: {e}") from e
+        raise UsageError(f"converter {name}: not valid TOML: {e}") from e
     except RecursionError as e:
         raise UsageError(f"converter {name}: is nested beyond reason") from e
     except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of another kind than the key wants
-        raise UsageError(f"converter {name}: is no rule file: {e}") from e
+        raise UsageError(f"converter {name}: not a rule file: {e}") from e
     except (UsageError, LayoutError) as e:
         text = e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}"
         raise UsageError(brief(text, MAX_MESSAGE)) from e
@@ -84,34 +83,48 @@ def parse(
 def _converter(
     top: dict[str, Any], name: str, folder: Path | None, depth: int, outer: Mapping[str, Sequence[str]]
 ) -> Converter:
-    let = {k: _strings(v) for k, v in _known(top.get("let", {}), top.get("let", {}), "let").items()} | dict(outer)
+    let = {k: _strings(v) for k, v in _table(top, "let").items()} | dict(outer)
     shared = [_included(i, folder, depth, let) for i in _strings(top.get("include", []))]
-    common = {k: _domain(v, let) for k, v in _known(top.get("where", {}), top.get("where", {}), "where").items()}
+    common = {k: _domain(v, let) for k, v in _table(top, "where").items()}
     rules = [_meant(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
     detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
     spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
-    ties = [_tie(t) for t in top.get("tie", [])]
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
         raise UsageError("separators are two: that of the source and that of the target")
-    rewrites = [_rewrite(r) for r in top.get("rewrite", [])]
-    params = {k: _param(k, v) for k, v in _known(top.get("params", {}), top.get("params", {}), "params").items()}
-    return Converter(
+    own = Converter(
         name=name,
-        rules=(*rules, *(r for s in shared for r in s.rules)),
+        rules=tuple(rules),
         title=str(top.get("title", "")),
         source=str(top.get("source", "")),
         target=str(top.get("target", "")),
         separators=(separators[0], separators[1]),
-        params={**{k: v for s in shared for k, v in s.params.items()}, **params},
-        rewrites=(*rewrites, *(r for s in shared for r in s.rewrites)),
-        ties=(*ties, *(t for s in shared for t in s.ties)),
+        params={k: _param(k, v) for k, v in _table(top, "params").items()},
+        rewrites=tuple(_rewrite(r) for r in top.get("rewrite", [])),
+        ties=tuple(_tie(t) for t in top.get("tie", [])),
         present=tuple((template(t), spoken) for t in _strings(detect.get("all", []))),
         absent=tuple((template(t), spoken) for t in _strings(detect.get("none", []))),
         optional=bool(top.get("optional", any(s.optional for s in shared))),
         one_way=str(top.get("one_way", "")),
         notes=tuple(_strings(top.get("notes", []))),
     )
+    return _joined(own, shared)
+
+
+def _joined(own: Converter, shared: Sequence[Converter]) -> Converter:
+    """A converter with the rules of those that it includes behind its own."""
+    return replace(
+        own,
+        rules=(*own.rules, *(r for s in shared for r in s.rules)),
+        params={k: v for s in shared for k, v in s.params.items()} | dict(own.params),
+        rewrites=(*own.rewrites, *(r for s in shared for r in s.rewrites)),
+        ties=(*own.ties, *(t for s in shared for t in s.ties)),
+    )
+
+
+def _table(top: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table whose keys are the author's own."""
+    return _known(top.get(key, {}), top.get(key, {}), key)
 
 
 def _tie(table: Any) -> Tie:
@@ -172,7 +185,7 @@ def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
 
 
 def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
-    """Names that share a `where` each keep what speaks of their own captures; what none binds lint will name."""
+    """Names that share a `where` each keep the entries of their own captures; lint names what none binds."""
     bound = [{c for t in (*r.sources, *r.targets) for c in t.captures} for r in rules]
     anywhere = set().union(*bound)
     return [
@@ -182,7 +195,7 @@ def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def _meant(rule: Rule, common: Mapping[str, Domain]) -> Rule:
-    """The rule with what the whole file says of its captures, where it says nothing itself."""
+    """The rule with the `where` of the whole file for captures of which it has none itself."""
     own = {c for t in (*rule.sources, *rule.targets) for c in t.captures}
     return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule
 
@@ -196,7 +209,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
     rank = table.get("rank", [])
     rule = Rule(
         sources, targets, layout if targets else "",
-        where={k: _domain(v, let) for k, v in _known(table.get("where", {}), table.get("where", {}), "where").items()},
+        where={k: _domain(v, let) for k, v in _table(table, "where").items()},
         sizes={k: _size(v, side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(_strings(table.get("op", []))),
         ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
@@ -208,18 +221,23 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         optional=bool(table.get("optional", False)),
     )  # fmt: skip
     try:
-        if rule.layout and [len(side.split(",")) for side in layout.split("->")] != [len(sources), len(targets)]:
-            raise UsageError(f"layout {layout!r} has not one tensor for each name")
-        if not layout and len(targets) != 1 and targets:
-            raise UsageError("several targets need a layout")
-        if not layout and len(sources) != 1 and targets:
-            raise UsageError("several sources need a layout")
-        _ = rule.pattern
-        for op in rule.ops:
-            _check_op(op)
+        _check_rule(rule, layout)
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule
+
+
+def _check_rule(rule: Rule, layout: str) -> None:
+    """Refuse a layout that does not fit the names, and operations that do not exist."""
+    names = [len(rule.sources), len(rule.targets)]
+    if rule.layout and [len(side.split(",")) for side in layout.split("->")] != names:
+        raise UsageError(f"layout {layout!r} does not list one tensor for each name")
+    for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
+        if not layout and count != 1 and rule.targets:
+            raise UsageError(f"several {what} need a layout")
+    _ = rule.pattern
+    for op in rule.ops:
+        _check_op(op)
 
 
 def _fill(value: Any) -> Fill:
@@ -293,9 +311,9 @@ def read(path: Path) -> str:
         with path.open("rb") as f:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
-            raise UsageError(f"converter {path.name}: more than {MAX_FILE} bytes are no rule file")
+            raise UsageError(f"converter {path.name}: more than {MAX_FILE} bytes are not a rule file")
         return data.decode()
     except OSError as e:
         raise UsageError(f"converter {path}: {(e.strerror or str(e)).lower()}") from e
     except UnicodeDecodeError as e:
-        raise UsageError(f"converter {path}: is no UTF-8 text") from e
+        raise UsageError(f"converter {path}: not UTF-8 text") from e

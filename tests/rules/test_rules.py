@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +294,7 @@ LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(
         (rule(from_="{a...}x{b...}y{c...}", to="a"), "more than 2"),
         (rule(from_="{a...}/{b...}", to="a"), "more than a separator"),
         (rule(from_="{a}_{b}_{c}", to="a"), "in one segment"),
-        (rule(from_="{x}", to="{x}", where={"x": {"a": "c", "b": "c"}}), "no bijection"),
+        (rule(from_="{x}", to="{x}", where={"x": {"a": "c", "b": "c"}}), "not a bijection"),
         (rule(from_="{x}", to="{x}", where={"x": "float"}), "none of"),
         (rule(from_="a", to=["b", "c"]), "several targets need a layout"),
         (rule(from_="a", to="b", layout="x -> x, y"), "one tensor for each name"),
@@ -301,11 +302,11 @@ LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(
         (rule(from_="a/{e*}", to="b.{e*}"), "both sides"),
         ("include = ['../x']", "by its bare name"),
         ("include = ['nothing_such']", "there is no nothing_such.toml"),
-        ("a = [", "no valid TOML"),
+        ("a = [", "not valid TOML"),
         ("separators = ['/']", "separators are two"),
         (rule(from_="a", to="b", op="divide:2"), "no operation 'divide:2'"),
-        ("rule = 3", "is no rule file"),
-        (rule(from_="a", to="b", rank="two"), "is no rule file"),
+        ("rule = 3", "not a rule file"),
+        (rule(from_="a", to="b", rank="two"), "not a rule file"),
         (LAUGHS + rule(from_="<a0>", to="b"), "grows beyond"),
         (rule(from_="a", to="b", layout="(a + b) " * 40 + " -> x"), "more than 1024 blocks"),
     ],
@@ -323,8 +324,8 @@ def test_what_a_file_may_not_say(text: str, says: str) -> None:
         (rule(from_="{x}/a", to="b"), "{x} stands on one side only"),
         (rule(from_="a/{x}", to="{x}") + rule(from_="a/b{x}", to="c.{x}"), "takes all its names"),
         (rule(from_="a", to="b", where={"x": "int"}), "in no name"),
-        (rule(from_="a", to="b", layout="i o -> o i", sizes={"z": 3}), "no axis of the layout"),
-        (rule(from_="a", to="b", layout="(i j) -> j i", sizes={"i": "n"}), "no parameter"),
+        (rule(from_="a", to="b", layout="i o -> o i", sizes={"z": 3}), "not an axis of the layout"),
+        (rule(from_="a", to="b", layout="(i j) -> j i", sizes={"i": "n"}), "not a parameter"),
         ("[params]\nn = 3\n" + rule(from_="a", to="b"), "never used"),
         (rule(from_="a", to="b", layout="h w c m -> h w (c m)"), "the way back: layout"),
         (rule(from_="a", to="b", layout="(h w) -> h w"), "the way there: layout"),
@@ -540,3 +541,34 @@ def test_matching_is_quick() -> None:
         assert matcher.first("_-" * 250) is None
         assert matcher.first("_" * 100_000) is None
     assert time.perf_counter() - start < 5
+
+
+# --- problems and purity ----------------------------------------------------------------------------------------
+
+
+def test_applying_leaves_its_argument_alone() -> None:
+    """A pass builds new details; those of the source belong to whoever opened it."""
+    text = rule(from_="a", to="a.w") + '[[tie]]\nnames = ["a.w", "b.w"]\n'
+    source = replace(checkpoint({"a": [2]}), details={"layers": ["a"]})
+    first = apply(parse(text), source)
+    assert source.details == {"layers": ["a"]}
+    assert first.details["moved"]["b.w"] == first.details["moved"]["a.w"]
+    again = apply(parse(rule(from_="{x...}", to="{x...}")), first)
+    assert set(first.details["moved"]) == {"a.w", "b.w"} == set(again.details["moved"])
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "near"),
+    [
+        ("wieght", ["weight", "bias"], ["weight"]),
+        ("berd", ["gpt2", "bert"], ["bert"]),
+        ("BERT", ["bert"], ["bert"]),
+        ("enc*", ["encoder/kernel", "decoder/kernel"], ["encoder/kernel"]),
+        ("nothing", ["weight", "bias"], []),
+        ("in", ["inspect"], []),
+    ],
+)
+def test_nearest(word: str, known: list[str], near: list[str]) -> None:
+    from ckptconv.messages import nearest
+
+    assert nearest(word, known) == near

@@ -1,0 +1,73 @@
+"""What goes wrong while a converter is applied, collected so that one error lists all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+from ..checkpoint import Checkpoint
+from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
+from ..messages import fold, listing, printable
+from .assign import Assignment
+from .provenance import Moved
+
+if TYPE_CHECKING:
+    from .converter import Converter
+
+MAX_NEAR = 20  # folded patterns for which the nearest rule is looked for
+MAX_COMPARED = 300  # characters of each that are compared for that: a second for every 100 KB of a name was spent
+
+
+@dataclass
+class Problems:
+    """Parameters that are not given, layouts that do not fit, names that two tensors would have."""
+
+    missing: dict[str, str] = field(default_factory=dict)  # parameter: its help
+    broken: list[str] = field(default_factory=list)
+    clashes: list[str] = field(default_factory=list)
+
+    def clash(self, name: str, first: Moved, second: Sequence[str], rule: str) -> None:
+        """Two tensors would get one name."""
+        a, b = (", ".join(map(printable, n)) for n in (first.names, second))
+        self.clashes.append(f"{printable(name)}: from {a} (by {first.rule}) and {b} (by {rule})")
+
+    def check(self, converter: str) -> None:
+        """Raise the gravest kind of problem with all of its cases; return if there is none."""
+        if self.missing:
+            wanted = [f"{n}: {said}".rstrip(": ") for n, said in self.missing.items()]
+            given = " ".join(f"--param {n}=NUMBER" for n in self.missing)
+            raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
+        if self.broken:
+            raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
+        if self.clashes:
+            head = _many(self.clashes, "name", "names")
+            raise NameCollision(f"{head} would be given twice:\n{listing(self.clashes)}")
+
+
+def _many(items: Sequence[object], one: str, several: str) -> str:
+    return f"{len(items)} {one if len(items) == 1 else several}"
+
+
+def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
+    """Raise UnmatchedTensors if there are any: folded, each with the nearest rule or why the one that fits refused."""
+    if not found.unmatched:
+        return
+    lines = []
+    rules = {t.text: r.label for r in reversed(converter.rules) for t in reversed(r.sources)}
+    for i, f in enumerate(fold(found.unmatched)):
+        shape = list(checkpoint[f.names[0]].shape)
+        why = found.reasons.get(f.names[0], "")
+        if not why and i < MAX_NEAR and rules:
+            why = f"nearest rule: {_likest(f.text[:MAX_COMPARED], rules)}"
+        lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
+    raise UnmatchedTensors(
+        f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
+        f"drop them with --exclude, or add rules:\n{listing(lines, 200)}",
+        url=checkpoint.urls[0] if checkpoint.urls else None,
+    )
+
+
+def _likest(text: str, rules: dict[str, str]) -> str:
+    return rules[max(reversed(rules), key=lambda t: SequenceMatcher(None, t, text, False).ratio())]

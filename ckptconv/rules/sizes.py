@@ -1,0 +1,73 @@
+"""The sizes of axes that the shapes of a rule's sources do not give: fixed, read off another tensor, or a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LayoutError, UsageError
+from ..messages import nearest
+from .assign import Names
+from .templates import Matcher
+
+if TYPE_CHECKING:
+    from .converter import Converter, Of, Rule
+
+
+def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
+    """The parameters that a person gave, as numbers; UsageError for one that the converter does not take."""
+    out = {}
+    for name, value in given.items():
+        if name not in converter.params:
+            near = nearest(name, converter.params) or list(converter.params)
+            known = f"it takes {', '.join(near)}" if near else "it takes none"
+            raise UsageError(f"the converter {converter.name} has no parameter {name!r}; {known}")
+        try:
+            out[name] = int(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"the parameter {name} is a whole number, not {value!r}") from None
+    return out
+
+
+class SizeFinder:
+    """Looks sizes up; `params` grows by what was read off tensors, `missing` by what nothing gives (with its help)."""
+
+    def __init__(self, converter: Converter, names: Names, params: dict[str, int]) -> None:
+        self.converter, self.names, self.params = converter, names, params
+        self.missing: dict[str, str] = {}
+
+    def of(self, rule: Rule, values: Mapping[str, str]) -> dict[str, int]:
+        """The sizes that a rule gives for these captures; LayoutError if one cannot be found."""
+        out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
+        return out | {axis: self._size(size, values) for axis, size in rule.sizes.items()}
+
+    def number(self, value: float | str) -> float:
+        """A number of `fill`, or the parameter of that name."""
+        return self._param(value) if isinstance(value, str) else value
+
+    def _size(self, size: int | str | Of, values: Mapping[str, str]) -> int:
+        if isinstance(size, int):
+            return size
+        if isinstance(size, str):
+            return self._param(size)
+        shape = self.names.shapes.get(name := size.name.render(values))
+        if shape is None or size.axis >= len(shape):
+            raise LayoutError(f"the size is read off {name}, which is not there")
+        return shape[size.axis]
+
+    def _param(self, name: str) -> int:
+        """A parameter: as given, else read off its tensor, else its default."""
+        if name not in self.params:
+            param = self.converter.params[name]
+            found = self._read_off(param.of) if param.of else None
+            found = param.default if found is None else found
+            if found is None:
+                self.missing[name] = param.help
+                raise LayoutError(f"the parameter {name} is not given")
+            self.params[name] = found
+        return self.params[name]
+
+    def _read_off(self, of: Of) -> int | None:
+        pattern = Matcher([(of.name, {})])
+        shapes = (shape for known, shape in self.names.shapes.items() if pattern.first(known))
+        return next((shape[of.axis] for shape in shapes if of.axis < len(shape)), None)
