@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint, Note, Tensor, held
 from .dtypes import dtype
 from .engine import ray
 from .engine.plan import Plan, compile_plan
-from .engine.run import Map, Outcome, Patched, Progress, execute, threads
+from .engine.run import How, Map, Outcome, Patched, Progress, execute, threads
 from .errors import UsageError
 from .formats import detect, table
 from .formats.placement import Patch, Writer
@@ -262,9 +262,7 @@ def write(
         at = unpublished(files.split(url.rstrip("/"))[1])
         confirm(made, outcome, url, row, full=target.verify == "full", at=at)
 
-    outcome = execute(
-        made,
-        writer,
+    how = How(
         force=target.force,
         sync=target.sync,
         resume=target.resume,
@@ -275,6 +273,7 @@ def write(
         stamps=stamps,
         confirm=confirmed if target.verify != "none" else None,
     )
+    outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         confirm(made, outcome, url, row, full=target.verify == "full")
     return Report(

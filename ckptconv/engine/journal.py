@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -25,8 +25,7 @@ from ..moves.part import Held, Span
 from ..moves.sources import Sources
 from ..output import publish
 from ..output.append_log import Lines
-from ..output.destination import Destination, OutputFile
-from ..output.staging import Output
+from ..output.destination import Destination, OutputFile, OutputNames
 from ..storage.files import is_remote, join, local
 from .job import Receipt
 from .plan import Job, Plan
@@ -75,7 +74,7 @@ class Journal:
 
     def _there(self, plan: Plan) -> bool:
         """Whether the temporary files that an earlier run filled are still there."""
-        to = Destination(self._folder, plan.placement.files, mark=MARK)
+        to = OutputNames(self._folder, plan.placement.files, mark=MARK)
         return all(os.path.isfile(to.temporary(f.name)) for f in plan.placement.files)
 
     def _forget(self, head: dict[str, Any]) -> None:
@@ -83,24 +82,24 @@ class Journal:
         named = head.get("files")
         files = [OutputFile(str(name), 0) for name in named] if isinstance(named, list) else []
         if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
-            for stage in Destination(self._folder, files, mark=MARK).stages:
+            for stage in OutputNames(self._folder, files, mark=MARK).stages:
                 if not os.path.islink(stage):
                     shutil.rmtree(stage, ignore_errors=True)
 
-    def add(self, receipt: Receipt, out: Output) -> None:
+    def add(self, receipt: Receipt, out: Destination) -> None:
         """Note a job that is done; once in a while make all noted ones durable."""
         self._pending.append(receipt)
         if time.monotonic() - self._last >= COMMIT:
             self.commit(out)
 
-    def commit(self, out: Output) -> None:
+    def commit(self, out: Destination) -> None:
         """First the data, then the line that says so."""
         if self._pending:
             out.fsync()
             self._append({"jobs": [_row(r) for r in self._pending]})
         self._pending, self._last = [], time.monotonic()
 
-    def publish(self, out: Output) -> None:
+    def publish(self, out: Destination) -> None:
         """All is written: from here on a resumed run only renames."""
         self.commit(out)
         out.fsync()
@@ -122,6 +121,28 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class NoJournal:
+    """What stands in its place when nothing is to be resumed."""
+
+    receipts: Sequence[Receipt] = ()
+    publishing = False
+
+    def add(self, receipt: Receipt, out: Destination) -> None:
+        """Forget it."""
+
+    def publish(self, out: Destination) -> None:
+        """Say nothing."""
+
+    def remove(self) -> None:
+        """There is nothing."""
+
+    def __enter__(self) -> NoJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
 
 
 def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
@@ -192,4 +213,4 @@ def _of_data(data: Any) -> bytes:
     return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
 
 
-__all__ = ["MARK", "Journal", "fingerprint"]
+__all__ = ["MARK", "Journal", "NoJournal", "fingerprint"]

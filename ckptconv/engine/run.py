@@ -1,6 +1,6 @@
 """Run a plan: all jobs through a `map`, then check what was read, seal, and publish.
 
-    execute(plan, writer) -> Outcome
+    execute(plan, writer, how) -> Outcome
 
 The seam to other engines is `map`: anything that applies a function to jobs and yields receipts in any order.
 """
@@ -8,29 +8,26 @@ The seam to other engines is `map`: anything that applies a function to jobs and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
 from ..moves.budget import Budget
 from ..moves.log import Loss, Written
 from ..moves.prefetch import fetched
+from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Sources
+from ..output.destination import Destination
 from ..output.staging import Output
 from ..output.upload import Upload
 from ..storage import checksum
 from ..storage.files import Stamp, is_remote
 from .job import Receipt, Sink, run_job
-from .journal import MARK, Journal
+from .journal import MARK, Journal, NoJournal
 from .plan import Job, Plan
-
-if TYPE_CHECKING:
-    pass
-from ..moves.read import check_reads, content_hash, spans_of
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -105,85 +102,104 @@ def threads(workers: int) -> Map:
     return pooled if workers > 1 else map
 
 
-def execute(
-    plan: Plan,
-    writer: Writer,
-    *,
-    force: bool = False,
-    digest: bool = False,
-    sync: bool = True,
-    resume: bool = False,
-    map: Map | None = None,
-    progress: Progress | None = None,
-    patched: Patched | None = None,
-    confirm: Confirm | None = None,
-    stamps: Mapping[str, Stamp] | None = None,
-) -> Outcome:
-    """Write everything the plan says; the destination appears whole or not at all.
+@dataclass(frozen=True)
+class How:
+    """How a plan is run.
 
-    patched: gives the placement's patches when they depend on what the jobs did (hashes.py).
+    force: replace what is there. digest: hash the content of each tensor. sync: make the output durable.
+    resume: a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
+    map: applies a function to jobs, unordered; the threads of this process by default.
+    patched: gives the placement's patches when they depend on what the jobs did (hashes).
+    confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.
     stamps: of the sources when their headers were read: the data must be those files'.
-    confirm: raises VerifyError unless what was written reads back; it is told where names lie until they are published.
-
-    With `resume` a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
     """
+
+    force: bool = False
+    digest: bool = False
+    sync: bool = True
+    resume: bool = False
+    map: Map | None = None
+    progress: Progress | None = None
+    patched: Patched | None = None
+    confirm: Confirm | None = None
+    stamps: Mapping[str, Stamp] | None = None
+
+
+def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
+    """Write everything the plan says; the destination appears whole or not at all."""
+    how = how or How()
     with ExitStack() as stack:
-        sources = stack.enter_context(Sources(plan.memory.whole, stamps))
-        journal = stack.enter_context(Journal(plan, sources, digest=digest)) if resume else None
-        out = _output(plan, force, journal)
-        stack.push(out)
-        do = Work(sources, out, plan.memory, plan.placement.check, digest)
-        receipts = [_light(r) for r in journal.receipts] if journal else []
-        ready = {(r.job.file, r.job.start) for r in receipts}
-        jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
-        done, total = sum(r.job.size for r in receipts), plan.nbytes
-        for receipt in (map or threads(plan.memory.workers))(do, jobs):
-            if journal and isinstance(out, Output):
-                journal.add(receipt, out)
-            if sync and isinstance(out, Output):
-                out.start_writeback(receipt.job.file, receipt.job.start, receipt.job.size)
-            receipts.append(_light(receipt))
-            done += receipt.job.size
-            if progress:
-                progress(min(done, total), total)  # a job may span padding
-        verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
-        for url in sources.changed():
-            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
-        outcome = _outcome(plan, receipts, digest, verified)
-        if not (journal and journal.publishing):
-            patches = patched(outcome, sources) if patched else plan.placement.patches
-            for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks, {})):
-                out.write(patch.file, patch.start, patch.data)
-            if confirm:
-                _confirm(confirm, outcome, out, journal)
-                outcome = replace(outcome, confirmed=True)
-        if journal and isinstance(out, Output):
-            journal.publish(out)
-        out.publish(sync=sync)
-        if journal:
-            journal.remove()
-    return replace(outcome, cleared=tuple(out.cleared) if isinstance(out, Output) else ())
+        sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
+        journal = Journal(plan, sources, digest=how.digest) if how.resume else NoJournal()
+        stack.push(journal)
+        out = stack.enter_context(_destination(plan, how, journal))
+        receipts = _run_jobs(plan, sources, out, journal, how)
+        outcome = _outcome(plan, receipts, how.digest, _verified(plan, receipts, sources))
+        if not journal.publishing:
+            _seal(plan, writer, outcome, sources, out, how)
+            outcome = _confirmed(outcome, out, journal, how)
+        journal.publish(out)
+        out.publish(sync=how.sync)
+        journal.remove()
+    return replace(outcome, cleared=tuple(out.cleared))
 
 
-def _confirm(confirm: Confirm, outcome: Outcome, out: Output | Upload, journal: Journal | None) -> None:
-    """Read back what was written; if it is wrong, no later run goes on with it."""
-    try:
-        confirm(outcome, out.unpublished)
-    except VerifyError:
-        if journal and isinstance(out, Output):
-            out.abandon()
-            journal.remove()
-        raise
-
-
-def _output(plan: Plan, force: bool, journal: Journal | None) -> Output | Upload:
+def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
     files, stale = plan.placement.files, plan.placement.stale
     if is_remote(plan.folder):
-        return Upload(plan.folder, files, force=force, stale=stale)
-    if journal is None:
-        return Output(plan.folder, files, force=force, stale=stale, unit=plan.placement.unit)
+        return Upload(plan.folder, files, force=how.force, stale=stale)
+    if not how.resume:
+        return Output(plan.folder, files, force=how.force, stale=stale, unit=plan.placement.unit)
     kept, whole = bool(journal.receipts) or journal.publishing, journal.publishing
-    return Output(plan.folder, files, force=force, mark=MARK, kept=kept, whole=whole, stale=stale)
+    return Output(plan.folder, files, force=how.force, mark=MARK, kept=kept, whole=whole, stale=stale)
+
+
+def _run_jobs(
+    plan: Plan, sources: Sources, out: Destination, journal: Journal | NoJournal, how: How
+) -> Sequence[Receipt]:
+    """Do all jobs that an earlier run has not done; the receipts of all, without what the jobs were made of."""
+    do = Work(sources, out, plan.memory, plan.placement.check, how.digest)
+    receipts = [_light(r) for r in journal.receipts]
+    ready = {(r.job.file, r.job.start) for r in receipts}
+    jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
+    done, total = sum(r.job.size for r in receipts), plan.nbytes
+    for receipt in (how.map or threads(plan.memory.workers))(do, jobs):
+        journal.add(receipt, out)
+        if how.sync:
+            out.start_writeback(receipt.job.file, receipt.job.start, receipt.job.size)
+        receipts.append(_light(receipt))
+        done += receipt.job.size
+        if how.progress:
+            how.progress(min(done, total), total)  # a job may span padding
+    return receipts
+
+
+def _verified(plan: Plan, receipts: Sequence[Receipt], sources: Sources) -> int:
+    """Compare what was read with the checksums of the sources, which must not have changed; bytes compared."""
+    verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
+    for url in sources.changed():
+        raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+    return verified
+
+
+def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
+    """Write all that is not a tensor: headers, indexes, checksums, hashes."""
+    patches = how.patched(outcome, sources) if how.patched else plan.placement.patches
+    for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks, {})):
+        out.write(patch.file, patch.start, patch.data)
+
+
+def _confirmed(outcome: Outcome, out: Destination, journal: Journal | NoJournal, how: How) -> Outcome:
+    """Read back what was written; if it is wrong, no later run goes on with it."""
+    if how.confirm is None:
+        return outcome
+    try:
+        how.confirm(outcome, out.unpublished)
+    except VerifyError:
+        out.abandon()
+        journal.remove()
+        raise
+    return replace(outcome, confirmed=True)
 
 
 def _light(receipt: Receipt) -> Receipt:

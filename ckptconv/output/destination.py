@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import StorageError
 from ..storage.faults import refused
@@ -32,7 +32,47 @@ class OutputFile(NamedTuple):
     shared: bool = False
 
 
-class Destination:
+class Destination(Protocol):
+    """Where the files of one output are written, local or remote, until they are published whole or not at all.
+
+    Any number of threads write; leaving the context removes what was not published. What is needless for a kind of
+    destination does nothing there: an upload has no write-back to start and nothing that a later run goes on from.
+    """
+
+    @property
+    def cleared(self) -> Sequence[str]:
+        """Names of what killed runs had left here, and is gone now."""
+
+    def write(self, name: str, start: int, data: Any) -> None:
+        """Write bytes at a position of a file."""
+
+    def paths(self) -> dict[str, str]:
+        """The local path of each file until it is published."""
+
+    def start_writeback(self, name: str, start: int, size: int) -> None:
+        """Begin to bring a finished range to the disk."""
+
+    def fsync(self) -> None:
+        """Make durable what was written so far."""
+
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+
+    def publish(self, *, sync: bool = True) -> None:
+        """Bring all files under their names, all or none."""
+
+    def abandon(self) -> None:
+        """Let nothing stay for a later run: what was written is wrong."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+    def __enter__(self) -> Destination: ...
+
+    def __exit__(self, kind: object, /, *_: object) -> None: ...
+
+
+class OutputNames:
     """The files of an output in a local folder.
 
     A folder of its own is made whole if it is not there yet, or if it has no index (`unit`). `stale`: a pattern of
@@ -153,4 +193,4 @@ class Destination:
         return Publication(first, moves, tuple(self.older()) if force else ())
 
 
-__all__ = ["Destination"]
+__all__ = ["Destination", "OutputFile", "OutputNames"]

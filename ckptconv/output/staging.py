@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..storage.faults import refused
 from . import publish
-from .destination import Destination, OutputFile
+from .destination import OutputFile, OutputNames
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -34,7 +34,7 @@ class Output:
         self, folder: str, files: Sequence[OutputFile], *, force: bool = False, mark: str = "", kept: bool = False,
         whole: bool = False, stale: str = "", unit: bool = False,
     ) -> None:  # fmt: skip
-        self._to = Destination(folder, files, mark=mark, stale=stale, unit=unit)
+        self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
         self._fds: dict[str, int] = {}
         self._ready: list[str] = []  # files that are there to be written and renamed

@@ -39,7 +39,7 @@ def remove(url: str) -> None:
 
 
 class Upload:
-    """As output.Output, for a remote folder."""
+    """A `Destination` in a remote folder."""
 
     def __init__(self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "") -> None:
         self.folder, self.force = folder, force
@@ -75,6 +75,19 @@ class Upload:
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._out.__reduce__()
+
+    @property
+    def cleared(self) -> Sequence[str]:
+        return ()
+
+    def start_writeback(self, name: str, start: int, size: int) -> None:
+        """The files here are copies that nobody needs to be durable."""
+
+    def fsync(self) -> None:
+        """Nor these."""
+
+    def abandon(self) -> None:
+        """Nothing stays in any case."""
 
     def publish(self, *, sync: bool = True) -> None:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""

@@ -19,7 +19,7 @@ from ckptconv import api
 from ckptconv.checkpoint import Checkpoint, Tensor, held, plain, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Plan, compile_plan
-from ckptconv.engine.run import execute
+from ckptconv.engine.run import How, execute
 from ckptconv.formats import safetensors
 from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import CHUNK
@@ -35,7 +35,7 @@ def through(checkpoint: Checkpoint, path: Path, memory: Budget = TINY, **options
     """Write with windows far smaller than the tensors, and open the result."""
     writer = safetensors.writer(str(path))
     plan = compile_plan(checkpoint, writer.place(checkpoint), str(path.parent), memory)
-    execute(plan, writer, force=True, sync=False, **options)
+    execute(plan, writer, How(force=True, sync=False, **options))
     return ckptconv.open(path)
 
 
