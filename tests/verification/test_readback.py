@@ -75,16 +75,16 @@ def headless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def damaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk on which a bit of each temporary file flips when all is written."""
-    confirm = run._confirm
+    confirmed = run._confirmed
 
-    def after(check: run.Confirm, outcome: run.Outcome, out: Output, journal: object) -> None:
+    def after(outcome: run.Outcome, out: Output, journal: object, how: run.How) -> run.Outcome:
         for path in out.paths().values():
             raw = bytearray(Path(path).read_bytes())
             raw[len(raw) // 2] ^= 1
             Path(path).write_bytes(raw)
-        confirm(check, outcome, out, journal)  # type: ignore[arg-type]
+        return confirmed(outcome, out, journal, how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "_confirm", after)
+    monkeypatch.setattr(run, "_confirmed", after)
 
 
 @pytest.mark.parametrize("kind", TARGETS)
