@@ -16,10 +16,10 @@ from .checkpoint import Checkpoint, Note, Tensor, held
 from .dtypes import dtype
 from .engine import ray
 from .engine.plan import Plan, compile_plan
-from .engine.run import How, Map, Outcome, Patched, Progress, execute, threads
+from .engine.run import How, Map, Metadata, Outcome, Progress, execute, threads
 from .errors import UsageError
 from .formats import detect, table
-from .formats.placement import Patch, Writer
+from .formats.placement import Writer
 from .formats.reading import Reading
 from .formats.table import Format
 from .messages import redacted
@@ -134,8 +134,13 @@ def open(
     return _open(os.fspath(path), Select(format, include, exclude, opaque, weights_only, ema))
 
 
-def _open(url: str, select: Select) -> Checkpoint:
-    return _selected(_opened(url, select), select)
+def _open(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
+    found = _opened(url, select)
+    if guard and found.hashes:
+        from .verification.hashes import guarded
+
+        found = guarded(found)
+    return _selected(found, select)
 
 
 def _opened(url: str, select: Select) -> Checkpoint:
@@ -155,13 +160,16 @@ def _selected(found: Checkpoint, select: Select) -> Checkpoint:
 
 
 @checkpoint.uncollected()
-def prepare(sources: Sequence[Path], select: Select, change: Change) -> Checkpoint:
-    """Open the sources and apply all passes: what the target shall hold, still without reading a tensor."""
+def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+    """Open the sources and apply all passes: what the target shall hold, still without reading a tensor.
+
+    guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
+    """
     if not sources:
         raise UsageError("no source was given")
     if change.scopes and len(change.scopes) != len(sources):
         raise UsageError(f"{len(sources)} sources need {len(sources)} --scope, one for each; got {len(change.scopes)}")
-    opened = [_open(os.fspath(s), select) for s in sources]
+    opened = [_open(os.fspath(s), select, guard=guard) for s in sources]
     if change.scopes:
         opened = [passes.scope(c, name) for c, name in zip(opened, change.scopes, strict=True)]
     merged = passes.merge(opened)
@@ -192,9 +200,9 @@ def plan_for(
     if _hashed(target, row):
         from .formats import hash_metadata
 
-        kept = hash_metadata.reserved(checkpoint)
-        placement = writer.place(replace(checkpoint, metadata=checkpoint.metadata | kept))
-        hash_metadata.placed(kept, placement, row)
+        kept = checkpoint.metadata | hash_metadata.blank(checkpoint.tensors)
+        placement = writer.place(replace(checkpoint, metadata=kept))
+        hash_metadata.refuse_hashes(row, placement)
     else:
         placement = writer.place(checkpoint)
     folder, _ = files.split(url.rstrip("/"))
@@ -218,7 +226,8 @@ def dry_run(
 ) -> Plan:
     """Say what `convert` would do, without doing it."""
     many = _several(sources)
-    return plan_for(prepare(many, select, change), destination, target, resources)[0]
+    checkpoint = prepare(many, select, change, guard=target.verify != "none")
+    return plan_for(checkpoint, destination, target, resources)[0]
 
 
 def convert(
@@ -237,7 +246,9 @@ def convert(
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
     with files.record_stamps() as stamps:
-        checkpoint = prepare(many, select, change)
+        checkpoint = prepare(many, select, change, guard=target.verify != "none")
+    if checkpoint.hashes and target.hash is None:  # --no-verify: what was not compared gets no new hashes
+        target = replace(target, hash=False)
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
 
 
@@ -269,7 +280,7 @@ def write(
         digest=target.verify == "full" or _hashed(target, row),
         map=resources.map or ray.engine(resources.engine),
         progress=resources.progress,
-        patched=_patched(made, writer) if _hashed(target, row) else None,
+        metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
         stamps=stamps,
         confirm=confirmed if target.verify != "none" else None,
     )
@@ -286,18 +297,18 @@ def write(
 
 
 def _hashed(target: Target, row: Format) -> bool:
-    return row.hashes if target.hash is None else target.hash
+    return row.hashes == "always" if target.hash is None else target.hash
 
 
-def _patched(made: Plan, writer: Writer) -> Patched:
-    """What fills the hashes in when the jobs are done."""
+def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
+    """The metadata with the hashes, once the jobs are done."""
     from .formats import hash_metadata
 
-    def patches(outcome: Outcome, sources: Sources) -> Sequence[Patch]:
+    def metadata(outcome: Outcome, sources: Sources) -> dict[str, str]:
         found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
-        return hash_metadata.filled(found, made.placement, writer)
+        return checkpoint.metadata | hash_metadata.entries(made.tensors, found)
 
-    return patches
+    return metadata
 
 
 def _cleared(outcome: Outcome) -> list[Note]:

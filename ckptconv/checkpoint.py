@@ -159,6 +159,7 @@ class Checkpoint(Mapping[str, Tensor]):
     urls: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

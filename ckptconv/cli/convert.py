@@ -112,7 +112,7 @@ def convert(
         hash=hashed,
     )
     if into:
-        made = _loaded(into, api.prepare(sources, select, change), quiet, dry_run)
+        made = _loaded(into, api.prepare(sources, select, change, guard=verify is not False), quiet, dry_run)
         if dry_run:
             return
         with show.progress(quiet or as_json) as progress:

@@ -162,7 +162,7 @@ def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
 def _row(r: Receipt) -> list[Any]:
     spans = {span: i for i, span in enumerate(_spans(r.job))}
     written = [[w.tensor, w.start, w.size, w.crc, [d.hex() for d in w.digests]] for w in r.written]
-    read = [[spans[x.span], x.start, x.size, x.crc] for x in r.read]
+    read = [[spans[x.span], x.start, x.size, x.crc, [d.hex() for d in x.digests]] for x in r.read]
     return [r.job.file, r.job.start, written, read, {n: list(loss) for n, loss in r.loss.items()}]
 
 
@@ -173,7 +173,7 @@ def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
     return Receipt(
         job,
         tuple(Written(n, a, size, crc, tuple(map(bytes.fromhex, digests))) for n, a, size, crc, digests in written),
-        tuple(Read(spans[i], a, size, crc) for i, a, size, crc in read),
+        tuple(Read(spans[i], a, n, crc, tuple(map(bytes.fromhex, digests))) for i, a, n, crc, digests in read),
         {n: Loss(*loss) for n, loss in lossy.items()},
     )
 

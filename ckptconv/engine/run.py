@@ -45,7 +45,7 @@ class Outcome:
     confirmed: bool = False  # it was read back before it was published
 
 
-Patched = Callable[[Outcome, Sources], Iterable[Patch]]
+Metadata = Callable[[Outcome, Sources], Mapping[str, str]]
 Confirm = Callable[[Outcome, Callable[[str], str]], None]
 
 
@@ -109,7 +109,7 @@ class How:
     force: replace what is there. digest: hash the content of each tensor. sync: make the output durable.
     resume: a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
     map: applies a function to jobs, unordered; the threads of this process by default.
-    patched: gives the placement's patches when they depend on what the jobs did (hashes).
+    metadata: gives the checkpoint's metadata where that depends on what the jobs did (hashes).
     confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.
     stamps: of the sources when their headers were read: the data must be those files'.
     """
@@ -120,7 +120,7 @@ class How:
     resume: bool = False
     map: Map | None = None
     progress: Progress | None = None
-    patched: Patched | None = None
+    metadata: Metadata | None = None
     confirm: Confirm | None = None
     stamps: Mapping[str, Stamp] | None = None
 
@@ -184,8 +184,8 @@ def _verified(plan: Plan, receipts: Sequence[Receipt], sources: Sources) -> int:
 
 def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
     """Write all that is not a tensor: headers, indexes, checksums, hashes."""
-    patches = how.patched(outcome, sources) if how.patched else plan.placement.patches
-    for patch in (*_payloads(plan), *patches, *writer.seal(outcome.checks, {})):
+    final = how.metadata(outcome, sources) if how.metadata else {}
+    for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks, final)):
         out.write(patch.file, patch.start, patch.data)
 
 

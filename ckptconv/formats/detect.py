@@ -125,7 +125,7 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
 
 
 def _apart(found: Checkpoint) -> Checkpoint:
-    """Take the hashes that a file carries (hashes.py) out of its metadata: they are not for what is made from it."""
+    """Take the hashes that a file carries out of its metadata: they are not for what is made from it."""
     if not (carried := hashes_of(found.metadata)):
         return found
-    return replace(found, metadata=unhashed(found.metadata), details=found.details | {"hashes": carried})
+    return replace(found, metadata=unhashed(found.metadata), hashes=carried)

@@ -195,4 +195,5 @@ class FolderWriter:
         )
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
+        at = split(self.url.rstrip("/"))[1] + "/"
+        return [p._replace(file=at + p.file) for p in self.inside.seal(checks, metadata)]

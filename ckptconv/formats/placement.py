@@ -59,12 +59,15 @@ class Writer(Protocol):
         """Choose files and offsets for all tensors; Unrepresentable, naming all, for what the format cannot hold."""
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """Patches that need the checksums of the slots, by tensor name. Files may grow by them."""
+        """Patches that could not be known before the data was written. Files may grow by them.
+
+        checks: the checksum of each slot, by tensor name, if the placement asks for them.
+        metadata: the checkpoint's again, if values of it were not known when it was placed, each as wide as then;
+        a writer that keeps metadata renders again what holds it. Empty otherwise.
+        """
 
     def cannot_hold(self, tensor: Tensor) -> str:
         """Why the format cannot hold this tensor (dtype or name), or ''."""
-
-    # Where `seal` depends on metadata there is `amend(old: bytes, new: bytes)`, too: hashes.py put `new` for `old`.
 
 
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:

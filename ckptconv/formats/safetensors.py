@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring
 from math import prod
 from typing import Any
@@ -145,7 +145,7 @@ def writer(url: str, max_shard_size: int | None = None) -> SafetensorsWriter:
     return SafetensorsWriter(url, max_shard_size)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SafetensorsWriter:
     """Lay files out as the reference does, byte for byte: by dtype, widest first, then by name.
 
@@ -155,6 +155,7 @@ class SafetensorsWriter:
 
     url: str
     max_shard_size: int | None = None
+    placed: Checkpoint | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.safetensors not in RANK:
@@ -169,6 +170,7 @@ class SafetensorsWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
+        self.placed = checkpoint
         metadata = {"format": "pt"} | checkpoint.metadata
         shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
         _, base = split(self.url)
@@ -178,7 +180,10 @@ class SafetensorsWriter:
         return shard_index.joined(base, SUFFIX, placed, checkpoint)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
+        """The headers and the index again, if there is metadata."""
+        if not metadata or self.placed is None:
+            return ()
+        return self.place(replace(self.placed, metadata=dict(metadata))).patches
 
     def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:
         """Split in order into shards under the size asked for, with headers that readers accept."""

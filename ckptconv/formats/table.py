@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import MissingExtra, UsageError
 from ..messages import nearest
@@ -21,7 +21,8 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     reads: bool
     writes: bool
-    hashes: bool = False  # it has metadata and no checksum of its own: what we write carries hashes (hashes.py)
+    # whether what we write carries hashes (hash_metadata.py): always, if it has metadata and no checksums of its own
+    hashes: Literal["always", "asked", "never"] = "never"
 
     def load(self) -> Any:
         """Import the module that implements it."""
@@ -36,9 +37,9 @@ TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.v2", (".ckpt", ".index"), True, True),
     Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
     Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
-    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, True),
-    Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, True),
-    Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True),
+    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, "always"),
+    Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, "always"),
+    Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True, "asked"),
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
@@ -47,9 +48,9 @@ TABLE: tuple[Format, ...] = (
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "numpy.gpt", (), True, False),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "numpy.npy", (".npy",), True, True),
-    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, True),
-    Format("hdf5", "HDF5", _HERE + "hdf5.file", (".hdf5", ".h5"), True, True, True),
-    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, True),
+    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, "always"),
+    Format("hdf5", "HDF5", _HERE + "hdf5.file", (".hdf5", ".h5"), True, True, "always"),
+    Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, "always"),
 )
 
 

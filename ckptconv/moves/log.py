@@ -13,6 +13,7 @@ from ..storage import checksum
 from .part import Span
 
 CHUNK = 4 * 2**20  # bytes; content digests are defined over chunks of this size
+HASH = "xxh3"  # the kind of check of a span that holds a whole tensor with a content hash: see part.Span
 
 
 class Loss(NamedTuple):
@@ -36,12 +37,33 @@ class Written(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One contiguous range of a checked span as read: its place in the span, length and checksum."""
+    """One contiguous range of a checked span as read: its place in the span, length, and checksum or chunk digests."""
 
     span: Span
     start: int
     size: int
     crc: int
+    digests: tuple[bytes, ...] = ()
+
+
+class Digester:
+    """Takes the digests of what comes chunk by chunk."""
+
+    _chunk: Any = None
+
+    def more(self, digests: tuple[bytes, ...], start: int, view: memoryview) -> tuple[bytes, ...]:
+        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
+        from xxhash import xxh3_128
+
+        while view:
+            if start % CHUNK and digests:
+                digests = digests[:-1]
+            else:
+                self._chunk = xxh3_128()
+            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
+            self._chunk.update(now)
+            digests, start = (*digests, self._chunk.digest()), start + len(now)
+        return digests
 
 
 @dataclass
@@ -56,7 +78,8 @@ class Log:
     written: list[Written] = field(default_factory=list)
     read: list[Read] = field(default_factory=list)
     loss: dict[str, Loss] = field(default_factory=dict)
-    _chunk: Any = None
+    _write: Digester = field(default_factory=Digester)
+    _read: Digester = field(default_factory=Digester)
 
     def wrote(self, tensor: str, start: int, view: memoryview) -> None:
         last = self.written[-1] if self.written else None
@@ -64,31 +87,21 @@ class Log:
             last = Written(tensor, start, 0, 0, ())
             self.written.append(last)
         crc = checksum.crc(self.check, view, last.crc) if self.check else 0
-        digests = self._hash(last, start, view) if self.digest else ()
+        digests = self._write.more(last.digests, start, view) if self.digest else ()
         self.written[-1] = Written(tensor, last.start, last.size + len(view), crc, digests)
-
-    def _hash(self, last: Written, start: int, view: memoryview) -> tuple[bytes, ...]:
-        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
-        from xxhash import xxh3_128
-
-        digests = last.digests
-        while view:
-            if start % CHUNK and digests:
-                digests = digests[:-1]
-            else:
-                self._chunk = xxh3_128()
-            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
-            self._chunk.update(now)
-            digests, start = (*digests, self._chunk.digest()), start + len(now)
-        return digests
 
     def was_read(self, span: Span, start: int, view: memoryview) -> None:
         kind = span.check.partition(":")[0]
         last = self.read[-1] if self.read else None
         if last is None or last.span is not span or last.start + last.size != start:
-            self.read.append(Read(span, start, len(view), checksum.crc(kind, view)))
+            last = Read(span, start, 0, 0)
+            self.read.append(last)
+        size = last.size + len(view)
+        if kind != HASH:
+            self.read[-1] = Read(span, last.start, size, checksum.crc(kind, view, last.crc))
         else:
-            self.read[-1] = Read(span, last.start, last.size + len(view), checksum.crc(kind, view, last.crc))
+            digests = self._read.more(last.digests, start, view) if last.start % CHUNK == 0 else ()
+            self.read[-1] = Read(span, last.start, size, 0, digests)
 
     def lost(self, tensor: str, loss: Loss) -> None:
         if any(loss):

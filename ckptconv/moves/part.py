@@ -62,7 +62,10 @@ MAX_AXES = 64  # NumPy's; products of millions of sizes would take forever to mu
 
 
 class Span(NamedTuple):
-    """Bytes [start, start+size) of a file; `check` is 'crc32c:%08x' or 'crc32:%08x' of exactly these bytes, or ''."""
+    """Bytes [start, start+size) of a file, and what is known of exactly these bytes.
+
+    check: 'crc32c:%08x', 'crc32:%08x', or of a whole tensor its content hash 'xxh3:DIGITS:DTYPE:[3,4]'; '' is nothing.
+    """
 
     url: str
     start: int

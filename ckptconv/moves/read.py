@@ -10,7 +10,7 @@ from ..errors import CorruptCheckpoint
 from ..messages import listing, printable, redacted
 from ..storage import checksum
 from .gather import read_into, read_strings
-from .log import CHUNK, Read, chunk_digests
+from .log import CHUNK, HASH, Read, chunk_digests
 from .part import Piece, Span, Stored
 from .prefetch import fetched
 from .sources import Sources, resolved
@@ -39,11 +39,22 @@ def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
     XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
     the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
     """
+    return _hashed(t.dtype.name, _shape(t), digests)
+
+
+def _shape(t: Stored) -> str:
+    return f"[{','.join(map(str, t.shape))}]"
+
+
+def _hashed(kind: str, shape: str, digests: Iterable[bytes]) -> str:
     from xxhash import xxh3_128_hexdigest
 
-    shape = ",".join(map(str, t.shape))
-    head = f"ckptconv.tensor.1\0{t.dtype.name}\0[{shape}]\0"
-    return xxh3_128_hexdigest(head.encode() + b"".join(digests))
+    return xxh3_128_hexdigest(f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode() + b"".join(digests))
+
+
+def hash_check(t: Stored, digits: str) -> str:
+    """The `check` of a span that holds the tensor, whole and in order, whose content hash is `digits`."""
+    return f"{HASH}:{digits}:{t.dtype.name}:{_shape(t)}"
 
 
 def hash_tensor(t: Stored, sources: Sources) -> str:
@@ -101,20 +112,42 @@ def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) 
     for r in reads:
         pieces.setdefault(r.span, []).append(r)
     for span, got in pieces.items():
-        kind, _, want = span.check.partition(":")
-        found = _combined(kind, got, span.size)
-        if found is None:  # read only in bits, or out of order: read it once more for its checksum
-            found = _crc_of(span, kind, sources)
+        kind, want, *described = span.check.split(":")
+        if kind == HASH:
+            found = _hashed(described[0], described[1], _digests(got, span.size) or _digests_of(span, sources))
+        else:
+            found = f"{_combined(kind, got, span.size) or _crc_of(span, kind, sources):08x}"
         verified += span.size
-        if found != int(want, 16):
-            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found:08x}, should be {want}"
+        if found != want:
+            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found}, should be {want}"
     if bad:
-        urls = {span.url for span in bad}
-        where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
-        raise CorruptCheckpoint(
-            f"{len(bad)} damaged tensor(s), by the file's own checksums:\n{listing(where)}", url=next(iter(urls))
-        )
+        raise CorruptCheckpoint(_damage(bad), url=next(iter(bad)).url)
     return verified
+
+
+def _damage(bad: Mapping[Span, str]) -> str:
+    urls = {span.url for span in bad}
+    where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
+    count = f"{len(bad)} damaged tensor{'s' * (len(bad) > 1)}"
+    hashes = any(span.check.startswith(HASH) for span in bad)
+    hint = "\nor a program changed them and kept the old hashes: --no-verify takes them as they are" if hashes else ""
+    return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}:\n{listing(where)}{hint}"
+
+
+def _digests(reads: list[Read], size: int) -> tuple[bytes, ...]:
+    """The chunk digests of the whole span if the pieces tile it, else ()."""
+    digests, at = tuple[bytes, ...](), 0
+    for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
+        if r.start != at or len(r.digests) != -(-r.size // CHUNK) or r.start % CHUNK:
+            return ()
+        digests, at = digests + r.digests, at + r.size
+    return digests if at == size else ()
+
+
+def _digests_of(span: Span, sources: Sources) -> Iterator[bytes]:
+    reader = sources.reader(span.url)
+    for at in range(0, span.size, CHUNK):
+        yield from chunk_digests(memoryview(reader.read(span.start + at, min(CHUNK, span.size - at))))
 
 
 def _combined(kind: str, reads: list[Read], size: int) -> int | None:

@@ -196,6 +196,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         ties=tuple(g for c in checkpoints for g in c.ties),
         urls=tuple(u for c in checkpoints for u in c.urls),
         notes=tuple(n for c in checkpoints for n in c.notes),
+        hashes={k: v for c in checkpoints for k, v in c.hashes.items()},
     )
 
 

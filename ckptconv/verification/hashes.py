@@ -1,22 +1,26 @@
 """Content hashes that travel along with a checkpoint, and what to do when tensors do not match them or cannot be read.
 
-    metadata "ckptconv.xxh3.0": "9f3c..."     32 digits for each tensor, the tensors sorted by name; .1, .2 after 1000
-    metadata "ckptconv.xxh3":   "1503"        how many there are
+    check(checkpoint, hashes)    reads everything and compares
+    guarded(checkpoint)          compares whatever is read later, by whomever
+    salvaged(checkpoint)         leaves out what is damaged
 
-The digits are `run.content_hash` of dtype, shape and bytes. Their place is laid out before any data exists, filled with
-placeholders of the same width, and patched when all jobs are done; so every format that keeps metadata can carry them.
-Formats with a row that says `hashes` do unless told otherwise. Of shards the index carries them. They go stale when a
-tensor changes: what is opened has them in its details, not in its metadata, and conversions make them anew.
+formats/hash_metadata.py says how they stand in a file. A file is laid out with zeros in their place, and `Writer.seal`
+is given the metadata with the hashes when all jobs are done; so every format that keeps metadata can carry them.
+Of shards the index carries them. They go stale when a tensor changes: what is opened has them in `hashes`, not in
+its metadata, and conversions make them anew, after they have compared what they read with the old ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Note, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor, plain
 from ..errors import CkptError, UsageError, VerifyError
-from ..moves.read import hash_tensor, spans_of
+from ..formats.hash_metadata import stated
+from ..moves.part import Span
+from ..moves.read import hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
 
@@ -55,6 +59,29 @@ def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) ->
     return {name: why for name, why in whys if why}
 
 
+def guarded(checkpoint: Checkpoint) -> Checkpoint:
+    """Make every later read of a tensor compare it with the hash that the checkpoint carries.
+
+    What does not lie in one piece (strings, compressed data) is read and compared now. VerifyError names the tensors
+    that differ, or says that the hashes are of others.
+    """
+    hashes = stated(checkpoint)
+    checked = {n: _checked(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
+    now = {n: t for n, t in checkpoint.tensors.items() if n in hashes and checked[n] is None}
+    if now:
+        check(checkpoint.with_tensors(now), hashes)
+    later = {n: t for n, t in checked.items() if t is not None}
+    return replace(checkpoint, tensors=checkpoint.tensors | later, hashes={})
+
+
+def _checked(t: Tensor, digits: str) -> Tensor | None:
+    """The tensor with its hash at its span, if it is one span and nothing else."""
+    data = t.parts[0].data if len(t.parts) == 1 else None
+    if not isinstance(data, Span) or data.size != t.nbytes or t != plain(t.name, t.dtype, t.shape, data, role=t.role):
+        return None
+    return plain(t.name, t.dtype, t.shape, data._replace(check=hash_check(t, digits)), role=t.role)
+
+
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     """Without the tensors that cannot be read or do not match their checksums, each noted with the reason.
 
@@ -71,4 +98,4 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     return checkpoint.with_tensors(kept, *notes)
 
 
-__all__ = ["Checked", "check", "salvaged"]
+__all__ = ["Checked", "check", "guarded", "salvaged"]

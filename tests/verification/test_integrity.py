@@ -271,3 +271,102 @@ def test_same_input_and_options_same_bytes(name: str, workers: int, tmp_path: Pa
         home = tmp_path / str(n)
         made.append({str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()})
     assert made[0] == made[1]
+
+
+# --- hashes are compared on the way -----------------------------------------------------------------------------
+
+
+def renamed(path: Path, old: str, new: str) -> None:
+    path.write_bytes(path.read_bytes().replace(f'"{old}":'.encode(), f'"{new}":'.encode()))
+
+
+RENAMES = [("scalar.x", "scalar.y"), ("layer0.w", "zayer0.w"), ("whole.x", "ahole.x"), ("layer3.w", "layer8.w")]
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMES)
+def test_a_renamed_tensor_is_found(old: str, new: str, cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    renamed(tmp_path / "m.safetensors", old, new)
+    with pytest.raises(VerifyError, match="with other names"):
+        api.check_itself(tmp_path / "m.safetensors")
+    done = cli("m.safetensors", "-o", "n.npz")
+    assert (done.returncode, (tmp_path / "n.npz").exists()) == (7, False)
+    assert cli("m.safetensors", "-o", "n.npz", "--dry-run").returncode == 7
+    assert new in ckptconv.open(tmp_path / "m.safetensors")  # to look at it is no conversion
+
+
+@pytest.mark.parametrize("digit", [b"2 11 ", b'xxh3": "2', b'.0": "'])
+def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    raw = (tmp_path / "m.safetensors").read_bytes()
+    digit = digit.replace(b": ", b":")
+    assert raw.count(digit) == 1
+    at = raw.index(digit) + len(digit) - 1
+    for swap in (b"9", b"\x00", b"z"):
+        (tmp_path / "m.safetensors").write_bytes(raw[:at] + swap + raw[at + 1 :])
+        with pytest.raises(CkptError):
+            api.check_itself(tmp_path / "m.safetensors")
+
+
+def test_hashes_of_the_first_version_are_still_read(tmp_path: Path) -> None:
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    arrays = {n: np.asarray(a) for n, a in values().items()}
+    made = ckptconv.save(arrays, tmp_path / "m.safetensors") and ckptconv.open(tmp_path / "m.safetensors")
+    old = {HASHES: str(len(arrays)), f"{HASHES}.0": made.hashes[f"{HASHES}.0"]}
+    save_file(arrays, tmp_path / "old.safetensors", old)
+    assert api.check_itself(tmp_path / "old.safetensors").hashed == len(arrays)
+    flip(tmp_path / "old.safetensors", -3)
+    with pytest.raises(VerifyError, match="damaged"):
+        api.check_itself(tmp_path / "old.safetensors")
+
+
+SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
+CHANGES = [{}, {"dtype": "float16"}, {"renames": ["layer{i}.w=l{i}.v : a b -> b a"]}]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("change", CHANGES, ids=["as it is", "cast", "transposed"])
+@pytest.mark.parametrize("target", ["safetensors", "npz", "tf"])
+def test_damage_is_never_blessed(name: str, change: dict[str, object], target: str, tmp_path: Path) -> None:
+    """Whatever a conversion does with the bytes, it compares those that it reads with the hashes of the source."""
+    want = values() | {"big.w": np.arange(3 << 20, dtype="f4").reshape(3, 1 << 20)}  # more than a chunk of hashes
+    ckptconv.save(want, tmp_path / "in" / name, hash=True, **CARRY[name])
+    options = {"change": api.Change(**change), "target": api.Target(format=target), "resources": api.Resources(jobs=2)}
+    assert api.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 12_000_000
+    for tensor, at in (("layer3.w", 9), ("big.w", 11_000_002)):
+        path, where = next(
+            (p, p.read_bytes().find(want[tensor].tobytes()))
+            for p in sorted((tmp_path / "in").iterdir())
+            if want[tensor].tobytes() in p.read_bytes()
+        )
+        flip(path, where + at)
+        with pytest.raises(CkptError, match="1 damaged tensor, by the file's own hashes"):
+            api.convert(tmp_path / "in" / name, tmp_path / "out" / "x", **options)
+        assert not list((tmp_path / "out").glob("*"))
+        flip(path, where + at)
+
+
+def test_strings_are_compared_too(tmp_path: Path) -> None:
+    ckptconv.save({"s": np.array([b"one", b"twenty"], object)}, tmp_path / "m.hdf5", format="hdf5")
+    raw = (tmp_path / "m.hdf5").read_bytes()
+    (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
+    with pytest.raises(VerifyError, match="other content than its hash says"):
+        api.convert(tmp_path / "m.hdf5", tmp_path / "n.hdf5", target=api.Target(format="hdf5"))
+
+
+def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
+    """A program that changed tensors and kept the metadata: --no-verify takes them as they are."""
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    flip(tmp_path / "m.safetensors", -3)
+    with pytest.raises(CkptError, match="--no-verify"):
+        api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
+    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", target=api.Target(verify="none"))
+    assert api.check_itself(tmp_path / "n.safetensors").hashed == 0
+
+
+def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    flip(tmp_path / "m.safetensors", -3)
+    report = api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", select=api.Select(keep_going=True))
+    assert list(report.damaged) == ["whole.x"]
+    assert "whole.x" not in ckptconv.open(tmp_path / "n.safetensors")

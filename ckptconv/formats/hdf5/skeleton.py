@@ -1,6 +1,6 @@
 """Lay an HDF5 file out without its data: every byte that is not payload becomes a patch.
 
-    Canvas     an imaginary file under h5py: what the library writes is kept, what it does not write is a hole
+    Canvas     an imaginary file under h5py (canvas.py): what the library does not write is a hole
     Item       one dataset to make: path, dtype, shape; strings bring their values, a link names another path
 
 Datasets are contiguous, allocated at once and never filled, so the holes of the canvas are exactly the payload, and
@@ -9,7 +9,6 @@ Datasets are contiguous, allocated at once and never filled, so the holes of the
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -19,9 +18,10 @@ from ...checkpoint import Tensor
 from ...dtypes import DType
 from ...errors import Unrepresentable
 from ...messages import listing
+from ..hash_metadata import hashes_of
 from ..placement import Patch, Slot
+from .canvas import Canvas
 
-PAGE = 1 << 12
 DEEPEST = 60  # groups; scan.py reads 64, of which Keras' files need a few of their own
 LIMIT = 64_512  # an attribute in an object header; what Keras splits its lists at
 
@@ -40,67 +40,6 @@ class Item(NamedTuple):
     shape: tuple[int, ...]
     values: Any = None  # of strings: an object array of bytes
     link: str = ""  # the path of the item that this is another name of
-
-
-class Canvas(io.RawIOBase):
-    """A file in memory that remembers only what was written."""
-
-    def __init__(self) -> None:
-        self._pages: dict[int, bytearray] = {}
-        self._written: list[tuple[int, int]] = []
-        self._at = self.length = 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self.length)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def truncate(self, size: int | None = None) -> int:
-        self.length = self._at if size is None else size
-        return self.length
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        view[:] = self.bytes(self._at, len(view))
-        self._at += len(view)
-        return len(view)
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._written.append((self._at, self._at + len(view)))
-        done = 0
-        while done < len(view):
-            number, skip = divmod(self._at + done, PAGE)
-            page = self._pages.setdefault(number, bytearray(PAGE))
-            count = min(PAGE - skip, len(view) - done)
-            page[skip : skip + count] = view[done : done + count]
-            done += count
-        self._at += done
-        self.length = max(self.length, self._at)
-        return done
-
-    def bytes(self, start: int, size: int) -> bytes:
-        out = bytearray(size)
-        done = 0
-        while done < size:
-            number, skip = divmod(start + done, PAGE)
-            count = min(PAGE - skip, size - done)
-            if number in self._pages:
-                out[done : done + count] = self._pages[number][skip : skip + count]
-            done += count
-        return bytes(out)
-
-    def runs(self) -> list[tuple[int, int]]:
-        """The written ranges, sorted and joined, cut at the end of the file."""
-        out: list[list[int]] = []
-        for start, end in sorted(self._written):
-            if out and start <= out[-1][1]:
-                out[-1][1] = max(out[-1][1], end)
-            else:
-                out.append([start, end])
-        return [(a, min(b, self.length)) for a, b in out if a < self.length]
 
 
 class Plans(NamedTuple):
@@ -141,10 +80,36 @@ def _file(canvas: Canvas, ordered: bool) -> Any:
     return h5py.h5f.create(b"canvas", h5py.h5f.ACC_TRUNC, fcpl=plan, fapl=access)
 
 
-def lay_out(
-    file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False
-) -> tuple[int, dict[str, Slot], list[Patch]]:
-    """Make the skeleton of `file`; gives its size, a slot per path, and the patches.
+class Skeleton(NamedTuple):
+    """A file without its data."""
+
+    file: str
+    canvas: Canvas
+    slots: dict[str, Slot]  # by path
+
+    def patches(self) -> list[Patch]:
+        return _patches(self.file, self.canvas, self.slots.values())
+
+    def restate(self, metadata: Mapping[str, str]) -> None:
+        """Give attributes of the root, of those of a fixed width, other values."""
+        import h5py
+
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self.canvas)
+        with h5py.File(h5py.h5f.open(b"canvas", h5py.h5f.ACC_RDWR, fapl=access)) as f:
+            for key, value in hashes_of(metadata).items():
+                f.attrs.modify(key, np_text(value))
+
+
+def np_text(value: str) -> Any:
+    """Text of a fixed width, which is written over in place."""
+    import numpy as np
+
+    return np.bytes_(value.encode())
+
+
+def lay_out(file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False) -> Skeleton:
+    """Make the skeleton of `file`.
 
     groups: attributes by path, of groups (made even if empty) and of datasets. ordered: groups keep their order.
     """
@@ -167,7 +132,7 @@ def lay_out(
                 slots[item.path] = _dataset(above, encode(base), item, file, plans)
         for path, attrs in groups.items():
             _attributes(f[encode(path)] if path else f, attrs)
-    return canvas.length, slots, _patches(file, canvas, slots.values())
+    return Skeleton(file, canvas, slots)
 
 
 def encode(name: str) -> bytes:
@@ -228,6 +193,8 @@ def _attributes(thing: Any, attrs: Attributes) -> None:
             array = np.asarray(value)
             plain = array.dtype.kind in "fiub" and array.nbytes <= LIMIT
             thing.attrs[key] = array if plain else json.dumps(value)
+        elif hashes_of({key: value}):
+            thing.attrs[key] = np_text(value)
         elif value is not None:
             thing.attrs[key] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
 

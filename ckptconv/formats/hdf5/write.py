@@ -15,10 +15,11 @@ from ..placement import Patch, Placement, refuse_shards, refuse_unheld
 from . import skeleton
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hdf5Writer:
     url: str
     max_shard_size: int | None = None
+    made: skeleton.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
@@ -32,7 +33,9 @@ class Hdf5Writer:
         owner = checkpoint.owners()
         first = [skeleton.item(t, name) for name, t in checkpoint.items() if owner[name] == name]
         again = [skeleton.item(t, name, owner[name]) for name, t in checkpoint.items() if owner[name] != name]
-        return placed(self.url, [*first, *again], self._attributes(checkpoint), list(checkpoint), ordered=True)
+        items, attributes = [*first, *again], self._attributes(checkpoint)
+        self.made = skeleton.lay_out(split(self.url)[1], items, attributes, ordered=True)
+        return placed(self.made, list(checkpoint))
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, skeleton.Attributes]:
         """Metadata on the root; of an HDF5 source also the attributes of what is still there."""
@@ -45,14 +48,18 @@ class Hdf5Writer:
         }
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
+        return resealed(self.made, metadata)
 
 
-def placed(
-    url: str, items: Sequence[skeleton.Item], groups: Mapping[str, skeleton.Attributes], names: Sequence[str], *,
-    ordered: bool = False,
-) -> Placement:  # fmt: skip
+def placed(made: skeleton.Skeleton, names: Sequence[str]) -> Placement:
     """One file whose slots are called by their paths."""
-    _, base = split(url)
-    size, slots, patches = skeleton.lay_out(base, items, groups, ordered=ordered)
-    return Placement([OutputFile(base, size)], {name: slots[name] for name in names}, patches)
+    slots = {name: made.slots[name] for name in names}
+    return Placement([OutputFile(made.file, made.canvas.length)], slots, made.patches())
+
+
+def resealed(made: skeleton.Skeleton | None, metadata: Mapping[str, str]) -> Sequence[Patch]:
+    """The patches with other metadata of the same width."""
+    if not metadata or made is None:
+        return ()
+    made.restate(metadata)
+    return made.patches()

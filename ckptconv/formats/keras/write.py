@@ -23,7 +23,7 @@ from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..hdf5 import skeleton
-from ..hdf5.write import placed
+from ..hdf5.write import placed, resealed
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .naming import OPTIMIZER, TOP, join
 
@@ -48,10 +48,11 @@ def cannot_hold(tensor: Tensor) -> str:
 # --- legacy ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class LegacyWriter:
     url: str
     max_shard_size: int | None = None
+    made: skeleton.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return cannot_hold(tensor)
@@ -75,10 +76,11 @@ class LegacyWriter:
         if slots:
             groups[OPTIMIZER] = {"weight_names": [skeleton.encode(n) for n in slots.values()]}
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
-        return _place(self.url, checkpoint, paths, groups)
+        placement, self.made = _place(self.url, checkpoint, paths, groups)
+        return placement
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
+        return resealed(self.made, metadata)
 
 
 def remembered(checkpoint: Checkpoint) -> Layers:
@@ -103,25 +105,27 @@ def derived(checkpoint: Checkpoint) -> Layers:
 
 def _place(
     url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, skeleton.Attributes]
-) -> Placement:
-    """Make the datasets; the second path of one tensor is a hard link to the first."""
+) -> tuple[Placement, skeleton.Skeleton]:
+    """Make the datasets; the second path of one tensor is a hard link to the first. Also the file itself."""
     skeleton.checked(list(paths), checkpoint.metadata, "a Keras file")
     first: dict[str, str] = {}
     items = []
     for path, name in paths.items():
         items.append(skeleton.item(checkpoint[name], path, first.get(name, "")))
         first.setdefault(name, path)
-    done = placed(url, items, groups, list(paths))
-    return done._replace(slots={name: done.slots[first[name]] for name in checkpoint})
+    made = skeleton.lay_out(split(url)[1], items, groups)
+    done = placed(made, list(paths))
+    return done._replace(slots={name: done.slots[first[name]] for name in checkpoint}), made
 
 
 # --- Keras 3 ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Keras3Writer:
     url: str
     max_shard_size: int | None = None
+    made: skeleton.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return cannot_hold(tensor)
@@ -140,7 +144,8 @@ class Keras3Writer:
             return self._shards(checkpoint, paths, groups)
         if self.max_shard_size is not None and checkpoint.nbytes > self.max_shard_size:
             raise UsageError("shards of Keras 3 have an index that ends in .weights.json; name that", url=self.url)
-        return _place(self.url, checkpoint, paths, groups)
+        placement, self.made = _place(self.url, checkpoint, paths, groups)
+        return placement
 
     def _shards(
         self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, dict[str, Any]]
@@ -156,7 +161,8 @@ class Keras3Writer:
             file = f"{stem}_{i:05d}.weights.h5"
             own = homes(shard) | shard.keys() | (set() if i else groups.keys() - homes(paths) - paths.keys())
             mine = {g: attrs for g, attrs in groups.items() if g in own}
-            done = _place(file, checkpoint.with_tensors({n: checkpoint[n] for n in shard.values()}), shard, mine)
+            done, made = _place(file, checkpoint.with_tensors({n: checkpoint[n] for n in shard.values()}), shard, mine)
+            self.made = self.made if i else made  # the first file has the metadata
             files += done.files
             patches += done.patches
             slots |= done.slots
@@ -182,7 +188,7 @@ class Keras3Writer:
         return shards
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
+        return resealed(self.made, metadata)
 
 
 def homes(paths: Mapping[str, str]) -> set[str]:

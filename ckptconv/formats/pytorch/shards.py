@@ -28,12 +28,14 @@ class ShardedTorchWriter:
     url: str
     limit: int
     writers: list[tuple[TorchWriter, Checkpoint]] = field(default_factory=list)
+    placed: Checkpoint | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return TorchWriter(self.url).cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
+        self.placed = checkpoint
         folder, base = split(self.url)
         suffix = os.path.splitext(base)[1]
         parts = _cut(checkpoint, self.limit)
@@ -41,12 +43,11 @@ class ShardedTorchWriter:
         self.writers = [(TorchWriter(join(folder, n)), part) for n, part in zip(names, parts, strict=True)]
         return shard_index.joined(base, suffix, [writer.place(part) for writer, part in self.writers], checkpoint)
 
-    def amend(self, old: bytes, new: bytes) -> None:
-        for writer, _ in self.writers:
-            writer.amend(old, new)
-
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return [patch for writer, _ in self.writers for patch in writer.seal(checks, metadata)]
+        again: Sequence[Patch] = ()
+        if metadata and self.placed is not None:
+            again = self.place(replace(self.placed, metadata=dict(metadata))).patches
+        return [*again, *(patch for writer, _ in self.writers for patch in writer.seal(checks, {}))]
 
 
 def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:

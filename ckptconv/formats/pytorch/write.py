@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...checkpoint import Checkpoint, Tensor
 from ...dtypes import DType
@@ -35,9 +35,9 @@ class TorchWriter:
     url: str
     entries: list[Entry] = field(default_factory=list)
     crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are no tensors
-    pickle: bytes = b""
     owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
     end: int = 0
+    placed: Checkpoint | None = None
 
     @property
     def file(self) -> str:
@@ -48,6 +48,7 @@ class TorchWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
+        self.placed = checkpoint
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
         keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
         fixed = {
@@ -55,7 +56,6 @@ class TorchWriter:
             ROOT + "byteorder": b"little",
             ROOT + "version": b"3\n",
         }
-        self.pickle = fixed[ROOT + "data.pkl"]
         self.crcs = {name.encode(): zlib.crc32(raw) for name, raw in fixed.items()}
         self.owners = {f"{ROOT}data/{key}".encode(): name for name, key in keys.items()}
         sizes = [(name, len(raw)) for name, raw in fixed.items()]
@@ -67,16 +67,14 @@ class TorchWriter:
         size = self.end + len(directory(self.entries, {}, self.end))
         return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
-    def amend(self, old: bytes, new: bytes) -> None:
-        """Metadata that was laid out as `old` is now written as `new`."""
-        self.pickle = self.pickle.replace(old, new)
-        self.crcs[(ROOT + "data.pkl").encode()] = zlib.crc32(self.pickle)
-
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """All headers, now that the CRC of every member is known."""
+        """All headers, now that the CRC of every member is known; and the pickle again, if there is metadata."""
+        again: Sequence[Patch] = ()
+        if metadata and self.placed is not None:
+            again = self.place(replace(self.placed, metadata=dict(metadata))).patches
         crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
         patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
-        return [*patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
+        return [*again, *patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
 
 
 # --- the pickle -------------------------------------------------------------------------------------------------
