@@ -2,10 +2,10 @@
 
     ckptconv.open(path)                     a lazy mapping from names to tensors: t.dtype, t.shape, t.numpy()
     ckptconv.save(arrays, path)             write a mapping of arrays
-    ckptconv.convert(source, destination)   convert; see `Select`, `Change`, `Target`, `Resources`
+    ckptconv.convert(source, destination)   convert, with the options of the command line as keywords
     ckptconv.dry_run(source, destination)   what convert would do
     ckptconv.diff(a, b)                     all differences, measured
-    ckptconv.check(source, destination)     whether the destination is what convert would write
+    ckptconv.verify(source, destination)    whether the destination is what convert would write
 
 Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
 """
@@ -14,9 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Change, Report, Resources, Select, Target, check, convert, diff, dry_run, open, save
+    from .api import Change, Report, Resources, Select, Target, convert, diff, dry_run, open, save, verify
     from .checkpoint import Checkpoint, Note, Tensor
     from .dtypes import DType
+    from .engine.plan import Plan
     from .errors import (
         AmbiguousFormat,
         CkptError,
@@ -35,22 +36,26 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from .verification.compare import Diff
+    from .verification.hashes import Checked
 
 __version__ = "0.1.0"
 __all__ = [
-    "AmbiguousFormat", "Change", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint", "DType",
-    "Diff", "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Report", "Resources", "Select",
-    "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint",
-    "UsageError", "VerifyError", "check", "convert", "diff", "dry_run", "open", "save",
+    "AmbiguousFormat", "Change", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
+    "DType", "Diff", "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Plan", "Report",
+    "Resources", "Select", "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors",
+    "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "convert", "diff", "dry_run", "open",
+    "save", "verify",
 ]  # fmt: skip
 
 _HOME = {
     "api": {
-        "Change", "Report", "Resources", "Select", "Target", "check", "convert", "diff", "dry_run", "open", "save",
+        "Change", "Report", "Resources", "Select", "Target", "convert", "diff", "dry_run", "open", "save", "verify",
     },
     "checkpoint": {"Checkpoint", "Note", "Tensor"},
     "dtypes": {"DType"},
+    "engine.plan": {"Plan"},
     "verification.compare": {"Diff"},
+    "verification.hashes": {"Checked"},
 }  # fmt: skip
 
 

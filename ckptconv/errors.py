@@ -4,7 +4,7 @@ CkptError
 ├─ UsageError                an option, converter or parameter is unknown                   exit 2
 ├─ FormatError
 │  ├─ UnknownFormat          no installed format recognises this                            exit 3
-│  ├─ AmbiguousFormat        several formats claim it; --from settles it                    exit 3
+│  ├─ AmbiguousFormat        several formats claim it; from_= settles it                    exit 3
 │  ├─ CorruptCheckpoint      one invariant of the format is broken                          exit 4
 │  └─ UnsafeCheckpoint       it asks to run code, leave its folder or expand without bound  exit 5
 ├─ ConversionError
@@ -23,7 +23,11 @@ from .messages import brief, printable, redacted
 
 
 class CkptError(Exception):
-    """Base of all errors raised on purpose; `url` and `tensor` say where, if known."""
+    """Base of all errors raised on purpose; `url` and `tensor` say where, if known.
+
+    `message` says what is wrong and what to do; it names options as Python spells them (`force=True`).
+    `exit_code` is that of the command line.
+    """
 
     exit_code = 1
 
@@ -47,56 +51,76 @@ def _rebuild(cls: type[CkptError], message: str, url: str | None, tensor: str | 
 
 
 class UsageError(CkptError):
+    """An option, converter or parameter is unknown."""
+
     exit_code = 2
 
 
 class FormatError(CkptError):
+    """A source cannot be read: its format is unknown, or it breaks it."""
+
     exit_code = 3
 
 
 class UnknownFormat(FormatError):
+    """No installed format recognises this."""
+
     exit_code = 3
 
 
 class AmbiguousFormat(FormatError):
+    """Several formats claim it; from_= settles it."""
+
     exit_code = 3
 
 
 class CorruptCheckpoint(FormatError):
+    """One invariant of the format is broken."""
+
     exit_code = 4
 
 
 class UnsafeCheckpoint(FormatError):
+    """It asks to run code, leave its folder or expand without bound."""
+
     exit_code = 5
 
 
 class ConversionError(CkptError):
+    """The tensors cannot become what was asked for."""
+
     exit_code = 6
 
 
 class UnmatchedTensors(ConversionError):
-    pass
+    """No rule takes these tensors."""
 
 
 class NameCollision(ConversionError):
-    pass
+    """Two tensors would end at one name."""
 
 
 class LayoutError(ConversionError):
-    pass
+    """An axis pattern does not fit the shapes."""
 
 
 class Unrepresentable(ConversionError):
-    pass
+    """The target cannot hold this dtype, name or tie."""
 
 
 class VerifyError(CkptError):
+    """What was written is not what was asked for."""
+
     exit_code = 7
 
 
 class MissingExtra(CkptError):
+    """An optional package is needed."""
+
     exit_code = 8
 
 
 class StorageError(CkptError):
+    """The file system refuses: missing, exists, full, no permission."""
+
     exit_code = 9

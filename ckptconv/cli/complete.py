@@ -48,9 +48,9 @@ def converters(incomplete: str) -> list[str]:
 
 def dtypes(incomplete: str) -> list[str]:
     """Floating-point dtypes for --dtype."""
-    from ..dtypes import DTYPES
+    from ..api.options import floats
 
-    return _starting((d.name for d in DTYPES.values() if d.kind == "f"), incomplete)
+    return _starting(floats(), incomplete)
 
 
 def columns(incomplete: str) -> list[str]:
@@ -82,9 +82,9 @@ def _typed() -> list[str]:
 
 
 def _names(source: str) -> Iterator[str]:
-    from ..formats.detect import open_checkpoint
+    from ..api import open
 
-    yield from open_checkpoint(source)
+    yield from open(source)
 
 
 def _step(name: str, typed: str) -> str:

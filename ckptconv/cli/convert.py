@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import complete, options, show
-from .options import (
-    Converter,
-    Densify,
-    Dtype,
-    Ema,
-    Engine,
-    Exclude,
-    Force,
-    From,
-    Hash,
-    Include,
-    Inverse,
-    Jobs,
-    Json,
-    Opaque,
-    Param,
-    Quiet,
-    Rename,
-    Scope,
-    SkipUnrepresentable,
-    Verify,
-    WeightsOnly,
-)
+from . import show
+from .options import CHANGING, READING, Json, Quiet, callable_name, takes
 
 EXAMPLES = """Examples:
 
@@ -42,57 +20,25 @@ EXAMPLES = """Examples:
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       say what would be done
 """
-
+HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "resume")
+COST = ("max_memory", "jobs", "engine")
 
 if TYPE_CHECKING:
-    from ..api import Report, Select
-    from ..checkpoint import Checkpoint
-    from ..engine.plan import Plan
+    from .. import Checkpoint, Plan
+    from ..api import Report
 
 
+@takes(*READING, *CHANGING, *HOW, *COST)
 def convert(
     sources: Annotated[list[str], typer.Argument(metavar="SRC", help="File, prefix, folder or URL; many merge.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DST", help="Where to write.")],
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="FORMAT", help="The target's format.", autocompletion=complete.writable),
-    ] = None,
-    from_: From = None,
-    converter: Converter = None,
     into: Annotated[
-        str,
-        typer.Option("--into", metavar="MODULE:CALLABLE", help="Load into the torch module this builds."),
+        str, typer.Option("--into", metavar="MODULE:CALLABLE", help="Load into the torch module this builds.")
     ] = "",
-    inverse: Inverse = False,
-    param: Param = None,
-    rename: Rename = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    scope: Scope = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    dtype: Dtype = None,
-    max_shard_size: Annotated[
-        str | None, typer.Option("--max-shard-size", metavar="SIZE", help="Split, e.g. 5GB.")
-    ] = None,
-    max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Bound on buffers.")] = "512MB",
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    verify: Verify = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a killed run stopped; if this one is, keep what it did.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
-    force: Force = False,
-    skip_unrepresentable: SkipUnrepresentable = False,
-    opaque: Opaque = False,
-    densify: Densify = False,
-    hashed: Hash = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave out damaged tensors, list them, and exit with 1.")
-    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Convert a checkpoint; several sources merge into one.
 
@@ -100,36 +46,21 @@ def convert(
     """
     from .. import api
 
-    select = options.select(from_, include, exclude, opaque, weights_only, ema, keep_going, densify)
-    change = options.change(converter, inverse, param, rename, dtype, scope)
-    target = api.Target(
-        to,
-        options.size(max_shard_size) if max_shard_size else None,
-        skip_unrepresentable,
-        force,
-        options.verification(verify),
-        resume=resume,
-        hash=hashed,
-    )
-    if into:
-        made = _loaded(into, api.prepare(sources, select, change, guard=verify is not False), quiet, dry_run)
-        if dry_run:
-            return
-        with show.progress(quiet or as_json) as progress:
-            resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
-            done = api.write(made, output, target, resources, tuple(sources))
-        _show_done(done, as_json, quiet)
+    if dry_run and not into:
+        _show_plan(api.dry_run(sources, output, **options), as_json)
         return
+    found = _loaded(into, sources, options, quiet, dry_run) if into else None
     if dry_run:
-        cost = api.Resources(options.size(max_memory), jobs)
-        _show_plan(api.dry_run(sources, output, select=select, change=change, target=target, resources=cost), as_json)
         return
     with show.progress(quiet or as_json) as progress:
-        resources = api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine)
-        done = api.convert(sources, output, select=select, change=change, target=target, resources=resources)
+        if found is None:
+            done = api.convert(sources, output, progress=progress, **options)
+        else:
+            _, _, target, resources = api.bundle(options | {"progress": progress})
+            done = api.write(found, output, target, resources, tuple(sources))
     _show_done(done, as_json, quiet)
-    if not (converter or rename or quiet or as_json) and show.is_watched():
-        _suggest(sources, select)
+    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json) and show.is_watched():
+        _suggest(sources, options)
 
 
 def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
@@ -141,12 +72,15 @@ def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-def _loaded(into: str, found: Checkpoint, quiet: bool, dry_run: bool) -> Checkpoint:
+def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool, dry_run: bool) -> Checkpoint:
     """The state of a module after the checkpoint was loaded into it; names and shapes are checked first."""
+    from .. import api
     from ..errors import UsageError
     from ..torch import build, check, load_into, snapshot
 
-    if not options.callable_name(into):
+    select, change, target, _ = api.bundle(options)
+    found = api.prepare(sources, select, change, guard=target.verify != "none")
+    if not callable_name(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
     module = build(into, meta=dry_run)
     if dry_run:
@@ -158,12 +92,12 @@ def _loaded(into: str, found: Checkpoint, quiet: bool, dry_run: bool) -> Checkpo
     return snapshot(module)
 
 
-def _suggest(sources: list[str], select: Select) -> None:
+def _suggest(sources: list[str], options: dict[str, Any]) -> None:
     """Say so when a converter that was not asked for would take every tensor."""
     from .. import api
     from ..rules import library
 
-    name = library.suggestion(api.prepare(sources, select, api.Change()))
+    name = library.suggestion(api.prepare(sources, api.bundle(options).select, api.Change()))
     if name:
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"

@@ -64,9 +64,8 @@ def _row(rule: Any) -> dict[str, Any]:
 def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")]) -> None:
     """Prove a rule file without weights; exit 1 and say what is wrong if it does not hold."""
     from ..rules import library
-    from ..rules.lint import lint as proved
 
-    problems = proved(library.load(file))
+    problems = library.lint(library.load(file))
     for problem in problems:
         print(problem)
     if problems:

@@ -6,27 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options, show
-from .options import (
-    Converter,
-    Densify,
-    Dtype,
-    Ema,
-    Exclude,
-    From,
-    Include,
-    Inverse,
-    Jobs,
-    Json,
-    Opaque,
-    Param,
-    Quiet,
-    Rename,
-    WeightsOnly,
-)
+from . import show
+from .options import CHANGING, READING, Json, Quiet, takes
 
 if TYPE_CHECKING:
-    from ..checkpoint import Tensor
+    from .. import Tensor
     from ..verification.compare import Diff, Pair, Values
 
 EXAMPLES = """Examples:
@@ -41,6 +25,7 @@ KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are sh
 COLOURS = {"only_a": "red", "only_b": "green"}
 
 
+@takes(*READING, *(k for k in CHANGING if k != "scope"), "jobs")
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other, in any format.")],
@@ -48,21 +33,9 @@ def diff(
         float | None, typer.Option("--rtol", help="Allowed difference, as a share of |B|; a dtype alone is none then.")
     ] = None,
     atol: Annotated[float | None, typer.Option("--atol", help="Allowed difference, absolute.")] = None,
-    from_: From = None,
-    converter: Converter = None,
-    inverse: Inverse = False,
-    param: Param = None,
-    rename: Rename = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    dtype: Dtype = None,
-    opaque: Opaque = False,
-    densify: Densify = False,
-    jobs: Jobs = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes and values. Exits with 1 if they differ.
 
@@ -71,20 +44,12 @@ def diff(
     """
     from .. import api
 
-    found = api.diff(
-        a,
-        b,
-        select=options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify),
-        change=options.change(converter, inverse, param, rename, dtype),
-        rtol=rtol,
-        atol=atol,
-        resources=api.Resources(jobs=jobs),
-    )
+    found = api.diff(a, b, rtol=rtol, atol=atol, **options)
     if as_json:
         show.as_json({"same": found.same, "equal": found.equal, "differences": [_json(p) for p in found.pairs]})
     elif not quiet:
         _table(found)
-        _say(found, a, b, bool(converter))
+        _say(found, a, b, "converter" in options)
     if not found.same:
         raise typer.Exit(1)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import complete, options, show
-from .options import Ema, Exclude, From, Include, Jobs, Json, Opaque, WeightsOnly
+from . import complete, show
+from .options import READING, Json, takes
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint, Tensor
+    from .. import Checkpoint, Tensor
     from ..reporting.outline import Graph, Node, Totals
 
 EXAMPLES = """Examples:
@@ -25,6 +26,7 @@ EXAMPLES = """Examples:
 VALUES = 20  # of those that are no tensors; --json has them all
 
 
+@takes(*READING, "jobs")
 def inspect(
     source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
     tree: Annotated[bool, typer.Option("--tree", help="Fold names that differ in numbers only, by scope.")] = False,
@@ -34,66 +36,38 @@ def inspect(
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size turns it round.",
+            "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size inverts it.",
             autocompletion=complete.columns,
         ),
     ] = None,
-    from_: From = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    opaque: Opaque = False,
-    jobs: Jobs = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:  # fmt: skip
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read."""
-    from .. import api, checkpoint
-    from ..reporting import outline
+    from ..reporting import inspection, outline
 
-    select = options.select(from_, include, exclude, opaque, weights_only, ema)
-    with checkpoint.uncollected():
-        found = api.prepare([source], select, api.Change())
-        tensors = outline.ordered(found.tensors.values(), sort) if sort else list(found.tensors.values())
-        extra = _extra(tensors, stats, hashes, api.Resources(jobs=jobs).workers)
-        total, drawn = outline.totals(found), outline.graph(found) if graph else None
-        if as_json:
-            more = {"graph": drawn._asdict() if drawn else None, "details": found.details} if graph else {}
-            _json(source, found, tensors, extra, total, more)
-            return
-        if tree:
-            _tree(outline.tree(tensors), extra)
-        else:
-            _table(tensors, extra)
-    _say(found, total)
-    if show.is_watched() and total.tensors < 20_000:
+    made = inspection.inspect(source, stats=stats, hashes=hashes, graph=graph, sort=sort, **options)
+    found, extra = made.checkpoint, made.extra
+    if as_json:
+        drawn = made.graph._asdict() if made.graph else None
+        show.as_json(made.to_json() | ({"graph": drawn, "details": found.details} if graph else {}))
+        return
+    if tree:
+        _tree(outline.tree(made.tensors), extra)
+    else:
+        _table(made.tensors, extra)
+    _say(found, made.totals)
+    if show.is_watched() and made.totals.tensors < 20_000:
         _suggest(source, found)
     if graph:
-        _graph(drawn, found)
+        _graph(made.graph, found)
 
 
-def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
-    """Columns that need the values, by name of the tensor."""
-    if not stats and not hashes:
-        return {}
-    from ..moves.read import each, hash_tensor
-    from ..reporting.stats import stats as measured
-
-    out: dict[str, dict[str, Any]] = {t.name: {} for t in tensors}
-    if stats:
-        for t, found in zip(tensors, each(tensors, measured, workers), strict=True):
-            out[t.name] |= found._asdict()
-    if hashes:
-        for t, digest in zip(tensors, each(tensors, hash_tensor, workers), strict=True):
-            out[t.name]["hash"] = digest
-    return out
-
-
-def _cells(extra: dict[str, Any]) -> list[str]:
+def _cells(extra: Mapping[str, Any]) -> list[str]:
     return [show.number(v) for v in extra.values()]
 
 
-def _table(tensors: list[Tensor], extra: dict[str, dict[str, Any]]) -> None:
+def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
     rows = [
         (
@@ -105,7 +79,7 @@ def _table(tensors: list[Tensor], extra: dict[str, dict[str, Any]]) -> None:
     show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))
 
 
-def _tree(root: Node, extra: dict[str, dict[str, Any]]) -> None:
+def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
     """Print scopes with their sums, and folded tensors with their count."""
     rows: list[list[str]] = []
 
@@ -176,37 +150,3 @@ def _graph(made: Graph | None, found: Checkpoint) -> None:
     ):
         if names:
             show.talk(f"{what}:\n{show.folded(names)}")
-
-
-def _json(
-    source: str,
-    found: Checkpoint,
-    tensors: list[Tensor],
-    extra: dict[str, dict[str, Any]],
-    total: Totals,
-    more: dict[str, Any],
-) -> None:
-    rows = [
-        {
-            "name": t.name,
-            "dtype": t.dtype.name,
-            "shape": list(t.shape),
-            "parameters": t.count,
-            "bytes": t.nbytes,
-            "role": t.role,
-            **extra.get(t.name, {}),
-        }
-        for t in tensors
-    ]
-    show.as_json(
-        {
-            "url": source,
-            "format": found.format,
-            "totals": total._asdict(),
-            "tensors": rows,
-            "metadata": found.metadata,
-            "ties": found.ties,
-            "notes": [n._asdict() for n in found.notes if n.kind != "dropped"],
-            **more,
-        }
-    )

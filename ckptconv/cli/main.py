@@ -17,6 +17,7 @@ from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import nearest, printable, redacted
 from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
+from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -157,8 +158,14 @@ def fail(e: CkptError, *, as_json: bool) -> None:
         import json
 
         url = redacted(e.url or "") or None
-        what = {"kind": type(e).__name__, "message": e.message, "url": url, "tensor": e.tensor, "exit": e.exit_code}
+        what = {
+            "kind": type(e).__name__,
+            "message": spelled(e.message),
+            "url": url,
+            "tensor": e.tensor,
+            "exit": e.exit_code,
+        }
         print(json.dumps({"error": what}))
-    first, *rest = str(e).split("\n")
+    first, *rest = spelled(str(e)).split("\n")
     print("\n".join([f"error: {printable(first)}", *(printable(line) for line in rest)]), file=sys.stderr)
     sys.exit(e.exit_code)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options, show
-from .options import Ema, Exclude, Force, From, Include, Jobs, Json, Opaque, Quiet, WeightsOnly
+from . import show
+from .options import READING, Json, Quiet, callable_name, takes
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
+    from .. import Checkpoint
     from ..matching.pairs import Proposal
 
 EXAMPLES = """Examples:
@@ -23,6 +23,7 @@ EXAMPLES = """Examples:
 """
 
 
+@takes(*READING, "force", "jobs")
 def match(
     source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
     target: Annotated[
@@ -32,16 +33,9 @@ def match(
     values: Annotated[
         bool, typer.Option("--values/--no-values", help="Compare contents, or look at names and shapes only.")
     ] = True,
-    from_: From = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    opaque: Opaque = False,
-    jobs: Jobs = None,
-    force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Propose a converter from SRC to TARGET: rules with evidence, which -c takes as they are once reviewed.
 
@@ -51,13 +45,13 @@ def match(
     from .. import api
     from ..matching.search import match as matched
 
-    if output and os.path.exists(output) and not force:
+    select, change, how, resources = api.bundle(options)
+    if output and os.path.exists(output) and not how.force:
         from ..errors import StorageError
 
         raise StorageError("exists; --force replaces it", url=output)
-    select = options.select(from_, include, exclude, opaque, weights_only, ema)
-    a = api.prepare([source], select, api.Change())
-    found = matched(a, _target(target), values=values, workers=api.Resources(jobs=jobs).workers)
+    a = api.prepare([source], select, change)
+    found = matched(a, _target(target), values=values, workers=resources.workers)
     from ..matching.toml import toml
 
     text = toml(found, f"{_name(source)} to {_name(target)}", source=_name(source), target=_name(target))
@@ -75,10 +69,10 @@ def match(
 
 def _target(target: str) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module."""
-    from ..formats.detect import open_checkpoint
+    from .. import api
 
-    if not options.callable_name(target):
-        return open_checkpoint(target)
+    if not callable_name(target):
+        return api.open(target)
     from ..torch import build, outline
 
     return outline(build(target, meta=True))
@@ -92,7 +86,7 @@ def _summary(found: Proposal, output: str) -> None:
     """Say on stderr what is known, what is assumed and what is left."""
     from collections import Counter
 
-    from ..rules.toml import MAX_FILE
+    from ..rules.library import MAX_FILE
 
     kinds = Counter("assumed" if not p.sure else p.evidence for p in found.pairs for _ in p.targets)
     said = ", ".join(f"{n} {'assumed' if k == 'assumed' else f'by {k}'}" for k, n in kinds.items())

@@ -1,137 +1,112 @@
-"""Options that several verbs share, and what people type for them."""
+"""How the command line spells the options that verbs share; `api.options` declares what they are.
+
+`@takes("include", "force")` gives a verb these options. It gets those that were typed as keywords, for the function of
+the API that it calls.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..errors import UsageError
+from ..api.options import CHANGE, KNOWN, SELECT
 from . import complete
 
-if TYPE_CHECKING:
-    from ..api import Change, Select
+READING, CHANGING = SELECT, CHANGE
+TEXT, TEXTS, NUMBER, SWITCH = str | None, list[str] | None, int | None, bool | None
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-From = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="FORMAT",
-        help="The source's format, if it is ambiguous.",
-        autocompletion=complete.readable,
-    ),
-]
-Include = Annotated[
-    list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Only tensors whose name fits.", autocompletion=complete.tensors),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", metavar="GLOB", help="No tensor whose name fits.", autocompletion=complete.tensors),
-]
-Converter = Annotated[
-    str | None,
-    typer.Option(
-        "--converter",
-        "-c",
-        metavar="NAME|FILE|auto",
-        help="Rename and rearrange by a converter.",
-        autocompletion=complete.converters,
-    ),
-]
-Inverse = Annotated[bool, typer.Option("--inverse", help="Run the converter backwards.")]
-Param = Annotated[
-    list[str] | None, typer.Option("--param", metavar="K=V", help="A number that the converter asks for.")
-]
-Rename = Annotated[
-    list[str] | None, typer.Option("--rename", metavar="FROM=TO", help="Template: 'enc/{x...}=dec/{x...}'.")
-]
-Scope = Annotated[
-    list[str] | None,
-    typer.Option("--scope", metavar="NAME", help="Put a source's names under NAME (one for each source)."),
-]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="Cast floating-point tensors.", autocompletion=complete.dtypes)
-]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads (as many as processors, at most 8).")]
-Engine = Annotated[
-    str, typer.Option("--engine", metavar="local|ray|ray://HOST:PORT", help="Where jobs run: here or on a cluster.")
-]
-Opaque = Annotated[
-    bool, typer.Option("--opaque", help="Read tensors out of pickles that name unknown classes; none is ever run.")
-]
-WeightsOnly = Annotated[
-    bool, typer.Option("--weights-only", help="Leave out optimizer slots, step counters and moving averages.")
-]
-Densify = Annotated[bool, typer.Option("--densify", help="Compute sparse and quantised tensors of PyTorch files.")]
-Ema = Annotated[bool, typer.Option("--ema", help="Put the moving averages in the place of the weights.")]
-Verify = Annotated[bool | None, typer.Option("--verify/--no-verify", help="Read every byte back, or not even headers.")]
-Hash = Annotated[
-    bool | None, typer.Option("--hash/--no-hash", help="Carry hashes in the metadata, which `verify FILE` checks.")
-]
-SkipUnrepresentable = Annotated[
-    bool, typer.Option("--skip-unrepresentable", help="Leave out what the target cannot hold.")
-]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what exists.")]
+class Spelling(NamedTuple):
+    """What typing an option needs beside its keyword and its help."""
+
+    kind: Any
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    complete: Callable[[str], list[str]] | None = None
+
+
+# Those that are not simply --keyword, a switch that is off.
+SPELLINGS: dict[str, Spelling] = {
+    "from_": Spelling(TEXT, ("--from",), "FORMAT", complete.readable),
+    "include": Spelling(TEXTS, (), "GLOB", complete.tensors),
+    "exclude": Spelling(TEXTS, (), "GLOB", complete.tensors),
+    "converter": Spelling(TEXT, ("--converter", "-c"), "NAME|FILE|auto", complete.converters),
+    "param": Spelling(TEXTS, (), "K=V"),
+    "rename": Spelling(TEXTS, (), "FROM=TO"),
+    "scope": Spelling(TEXTS, (), "NAME"),
+    "dtype": Spelling(TEXT, (), "DTYPE", complete.dtypes),
+    "to": Spelling(TEXT, (), "FORMAT", complete.writable),
+    "max_shard_size": Spelling(TEXT, (), "SIZE"),
+    "max_memory": Spelling(TEXT, (), "SIZE"),
+    "jobs": Spelling(NUMBER, ("--jobs", "-j"), "N"),
+    "engine": Spelling(TEXT, (), "local|ray|ray://HOST:PORT"),
+    "verify": Spelling(SWITCH, ("--verify/--no-verify",)),
+    "hash": Spelling(SWITCH, ("--hash/--no-hash",)),
+    "force": Spelling(bool, ("--force", "-f")),
+}
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on success.")]
 
 
-def select(
-    format: str | None,
-    include: list[str] | None,
-    exclude: list[str] | None,
-    opaque: bool,
-    weights_only: bool,
-    ema: bool,
-    keep_going: bool = False,
-    densify: bool = False,
-) -> Select:
-    """Bundle the reading options."""
-    from ..api import Select
-
-    return Select(format, include or (), exclude or (), opaque, weights_only, ema, keep_going, densify)
+def _parameter(keyword: str) -> inspect.Parameter:
+    how = SPELLINGS.get(keyword, Spelling(bool))
+    flags = how.flags or ("--" + keyword.replace("_", "-"),)
+    least = 1 if how.kind == NUMBER else None
+    option = typer.Option(
+        *flags, help=KNOWN[keyword].meaning.help, metavar=how.metavar, autocompletion=how.complete, min=least
+    )
+    default = False if how.kind is bool else None
+    return inspect.Parameter(
+        keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[how.kind, option]
+    )
 
 
-def change(
-    converter: str | None,
-    inverse: bool,
-    param: list[str] | None,
-    rename: list[str] | None,
-    dtype: str | None,
-    scope: list[str] | None = None,
-) -> Change:
-    """Bundle the options that change names, layouts and dtypes."""
-    from ..api import Change
+def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options of these keywords, after its own; it gets those that were typed."""
 
-    return Change(converter, inverse, params(param), rename or (), scope or (), dtype)
+    def flattened(verb: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(verb, eval_str=True)
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shared = [_parameter(k) for k in keywords]
+        idle: dict[str, tuple[Any, ...]] = {p.name: (p.default, []) for p in shared}
 
+        @functools.wraps(verb)
+        def run(**typed: Any) -> None:
+            verb(**{k: v for k, v in typed.items() if v not in idle.get(k, ())})
 
-def verification(verify: bool | None) -> str:
-    """What `api.Target` calls it."""
-    return {None: "receipts", True: "full", False: "none"}[verify]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept] + shared
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+        return run
 
-
-def size(text: str) -> int:
-    """Bytes of '5GB' (decimal), '512MiB' (binary) or '1000'."""
-    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", text.lower())
-    if not m or not (bytes_ := int(float(m[1]) * UNITS[m[2]])):
-        raise UsageError(f"{text!r} is not a size; write it like 512MB, 5GB or 2GiB")
-    return bytes_
+    return flattened
 
 
-def params(pairs: list[str] | None) -> dict[str, Any]:
-    """K=V pairs; whole numbers become numbers."""
-    out: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--param takes NAME=VALUE, not {pair!r}")
-        out[key] = int(value) if re.fullmatch(r"-?\d+", value) else value
-    return out
+def _flag(keyword: str) -> str:
+    """The long name of an option, or the letter that everybody types."""
+    flags = SPELLINGS.get(keyword, Spelling(bool)).flags
+    return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
+
+
+_KEYWORD = re.compile(rf"(?<![^\s(`])({'|'.join(KNOWN)})=(True|False|None|'[^'\n]*'|[A-Z]+|[0-9]+)?(?![\w{{/])")
+
+
+def spelled(text: str) -> str:
+    """A message of the library as the command line says it: force=True is --force, scope=NAME is --scope NAME."""
+
+    def flag(m: re.Match[str]) -> str:
+        name, _, negative = _flag(m[1]).partition("/")
+        if m[2] == "False":
+            return negative or name
+        return name if m[2] in (None, "True", "None") else f"{name} {m[2]}"
+
+    return _KEYWORD.sub(flag, text) if "=" in text else text
 
 
 def callable_name(text: str) -> bool:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from . import options, show
-from .options import (
-    Converter,
-    Dtype,
-    Ema,
-    Exclude,
-    Force,
-    From,
-    Include,
-    Inverse,
-    Jobs,
-    Json,
-    Opaque,
-    Param,
-    Quiet,
-    Rename,
-    WeightsOnly,
-)
+from . import show
+from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -34,6 +18,7 @@ EXAMPLES = """Examples:
 """
 
 
+@takes(*READING, *(k for k in CHANGING if k != "scope"), "force", "jobs")
 def report(
     source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="HTML", help="Where to write.")],
@@ -41,21 +26,9 @@ def report(
     values: Annotated[
         bool, typer.Option("--values/--no-values", help="Read all values, for statistics and pictures.")
     ] = True,
-    from_: From = None,
-    converter: Converter = None,
-    inverse: Inverse = False,
-    param: Param = None,
-    rename: Rename = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    dtype: Dtype = None,
-    opaque: Opaque = False,
-    jobs: Jobs = None,
-    force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Write one HTML file that shows a checkpoint, or a conversion if B is given; it needs no network.
 
@@ -65,15 +38,16 @@ def report(
     from ..reporting import html as page
 
     with show.progress(quiet or as_json) as progress:
+        select, change, how, resources = api.bundle(options | {"progress": progress})
         size = page.report(
             source,
             target,
             output=output,
-            select=options.select(from_, include, exclude, opaque, weights_only, ema),
-            change=options.change(converter, inverse, param, rename, dtype),
+            select=select,
+            change=change,
             values=values,
-            force=force,
-            resources=api.Resources(jobs=jobs, progress=progress),
+            force=how.force,
+            resources=resources,
         )
     if as_json:
         show.as_json({"output": output, "bytes": size})

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from ..messages import printable
+from .options import spelled
 
 if TYPE_CHECKING:
+    from .. import Note
     from ..api import Report
-    from ..checkpoint import Note
-    from ..engine.run import Progress
 
 
 @lru_cache(maxsize=4096)
@@ -122,7 +122,7 @@ def notes(found: Sequence[Note], limit: int = 4) -> None:
     for note in found:
         more = len(note.names) - limit
         names = ", ".join(note.names[:limit]) + (f" and {more} more" if more > 0 else "")
-        talk(f"{note.kind}: {note.text}" + (f" ({names})" if names else ""))
+        talk(f"{note.kind}: {spelled(note.text)}" + (f" ({names})" if names else ""))
 
 
 def report(done: Report) -> None:
@@ -140,7 +140,7 @@ def is_watched() -> bool:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Progress | None]:
+def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on a terminal, silence in a pipe."""
     if quiet or not is_watched():
         yield None

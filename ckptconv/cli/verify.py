@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options, show
-from .options import (
-    Converter,
-    Densify,
-    Dtype,
-    Ema,
-    Exclude,
-    From,
-    Include,
-    Inverse,
-    Jobs,
-    Json,
-    Opaque,
-    Param,
-    Quiet,
-    Rename,
-    Scope,
-    WeightsOnly,
-)
+from . import show
+from .options import CHANGING, READING, Json, Quiet, takes
 
 if TYPE_CHECKING:
-    from ..verification.hashes import Checked
+    from .. import Checked
 
 EXAMPLES = """Examples:
 
@@ -39,27 +22,12 @@ EXAMPLES = """Examples:
 """
 
 
+@takes(*READING, *CHANGING, "skip_unrepresentable", "jobs")
 def verify(
     paths: Annotated[list[str], typer.Argument(metavar="[SRC] DST", help="What was converted, and the result last.")],
-    from_: From = None,
-    converter: Converter = None,
-    inverse: Inverse = False,
-    param: Param = None,
-    rename: Rename = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    scope: Scope = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    dtype: Dtype = None,
-    skip_unrepresentable: Annotated[
-        bool, typer.Option("--skip-unrepresentable", help="What DST's format cannot hold was left out.")
-    ] = False,
-    opaque: Opaque = False,
-    densify: Densify = False,
-    jobs: Jobs = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Derive again what DST should hold, and compare every bit.
 
@@ -67,27 +35,12 @@ def verify(
     One path alone is read whole and compared with its own checksums, and with the hashes that it carries.
     """
     from .. import api
-    from ..errors import UsageError
 
     if len(paths) == 1:
-        given = {
-            "--converter": converter, "--inverse": inverse, "--param": param, "--rename": rename, "--scope": scope,
-            "--dtype": dtype, "--skip-unrepresentable": skip_unrepresentable,
-        }  # fmt: skip
-        if idle := ", ".join(name for name, value in given.items() if value):
-            raise UsageError(f"only a conversion has {idle}; give its source and its result: ckptconv verify SRC DST")
-        chosen = options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify)
-        _show(api.check_itself(paths[0], select=chosen, resources=api.Resources(jobs=jobs)), as_json, quiet)
+        _show(api.verify(paths[0], **options), as_json, quiet)
         return
     *sources, destination = paths
-    held = api.check(
-        sources,
-        destination,
-        select=options.select(from_, include, exclude, opaque, weights_only, ema, densify=densify),
-        change=options.change(converter, inverse, param, rename, dtype, scope),
-        target=api.Target(skip_unrepresentable=skip_unrepresentable),
-        resources=api.Resources(jobs=jobs),
-    )
+    held = api.verify(sources, destination, **options)
     if as_json:
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
     elif not quiet:

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..messages import listing
-from . import options, show
-from .options import (
-    Converter,
-    Dtype,
-    Ema,
-    Engine,
-    Exclude,
-    Force,
-    From,
-    Hash,
-    Include,
-    Inverse,
-    Jobs,
-    Json,
-    Opaque,
-    Param,
-    Quiet,
-    Rename,
-    SkipUnrepresentable,
-    Verify,
-    WeightsOnly,
-)
+from . import complete, show
+from .options import CHANGING, READING, Json, Quiet, takes
 
 if TYPE_CHECKING:
     from ..bulk.run import Item, Summary
@@ -45,10 +25,17 @@ EXAMPLES = """Examples:
 CAUSES = 20  # shown; the ledger has all
 
 
+@takes(
+    *READING, *(k for k in CHANGING if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", "max_memory",
+    "jobs", "engine",
+)  # fmt: skip
 def zoo(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files, manifests.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Where the tree is mirrored.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format of all outputs.")] = "safetensors",
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="The format of all outputs.", autocompletion=complete.writable),
+    ] = "safetensors",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name fits.")
     ] = "",
@@ -58,27 +45,10 @@ def zoo(
         bool, typer.Option("--by-content", help="Know sources by content, not time and size.")
     ] = False,
     ledger: Annotated[str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger here, not in DIR.")] = "",
-    from_: From = None,
-    converter: Converter = None,
-    inverse: Inverse = False,
-    param: Param = None,
-    rename: Rename = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    weights_only: WeightsOnly = False,
-    ema: Ema = False,
-    dtype: Dtype = None,
-    max_memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Of all workers together.")] = "512MB",
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    verify: Verify = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and stop.")] = False,
-    force: Force = False,
-    skip_unrepresentable: SkipUnrepresentable = False,
-    opaque: Opaque = False,
-    hashed: Hash = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
 
@@ -87,23 +57,16 @@ def zoo(
     from .. import api
     from ..bulk import run as many
 
-    settings = many.Settings(
-        options.select(from_, include, exclude, opaque, weights_only, ema),
-        options.change(converter, inverse, param, rename, dtype),
-        api.Target(to, None, skip_unrepresentable, force, options.verification(verify), hash=hashed),
-    )
+    how: dict[str, Any] = {"pattern": pattern, "latest": latest, "hashed": by_content}
+    settings = many.Settings(*api.bundle(options | {"to": to})[:3])
     if dry_run:
         known = many.remembered(ledger or output) if resume else {}
-        items = many.plan(sources, output, settings, pattern=pattern, latest=latest, known=known, hashed=by_content)
-        _show_items(items, as_json)
+        _show_items(many.plan(sources, output, settings, known=known, **how), as_json)
         return
     try:
         with show.progress(quiet or as_json) as progress:
-            done = many.convert(
-                sources, output, settings, pattern=pattern, latest=latest, resume=resume, hashed=by_content,
-                ledger=ledger,
-                resources=api.Resources(options.size(max_memory), jobs, progress=progress, engine=engine),
-            )  # fmt: skip
+            resources = api.bundle(options | {"progress": progress}).resources
+            done = many.convert(sources, output, settings, resume=resume, ledger=ledger, resources=resources, **how)
     except KeyboardInterrupt as e:
         show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None

@@ -17,8 +17,9 @@ from ..messages import Fold, fold, listing, nearest
 from .apply import apply
 from .assign import resembles, takes
 from .converter import Converter, Rule
+from .lint import lint
 from .templates import Matcher, template
-from .toml import beside, included, parse, read, shipped
+from .toml import MAX_FILE, beside, included, parse, read, shipped
 
 
 @lru_cache(maxsize=1)
@@ -136,4 +137,7 @@ def renaming(renames: Sequence[str]) -> Converter:
     return Converter("--rename", (*rules, keep), separators=("", ""), every=True)
 
 
-__all__ = ["Converter", "Fold", "Rule", "auto", "change", "fold", "load", "names", "parse", "renaming", "shipped"]
+__all__ = [
+    "MAX_FILE", "Converter", "Fold", "Rule", "auto", "change", "fold", "lint", "load", "names", "parse", "renaming",
+    "shipped",
+]  # fmt: skip

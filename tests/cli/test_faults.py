@@ -233,7 +233,7 @@ def test_an_interrupt_ends_as_documented(monkeypatch: pytest.MonkeyPatch, capsys
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckptconv.api.prepare", interrupted)
+    monkeypatch.setattr("ckptconv.api.opened", interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", "x"])
     assert ended.value.code == 130

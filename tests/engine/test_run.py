@@ -185,14 +185,14 @@ def test_a_source_that_is_replaced_after_its_headers_were_read_is_refused(
     """By one of the same size: its data would stand under the other's names."""
     ckptconv.save({"w": np.zeros(1000)}, tmp_path / name)
     ckptconv.save({"w": np.ones(1000)}, tmp_path / "other" / name)
-    plan_for = ckptconv.api.plan_for
+    plan_for = ckptconv.api.writing.plan_for
 
     def late(*args: Any) -> Any:
         made = plan_for(*args)
         (tmp_path / "other" / name).replace(tmp_path / name)
         return made
 
-    monkeypatch.setattr(ckptconv.api, "plan_for", late)
+    monkeypatch.setattr(ckptconv.api.writing, "plan_for", late)
     with pytest.raises(ckptconv.CorruptCheckpoint, match="changed while it was read"):
         ckptconv.convert(tmp_path / name, tmp_path / "out" / "o.npz")
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -27,7 +28,12 @@ FLOORS = [
     {"bulk", "reporting", "torch", "testing", "plugin"},
     {"cli"},
 ]
+ABOVE = {"Checked", "DType", "Diff", "Plan"}  # public names of other rooms
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+# What the command line may know beside the public names: what it shows, and where errors and messages are made.
+SHOWN = {
+    "api", "api.options", "bulk", "errors", "formats", "matching", "messages", "reporting", "rules.library", "torch",
+}  # fmt: skip
 FORBIDDEN = {"tensorflow", "tf_keras", "keras", "torch", "jax", "flax"}
 
 
@@ -92,6 +98,13 @@ def test_formats_know_little(module: str) -> None:
     assert there <= {"output.destination"}
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) == "cli"])
+def test_the_command_line_knows_the_public_surface(module: str) -> None:
+    """Public names (`from .. import Checkpoint`), and of other rooms those in SHOWN."""
+    there = {t for t in targets(MODULES[module]) if room(t) not in ("", "cli")}
+    assert {t for t in there if t not in SHOWN and room(t) not in SHOWN - {"api"}} <= {"verification.compare"}
+
+
 def test_the_house_can_be_seen() -> None:
     entries = [p for p in PACKAGE.iterdir() if p.name != "__pycache__"]
     assert len(entries) <= 22
@@ -127,10 +140,28 @@ def test_help_imports_neither_numpy_nor_rich() -> None:
 
 
 def test_public_surface() -> None:
-    assert all(getattr(ckptconv, name) is not None for name in ckptconv.__all__)
-    assert set(dir(ckptconv)) == {*ckptconv.__all__, "__version__"}
+    """What is announced is what there is: every error, and the public names of api and of checkpoint."""
+    from ckptconv import api, checkpoint, errors
+
+    raised = {n for n, v in vars(errors).items() if isinstance(v, type) and v.__module__ == "ckptconv.errors"}
+    steps = {"MEMORY", "Options", "Path", "bundle", "opened", "plan_for", "prepare", "write"}  # for rooms above
+    classes = {n for n, v in vars(checkpoint).items() if isinstance(v, type) and v.__module__ == "ckptconv.checkpoint"}
+    assert set(ckptconv.__all__) == raised | classes | {*api.__all__} - steps | ABOVE
+    assert all(getattr(ckptconv, name).__doc__ for name in ckptconv.__all__)
+    assert {*dir(ckptconv)} == {*ckptconv.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = ckptconv.nonsense
+
+
+def test_the_tree_of_errors_says_what_their_docstrings_say() -> None:
+    """help(ckptconv.LayoutError) is its line of the tree."""
+    from ckptconv import errors
+
+    lines = dict(re.findall(r"^[│├└─ ]*(\w+) {2,}(.+?) {2,}exit", errors.__doc__ or "", re.M))
+    classes = {n for n, v in vars(errors).items() if isinstance(v, type) and v.__module__ == "ckptconv.errors"}
+    assert lines.keys() == classes - {"CkptError", "FormatError", "ConversionError"}
+    for name, line in lines.items():
+        assert (getattr(errors, name).__doc__ or "").lower() == f"{line.lower()}."
 
 
 def test_every_error_has_its_exit_code() -> None:

@@ -46,7 +46,7 @@ def values() -> dict[str, np.ndarray]:
 def test_hashes_travel_along_and_tell(name: str, tmp_path: Path) -> None:
     want = values()
     ckptconv.save(want, tmp_path / name, hash=True, **CARRY[name])
-    found = api.check_itself(tmp_path / name)
+    found = api.verify(tmp_path / name)
     assert found.tensors == found.hashed == len(ckptconv.open(tmp_path / name))
     got = ckptconv.open(tmp_path / name)
     assert sorted(a.tobytes() for a in want.values()) == sorted(t.numpy().tobytes() for t in got.values())
@@ -59,7 +59,7 @@ def test_hashes_travel_along_and_tell(name: str, tmp_path: Path) -> None:
             flipped += 1
     assert flipped == 1
     with pytest.raises(VerifyError, match="layer3"):
-        api.check_itself(tmp_path / name)
+        api.verify(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -82,9 +82,9 @@ def test_frameworks_still_load_what_carries_hashes(tmp_path: Path) -> None:
 
 def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.safetensors", hash=True)
-    assert api.check_itself(tmp_path / "m.safetensors").hashed == GROUP + 3
+    assert api.verify(tmp_path / "m.safetensors").hashed == GROUP + 3
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.hdf5", hash=True, format="hdf5")
-    assert api.check_itself(tmp_path / "m.hdf5").hashed == GROUP + 3
+    assert api.verify(tmp_path / "m.hdf5").hashed == GROUP + 3
 
 
 def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
@@ -93,23 +93,23 @@ def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
     api.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", select=api.Select(exclude=["scalar.x"]))
     assert set(ckptconv.open(tmp_path / "b.safetensors").metadata) == {"kept", "format"}
     api.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", target=api.Target(hash=True))
-    assert api.check_itself(tmp_path / "c.pt").hashed == len(values())
+    assert api.verify(tmp_path / "c.pt").hashed == len(values())
     assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
 
 
 def test_a_shard_alone_is_not_what_the_hashes_are_of(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "s.safetensors", hash=True, max_shard_size=500)
     shard = next(iter(sorted(tmp_path.glob("*-00001-of-*"))))
-    assert api.check_itself(shard, select=api.Select(format="safetensors")).hashed == 0
-    assert api.check_itself(shard).hashed == len(values())  # its index makes it a whole
+    assert api.verify(shard, select=api.Select(format="safetensors")).hashed == 0
+    assert api.verify(shard).hashed == len(values())  # its index makes it a whole
 
 
 @pytest.mark.parametrize("name", [n for n in CARRY if not n.endswith((".pt", ".bin"))])
 def test_formats_without_checksums_carry_hashes_unless_told_otherwise(name: str, tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "a" / name, **CARRY[name])
-    assert api.check_itself(tmp_path / "a" / name).hashed == len(ckptconv.open(tmp_path / "a" / name))
+    assert api.verify(tmp_path / "a" / name).hashed == len(ckptconv.open(tmp_path / "a" / name))
     ckptconv.save(values(), tmp_path / "b" / name, hash=False, **CARRY[name])
-    assert api.check_itself(tmp_path / "b" / name).hashed == 0
+    assert api.verify(tmp_path / "b" / name).hashed == 0
     assert not any(HASHES.encode() in p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file())
 
 
@@ -121,7 +121,7 @@ def test_formats_with_checksums_carry_none_unasked(name: str, tmp_path: Path) ->
 
 def test_some_tensors_of_what_carries_hashes(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.safetensors")
-    found = api.check_itself(tmp_path / "m.safetensors", select=api.Select(include=["layer*"]))
+    found = api.verify(tmp_path / "m.safetensors", select=api.Select(include=["layer*"]))
     assert (found.tensors, found.hashed) == (8, 8)
 
 
@@ -132,14 +132,14 @@ def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
     kept = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
     save_file({n: np.asarray(a) for n, a in values().items()} | {"new": np.ones(3)}, tmp_path / "n.safetensors", kept)
     with pytest.raises(VerifyError, match="its hashes are of 11 tensors, but it holds 12"):
-        api.check_itself(tmp_path / "n.safetensors")
+        api.verify(tmp_path / "n.safetensors")
 
 
 def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: Path) -> None:
     """The hash is of what was written, not of what was read."""
     target = api.Target(hash=True, resume=True)
     api.convert(fixtures / "g2p_en", tmp_path / "m.safetensors", target=target, change=api.Change(dtype="float16"))
-    assert api.check_itself(tmp_path / "m.safetensors").hashed == 57
+    assert api.verify(tmp_path / "m.safetensors").hashed == 57
 
 
 def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
         data[at] ^= 1 << choose.randrange(8)
         path.write_bytes(data)
         with pytest.raises(CkptError):
-            api.check_itself(tmp_path / name)
+            api.verify(tmp_path / name)
         path.write_bytes(files[path])
-    api.check_itself(tmp_path / name)
+    api.verify(tmp_path / name)
 
 
 def checked(name: str, path: Path, data: bytes) -> list[tuple[int, int]]:
@@ -288,7 +288,7 @@ def test_a_renamed_tensor_is_found(old: str, new: str, cli: Run, tmp_path: Path)
     ckptconv.save(values(), tmp_path / "m.safetensors")
     renamed(tmp_path / "m.safetensors", old, new)
     with pytest.raises(VerifyError, match="with other names"):
-        api.check_itself(tmp_path / "m.safetensors")
+        api.verify(tmp_path / "m.safetensors")
     done = cli("m.safetensors", "-o", "n.npz")
     assert (done.returncode, (tmp_path / "n.npz").exists()) == (7, False)
     assert cli("m.safetensors", "-o", "n.npz", "--dry-run").returncode == 7
@@ -305,7 +305,7 @@ def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
     for swap in (b"9", b"\x00", b"z"):
         (tmp_path / "m.safetensors").write_bytes(raw[:at] + swap + raw[at + 1 :])
         with pytest.raises(CkptError):
-            api.check_itself(tmp_path / "m.safetensors")
+            api.verify(tmp_path / "m.safetensors")
 
 
 def test_hashes_of_the_first_version_are_still_read(tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_hashes_of_the_first_version_are_still_read(tmp_path: Path) -> None:
     made = ckptconv.save(arrays, tmp_path / "m.safetensors") and ckptconv.open(tmp_path / "m.safetensors")
     old = {HASHES: str(len(arrays)), f"{HASHES}.0": made.hashes[f"{HASHES}.0"]}
     save_file(arrays, tmp_path / "old.safetensors", old)
-    assert api.check_itself(tmp_path / "old.safetensors").hashed == len(arrays)
+    assert api.verify(tmp_path / "old.safetensors").hashed == len(arrays)
     flip(tmp_path / "old.safetensors", -3)
     with pytest.raises(VerifyError, match="damaged"):
-        api.check_itself(tmp_path / "old.safetensors")
+        api.verify(tmp_path / "old.safetensors")
 
 
 SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
@@ -361,7 +361,7 @@ def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
     with pytest.raises(CkptError, match="--no-verify"):
         api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
     api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", target=api.Target(verify="none"))
-    assert api.check_itself(tmp_path / "n.safetensors").hashed == 0
+    assert api.verify(tmp_path / "n.safetensors").hashed == 0
 
 
 def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""The verbs that work on checkpoints: open, save, convert, verify, diff. Each is a paragraph over the parts.
+
+path -> detect -> open -> passes -> place -> plan -> run -> seal -> verify
+
+    options.py   what all verbs take        reading.py    a source, selected and changed
+    writing.py   a destination              comparing.py  two checkpoints
+
+Names are imported when they are first used: the command line needs the options long before numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .comparing import diff, verify
+    from .options import MEMORY, Change, Options, Path, Resources, Select, Target, bundle
+    from .reading import open, opened, prepare
+    from .writing import Report, convert, dry_run, plan_for, save, write
+
+__all__ = [
+    "MEMORY", "Change", "Options", "Path", "Report", "Resources", "Select", "Target", "bundle", "convert", "diff",
+    "dry_run", "open", "opened", "plan_for", "prepare", "save", "verify", "write",
+]  # fmt: skip
+
+_HOME = {
+    "comparing": {"diff", "verify"},
+    "reading": {"open", "opened", "prepare"},
+    "writing": {"Report", "convert", "dry_run", "plan_for", "save", "write"},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((module for module, names in _HOME.items() if name in names), "options")
+    return getattr(import_module(f"{__name__}.{home}"), name)

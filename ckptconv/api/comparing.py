@@ -1,0 +1,96 @@
+"""Compare two checkpoints, or a result with what it should be, or a checkpoint with its own checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, overload
+
+from ..checkpoint import Checkpoint
+from ..errors import UsageError
+from ..formats import detect, table
+from ..rules import passes
+from .options import CHANGE, SELECT, Options, Path, bundle, takes
+from .reading import list_of, opened, prepare, selected, whole
+from .writing import holdable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..verification.compare import Diff
+    from ..verification.hashes import Checked
+    from .options import ConvertOptions, ReadOptions
+
+READ = (*SELECT, *CHANGE, "jobs")
+VERIFY = (*READ, "skip_unrepresentable")
+
+
+@takes(*READ)
+def diff(
+    a: Path, b: Path, *, rtol: float | None = None, atol: float | None = None, **given: Unpack[ReadOptions]
+) -> Diff:
+    """Compare two checkpoints of any formats: bit for bit, or within a tolerance.
+
+    What changes names, layouts and dtypes is applied to A first. What is selected of A by name is, without a converter,
+    selected of B as well; with one, what only B holds is not a difference. `rtol` and `atol` allow
+    |a - b| <= atol + rtol |b|; a dtype alone is then no difference.
+    """
+    from ..verification import compare
+
+    select, change, _, resources = bundle(given, *READ)
+    left = prepare([a], select, change)
+    right = opened(os.fspath(b), replace(select, format=None, include=(), exclude=(), ema=False))
+    if select.include or select.exclude:
+        renames = change.converter or change.renames
+        wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
+        right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
+    return compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
+
+
+@overload
+def verify(sources: Path, destination: None = None, **given: Unpack[ConvertOptions]) -> Checked: ...
+@overload
+def verify(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Checkpoint: ...
+
+
+@takes(*VERIFY)
+def verify(
+    sources: Path | Sequence[Path], destination: Path | None = None, **given: Unpack[ConvertOptions]
+) -> Checkpoint | Checked:
+    """Derive again what the destination should hold, and compare every bit.
+
+    Takes the options of the conversion and gives what the destination should hold. Without a destination, the source
+    is read whole and compared with its own checksums and hashes; gives counts of what was checked. Raises VerifyError,
+    which says where they differ.
+    """
+    found = bundle(given, *VERIFY)
+    if destination is not None:
+        return _derived(list_of(sources), os.fspath(destination), found)
+    idle = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
+    if idle:
+        raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in idle)}; give its source and its result")
+    return check_itself(os.fspath(list_of(sources)[0]), found)
+
+
+def check_itself(source: str, how: Options) -> Checked:
+    """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged."""
+    from ..formats import hash_metadata
+    from ..verification import hashes
+
+    found = whole(source, how.select)
+    return hashes.check(selected(found, how.select), hash_metadata.stated(found), workers=how.resources.workers)
+
+
+def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
+    from ..verification.compare import same
+
+    row = table.get(how.target.format) if how.target.format else detect.detect(url)
+    expected = prepare(sources, how.select, how.change)
+    if how.target.skip_unrepresentable and row.writes:
+        expected = holdable(expected, row.load().writer(url))
+    same(expected, detect.open_checkpoint(url, format=row.name), url, workers=how.resources.workers)
+    return expected
+
+
+__all__ = ["check_itself", "diff", "verify"]

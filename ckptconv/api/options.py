@@ -1,0 +1,298 @@
+"""The options of all verbs, each declared once: its keyword, its type, its default and what it means.
+
+    Select       what to read of a source          Target       how to write
+    Change       names, layouts and dtypes         Resources    what it may cost
+
+Functions take them flat, `convert(a, b, dtype="float16", include="bert*")`, and sort them into the groups; the command
+line spells the same keywords with dashes. Nothing here imports what a verb needs to run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
+
+from ..errors import UsageError
+from ..messages import nearest
+
+if TYPE_CHECKING:
+    from ..engine.run import Map, Progress
+
+MEMORY = 512 * 2**20
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+Verify = Literal["none", "receipts", "full"]
+Path = str | os.PathLike[str]
+T = TypeVar("T")
+
+
+# --- what people write for a value ------------------------------------------------------------------------------------
+
+
+def size(value: int | str) -> int:
+    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000' or 1000."""
+    if not isinstance(value, str):
+        return value
+    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
+    if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
+        raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
+    return count
+
+
+def several(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One text, or many."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """'FROM=TO', many of them, or a mapping."""
+    return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
+
+
+def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
+    """A mapping, or 'NAME=VALUE' texts, of which whole numbers become numbers."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    out: dict[str, Any] = {}
+    for pair in several(value):
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
+        out[key] = int(text) if re.fullmatch(r"-?\d+", text) else text
+    return out
+
+
+def verification(value: bool | Verify) -> Verify:
+    """True is 'full' and False 'none'."""
+    words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
+    if value not in words:
+        raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
+    return words[value]
+
+
+def floats() -> list[str]:
+    """What `dtype` takes."""
+    from ..dtypes import DTYPES
+
+    return [d.name for d in DTYPES.values() if d.kind == "f"]
+
+
+# --- the groups -------------------------------------------------------------------------------------------------------
+
+
+class Meaning(NamedTuple):
+    """What an option is for, its flat keyword, and what makes its value of what people write."""
+
+    help: str
+    keyword: str = ""
+    clean: Callable[[Any], Any] | None = None
+
+
+def option(default: Any, help: str, keyword: str = "", clean: Callable[[Any], Any] | None = None) -> Any:
+    """A field of a group."""
+    meaning = {"meaning": Meaning(help, keyword, clean)}
+    return field(default_factory=dict, metadata=meaning) if default == {} else field(default=default, metadata=meaning)
+
+
+@dataclass(frozen=True)
+class Select:
+    """What to read of a source; the same on every verb that reads."""
+
+    format: str | None = option(None, "The source's format, if it is ambiguous.", "from_")
+    include: Sequence[str] = option((), "Only tensors whose name fits.", clean=several)
+    exclude: Sequence[str] = option((), "No tensor whose name fits.", clean=several)
+    opaque: bool = option(False, "Read tensors out of pickles that name unknown classes; none is ever run.")
+    weights_only: bool = option(False, "Leave out optimizer slots, step counters and moving averages.")
+    ema: bool = option(False, "Put the moving averages in the place of the weights.")
+    keep_going: bool = option(False, "Leave out damaged tensors and list them.")
+    densify: bool = option(False, "Compute sparse and quantised tensors of PyTorch files.")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to do to names, layouts and dtypes on the way."""
+
+    converter: str | None = option(None, "Rename and rearrange by a converter: its name, a .toml file, or auto.")
+    inverse: bool = option(False, "Run the converter backwards.")
+    params: Mapping[str, Any] = option({}, "A number that the converter asks for.", "param", params)
+    renames: Sequence[str] = option((), "Rename by a template: 'enc/{x...}=dec/{x...}'.", "rename", renames)
+    scopes: Sequence[str] = option((), "Put a source's names under NAME (one for each source).", "scope", several)
+    dtype: str | None = option(None, "Cast floating-point tensors.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to write."""
+
+    format: str | None = option(None, "The target's format; else the suffix tells.", "to")
+    max_shard_size: int | None = option(None, "Split the output, e.g. at 5GB.", clean=size)
+    skip_unrepresentable: bool = option(False, "Leave out what the target cannot hold.")
+    force: bool = option(False, "Replace what exists.")
+    verify: Verify = option("receipts", "Read every byte back, or not even headers.", clean=verification)
+    sync: bool = option(True, "Wait until the output is on the disk.")
+    hash: bool | None = option(None, "Carry hashes in the metadata (default: where the format has no checksums).")
+    resume: bool = option(False, "Go on where a killed run stopped; if this one is, keep what it did.")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What it may cost."""
+
+    max_memory: int = option(MEMORY, "Bound on buffers (512MB).", clean=size)
+    jobs: int | None = option(None, "Threads (as many as processors, at most 8).")
+    map: Map | None = option(None, "What runs the jobs, instead of threads.")
+    progress: Progress | None = option(None, "Called with bytes done and bytes in all.")
+    engine: str = option("local", "Where jobs run: here, or on a cluster.")
+
+    @property
+    def workers(self) -> int:
+        """The number of threads."""
+        return self.jobs or max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4))
+
+
+class Options(NamedTuple):
+    """All groups of one call."""
+
+    select: Select
+    change: Change
+    target: Target
+    resources: Resources
+
+
+class Known(NamedTuple):
+    """One option as functions and the command line know it."""
+
+    keyword: str
+    group: type[Any]
+    field: str
+    default: Any
+    meaning: Meaning
+
+
+def _known(group: type[Any]) -> list[Known]:
+    rows = []
+    for f in fields(group):
+        meaning: Meaning = f.metadata["meaning"]
+        default = f.default if isinstance(f.default, (bool, str, int, tuple)) else None
+        rows.append(Known(meaning.keyword or f.name, group, f.name, default, meaning))
+    return rows
+
+
+KNOWN = {k.keyword: k for group in (Select, Change, Target, Resources) for k in _known(group)}
+SELECT, CHANGE, TARGET, RESOURCES = (
+    tuple(k.keyword for k in KNOWN.values() if k.group is group) for group in (Select, Change, Target, Resources)
+)
+
+
+def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
+    """Sort flat keywords into their groups. A group may be given whole; a keyword beside it replaces its field.
+
+    Raises UsageError for a keyword that is not allowed (of all, if none is named), with what is near.
+    """
+    groups: dict[str, Any] = {"select": Select(), "change": Change(), "target": Target(), "resources": Resources()}
+    allowed = allowed or tuple(KNOWN)
+    for name, value in given.items():
+        if name in groups:
+            groups[name] = value
+        elif name not in allowed:
+            near = nearest(name, allowed, 3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(allowed)}"
+            raise UsageError(f"there is no option {name!r}; {hint}")
+    for name in given.keys() - groups.keys():
+        known, value = KNOWN[name], given[name]
+        if value is not None:
+            value = known.meaning.clean(value) if known.meaning.clean else value
+            key = known.group.__name__.lower()
+            groups[key] = replace(groups[key], **{known.field: value})
+    return Options(**groups)
+
+
+# --- for a type checker, and for help() -------------------------------------------------------------------------------
+
+
+class SelectOptions(TypedDict, total=False):
+    """`Select` as keywords."""
+
+    from_: str | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    opaque: bool
+    weights_only: bool
+    ema: bool
+    keep_going: bool
+    densify: bool
+    select: Select
+
+
+class ChangeOptions(TypedDict, total=False):
+    """`Change` as keywords."""
+
+    converter: str | None
+    inverse: bool
+    param: Mapping[str, Any] | str | Sequence[str]
+    rename: Mapping[str, str] | str | Sequence[str]
+    scope: str | Sequence[str]
+    dtype: str | None
+    change: Change
+
+
+class TargetOptions(TypedDict, total=False):
+    """`Target` as keywords."""
+
+    to: str | None
+    max_shard_size: int | str | None
+    skip_unrepresentable: bool
+    force: bool
+    verify: bool | Verify
+    sync: bool
+    hash: bool | None
+    resume: bool
+    target: Target
+
+
+class ResourcesOptions(TypedDict, total=False):
+    """`Resources` as keywords."""
+
+    max_memory: int | str
+    jobs: int | None
+    map: Map | None
+    progress: Progress | None
+    engine: str
+    resources: Resources
+
+
+class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
+    """What verbs take that compare."""
+
+
+class ConvertOptions(ReadOptions, TargetOptions, total=False):
+    """What `convert` takes."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes(*keywords: str) -> Callable[[F], F]:
+    """Show the flat keywords of a function in its signature and its docstring, with what they mean."""
+
+    def shown(function: F) -> F:
+        own = inspect.signature(function)
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        kinds: Any = {**SelectOptions.__annotations__, **ChangeOptions.__annotations__}
+        kinds |= {**TargetOptions.__annotations__, **ResourcesOptions.__annotations__}
+        more = [
+            inspect.Parameter(
+                k, inspect.Parameter.KEYWORD_ONLY, default=KNOWN[k].default,
+                annotation=getattr(kinds[k], "__forward_arg__", kinds[k]),
+            )
+            for k in keywords
+        ]  # fmt: skip
+        function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+        lines = "\n".join(f"    {k:<22}{KNOWN[k].meaning.help}" for k in keywords)
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
+        return function
+
+    return shown

@@ -1,0 +1,91 @@
+"""Open sources: detect, read headers, select, and apply what is to change. No tensor is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .. import checkpoint
+from ..checkpoint import Checkpoint
+from ..dtypes import dtype
+from ..errors import UsageError
+from ..formats import detect
+from ..formats.reading import Reading
+from ..rules import passes
+from .options import SELECT, Change, Path, Select, bundle, takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import SelectOptions
+
+
+@takes(*(k for k in SELECT if k != "from_"))
+def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOptions]) -> Checkpoint:
+    """Open a checkpoint of any known format: a lazy mapping from names to tensors.
+
+    Only headers are read; `checkpoint[name].numpy()` reads a tensor. `path` is a file, a folder, a prefix or a URL;
+    `format` is needed where several fit. Raises a CkptError for anything that is not a sound checkpoint.
+    """
+    chosen = bundle(select, *SELECT).select
+    return opened(os.fspath(path), replace(chosen, format=format) if format else chosen)
+
+
+def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
+    """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes."""
+    found = whole(url, select)
+    if guard and found.hashes:
+        from ..verification.hashes import guarded
+
+        found = guarded(found)
+    return selected(found, select)
+
+
+def whole(url: str, select: Select) -> Checkpoint:
+    """Open one source with all its tensors."""
+    return detect.open_checkpoint(url, Reading(select.opaque, select.keep_going, select.densify), format=select.format)
+
+
+def selected(found: Checkpoint, select: Select) -> Checkpoint:
+    """Take what was selected."""
+    found = passes.select(passes.roles(found), select.include, select.exclude)
+    if select.ema:
+        found = passes.averages(found)
+    found = passes.weights_only(found) if select.weights_only else found
+    if select.keep_going:
+        from ..verification.hashes import salvaged
+
+        return salvaged(found)
+    return found
+
+
+@checkpoint.uncollected()
+def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+    """Open the sources and apply all passes: what the target shall hold, still without reading a tensor.
+
+    guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
+    """
+    if not sources:
+        raise UsageError("no source was given")
+    if change.scopes and len(change.scopes) != len(sources):
+        count = len(sources)
+        raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(change.scopes)}")
+    found = [opened(os.fspath(s), select, guard=guard) for s in sources]
+    if change.scopes:
+        found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
+    merged = passes.merge(found)
+    if change.converter or change.renames or change.inverse or change.params:
+        from ..rules import library
+
+        merged = library.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
+    return passes.cast(merged, dtype(change.dtype)) if change.dtype else merged
+
+
+def list_of(sources: Path | Sequence[Path]) -> list[Path]:
+    """One path, or many."""
+    return [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+
+
+__all__ = ["list_of", "open", "opened", "prepare", "selected", "whole"]

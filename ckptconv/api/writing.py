@@ -1,0 +1,214 @@
+"""Write a checkpoint: place, plan, run, seal, and confirm what was written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .. import checkpoint
+from ..checkpoint import Checkpoint, Note, Tensor, held
+from ..engine import ray
+from ..engine.plan import Plan, compile_plan
+from ..engine.run import How, Metadata, Outcome, execute
+from ..formats import table
+from ..formats.placement import Writer
+from ..formats.table import Format
+from ..messages import redacted
+from ..moves.budget import Budget
+from ..moves.read import hash_tensor
+from ..moves.sources import Sources
+from ..rules import passes
+from ..storage import files
+from ..verification.readback import confirm
+from .options import CHANGE, RESOURCES, SELECT, TARGET, Path, Resources, Target, Verify, bundle, takes, verification
+from .reading import list_of, prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import ConvertOptions, TargetOptions
+
+CONVERT = (*SELECT, *CHANGE, *TARGET, *RESOURCES)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did."""
+
+    sources: tuple[str, ...]
+    destination: str
+    source_format: str
+    target_format: str
+    tensors: int
+    bytes: int
+    seconds: float
+    files: tuple[str, ...]
+    notes: tuple[Note, ...]
+    loss: Mapping[str, tuple[int, int]]
+    verified_bytes: int
+    verify: Verify
+    damaged: Mapping[str, str] = field(default_factory=dict)  # tensors that were left out, and why
+
+    def to_json(self) -> dict[str, Any]:
+        out = asdict(self)
+        out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
+        return out
+
+
+def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
+    """Without what the target cannot hold."""
+    whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
+    for why in sorted(set(whys.values())):
+        checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
+    return checkpoint
+
+
+def plan_for(
+    checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources
+) -> tuple[Plan, Writer, Format]:
+    """Lay the checkpoint out at the destination."""
+    url = os.fspath(destination)
+    row = table.target(url, target.format, checkpoint.format)
+    writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
+    if target.skip_unrepresentable:
+        checkpoint = holdable(checkpoint, writer)
+    if _hashed(target, row):
+        from ..formats import hash_metadata
+
+        kept = checkpoint.metadata | hash_metadata.blank(checkpoint.tensors)
+        placement = writer.place(replace(checkpoint, metadata=kept))
+        hash_metadata.refuse_hashes(row, placement)
+    else:
+        placement = writer.place(checkpoint)
+    folder, _ = files.split(url.rstrip("/"))
+    memory = Budget.of(resources.max_memory, resources.workers)
+    moved = checkpoint.details.get("moved", {})
+    return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
+
+
+@takes(*CONVERT)
+def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
+    """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
+    select, change, target, resources = bundle(given)
+    checkpoint = prepare(list_of(sources), select, change, guard=target.verify != "none")
+    return plan_for(checkpoint, destination, target, resources)[0]
+
+
+@takes(*CONVERT)
+def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
+    """Convert one checkpoint (or several, merged) into one; the destination appears whole or not at all.
+
+    With no option only the format changes, which the destination's suffix selects: same names, same values, same
+    layout. Raises a CkptError that says what cannot be read, converted or written.
+    """
+    select, change, target, resources = bundle(given)
+    many = list_of(sources)
+    began = time.monotonic()
+    if resources.engine != "local":
+        many = [ray.absolute(os.fspath(s)) for s in many]
+        destination = ray.absolute(os.fspath(destination))
+    with files.record_stamps() as stamps:
+        checkpoint = prepare(many, select, change, guard=target.verify != "none")
+    if checkpoint.hashes and target.hash is None:  # verify="none": what was not compared gets no new hashes
+        target = replace(target, hash=False)
+    return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
+
+
+@checkpoint.uncollected()
+def write(
+    checkpoint: Checkpoint,
+    destination: Path,
+    target: Target = Target(),  # noqa: B008 - frozen
+    resources: Resources = Resources(),  # noqa: B008
+    sources: tuple[str, ...] = (),
+    began: float | None = None,
+    stamps: Mapping[str, files.Stamp] | None = None,
+) -> Report:
+    """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
+    began = time.monotonic() if began is None else began
+    verification(target.verify)
+    made, writer, row = plan_for(checkpoint, destination, target, resources)
+    url = os.fspath(destination)
+
+    def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
+        at = unpublished(files.split(url.rstrip("/"))[1])
+        confirm(made, outcome, url, row, full=target.verify == "full", at=at)
+
+    how = How(
+        force=target.force,
+        sync=target.sync,
+        resume=target.resume,
+        digest=target.verify == "full" or _hashed(target, row),
+        map=resources.map or ray.engine(resources.engine),
+        progress=resources.progress,
+        metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
+        stamps=stamps,
+        confirm=confirmed if target.verify != "none" else None,
+    )
+    outcome = execute(made, writer, how)
+    if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
+        confirm(made, outcome, url, row, full=target.verify == "full")
+    return Report(
+        sources=tuple(map(redacted, sources)),
+        destination=redacted(url),
+        source_format=checkpoint.format,
+        target_format=row.name,
+        tensors=len(made.tensors),
+        bytes=made.nbytes,
+        seconds=time.monotonic() - began,
+        files=tuple(f.name for f in made.placement.files),
+        notes=(*made.notes, *_cleared(outcome)),
+        loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
+        verified_bytes=outcome.verified,
+        verify=target.verify,
+        damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
+    )
+
+
+def _hashed(target: Target, row: Format) -> bool:
+    return row.hashes == "always" if target.hash is None else target.hash
+
+
+def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
+    """The metadata with the hashes, once the jobs are done."""
+    from ..formats import hash_metadata
+
+    def metadata(outcome: Outcome, sources: Sources) -> dict[str, str]:
+        found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
+        return checkpoint.metadata | hash_metadata.entries(made.tensors, found)
+
+    return metadata
+
+
+def _cleared(outcome: Outcome) -> list[Note]:
+    return [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+
+
+@takes(*(k for k in TARGET if k != "to"), *RESOURCES)
+def save(
+    tensors: Mapping[str, Any], path: Path, *, format: str | None = None, metadata: Mapping[str, str] | None = None,
+    **given: Unpack[TargetOptions],
+) -> Report:  # fmt: skip
+    """Write a mapping of arrays (or of tensors that `open` gave) to a file.
+
+    `format` is needed where the suffix does not tell; `metadata` replaces that of a checkpoint.
+    """
+    found = bundle(given, *TARGET, *RESOURCES)
+    target = replace(found.target, format=format) if format else found.target
+    made = {n: replace(t, name=n) if isinstance(t, Tensor) else _held(n, t) for n, t in tensors.items()}
+    ties = tensors.ties if isinstance(tensors, Checkpoint) else ()
+    if metadata is None:
+        metadata = tensors.metadata if isinstance(tensors, Checkpoint) else {}
+    return write(Checkpoint(made, dict(metadata), ties, "memory"), path, target, found.resources)
+
+
+def _held(name: str, array: Any) -> Tensor:
+    import numpy as np
+
+    return held(name, np.asarray(array))
+
+
+__all__ = ["Report", "convert", "dry_run", "holdable", "plan_for", "save", "write"]

@@ -1,0 +1,103 @@
+"""Options are declared once: the command line, Python's keywords and the pages agree."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+from typing import get_type_hints
+
+import pytest
+from kit import ROOT
+
+import ckptconv
+from ckptconv.api import options
+from ckptconv.cli.options import SPELLINGS, spelled
+
+
+def test_every_verb_and_every_option_is_on_a_page() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "make_options.py"))["pages"]()
+    assert {p.stem for p in made} == {"convert", "inspect", "diff", "verify", "match", "report", "zoo"}
+    assert [p.name for p, text in made.items() if p.read_text("utf-8") != text] == [], "python tools/make_options.py"
+
+
+@pytest.mark.parametrize("group", [options.Select, options.Change, options.Target, options.Resources])
+def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
+    """What a type checker sees is written out a second time; it is the same."""
+    typed = vars(options)[f"{group.__name__}Options"].__annotations__
+    declared = [k.keyword for k in options.KNOWN.values() if k.group is group]
+    assert [k for k in typed if k != group.__name__.lower()] == declared
+
+
+def test_every_spelling_is_of_an_option() -> None:
+    assert SPELLINGS.keys() <= options.KNOWN.keys()
+
+
+@pytest.mark.parametrize("verb", ["open", "save", "convert", "dry_run", "diff", "verify"])
+def test_help_shows_every_keyword(verb: str) -> None:
+    function = getattr(ckptconv, verb)
+    shown = [p.name for p in inspect.signature(function).parameters.values() if p.name in options.KNOWN]
+    assert shown
+    assert all(re.search(rf"^    {name} +\S", function.__doc__, re.M) for name in shown)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "given", "field", "kept"),
+    [
+        ("include", "bert*", "include", ("bert*",)),
+        ("include", ["a", "b"], "include", ("a", "b")),
+        ("rename", {"a": "b"}, "renames", ("a=b",)),
+        ("rename", "a=b", "renames", ("a=b",)),
+        ("param", {"heads": 12}, "params", {"heads": 12}),
+        ("param", ["heads=12", "kind=x"], "params", {"heads": 12, "kind": "x"}),
+        ("max_memory", "1GiB", "max_memory", 2**30),
+        ("max_shard_size", 1000, "max_shard_size", 1000),
+        ("verify", True, "verify", "full"),
+        ("verify", False, "verify", "none"),
+        ("from_", "tf", "format", "tf"),
+        ("to", None, "format", None),
+    ],
+)
+def test_what_people_write_for_a_value(keyword: str, given: object, field: str, kept: object) -> None:
+    group = options.KNOWN[keyword].group.__name__.lower()
+    assert getattr(getattr(options.bundle({keyword: given}), group), field) == kept
+
+
+def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
+    made = options.bundle({"target": options.Target(force=True, format="npz"), "to": "npy"})
+    assert made.target == options.Target(force=True, format="npy")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"dtyp": "float16"}, r"no option 'dtyp'; did you mean dtype\?"),
+        ({"verify": "sometimes"}, "verify is one of none, receipts, full; not 'sometimes'"),
+        ({"max_memory": "much"}, "'much' is not a size; write it like 512MB"),
+        ({"param": "heads"}, "takes NAME=VALUE, not 'heads'"),
+    ],
+)
+def test_a_mistaken_keyword_is_a_usage_error(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ckptconv.UsageError, match=says):
+        options.bundle(given)
+
+
+@pytest.mark.parametrize(
+    ("said", "spelt"),
+    [
+        ("exists; force=True replaces it", "exists; --force replaces it"),
+        ("say which with from_='tf'", "say which with --from 'tf'"),
+        ("leave some out with exclude= or rename=:", "leave some out with --exclude or --rename:"),
+        ("give each a scope=NAME:", "give each a --scope NAME:"),
+        ("leave it out (hash=False)", "leave it out (--no-hash)"),
+        ("choose one with converter=", "choose one with -c"),
+        ("a tensor x.force=True", "a tensor x.force=True"),
+        ("format=hdf5", "format=hdf5"),
+    ],
+)
+def test_messages_of_the_library_are_spelt_for_the_command_line(said: str, spelt: str) -> None:
+    assert spelled(said) == spelt
+
+
+def test_literals_are_types() -> None:
+    assert get_type_hints(options.Target)["verify"] == options.Verify

@@ -1,0 +1,58 @@
+"""Fill the tables of options in docs/: every verb has a page, and every option a row of it, with its keyword in Python.
+
+python tools/make_options.py; a test says when a page is stale.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ckptconv.api.options import KNOWN
+from ckptconv.cli.main import app
+
+DOCS = Path(__file__).parent.parent / "docs"
+ELSEWHERE = {"formats": "convert", "converters": "convert"}  # verbs without a page of their own
+
+
+def rows(command: Any) -> list[list[str]]:
+    """Flags, keyword and help of the options of a command."""
+    out = []
+    for p in command.params:
+        if p.param_type_name != "option" or p.name == "help":
+            continue
+        takes = "" if p.is_flag else f" {p.metavar or p.type.name.upper()}"
+        names = ", ".join(f"`{n}`" for n in (*p.opts, *p.secondary_opts))
+        names = names[:-1] + f"{takes}`" if takes else names
+        out.append([names.replace("|", "\\|"), f"`{p.name}`" if p.name in KNOWN else "", p.help.replace("|", "\\|")])
+    return out
+
+
+def tables(verb: str, command: Any) -> str:
+    """The options of a verb, and of the verbs below it."""
+    below = getattr(command, "commands", {})
+    lines = [["option", "in Python", ""], [":--", ":--", ":--"], *rows(command)]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return text + "".join(f"\n`{verb} {name}`:\n\n{tables(f'{verb} {name}', inner)}" for name, inner in below.items())
+
+
+def pages() -> dict[Path, str]:
+    """Every page with its tables made anew."""
+    made: dict[Path, str] = {}
+    for verb, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        path = DOCS / f"{ELSEWHERE.get(verb, verb)}.md"
+        pattern = rf"(<!-- generated: options of {verb} -->\n\n).*?(\n<!-- end -->)"
+        text = made.get(path) or path.read_text(encoding="utf-8")
+        table = tables(verb, command).replace("\\", "\\\\")
+        made[path], found = re.subn(pattern, rf"\g<1>{table}\g<2>", text, flags=re.S)
+        if found != 1:
+            raise SystemExit(f"{path.name} has no place for the options of {verb}")
+    return made
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
