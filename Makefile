@@ -1,38 +1,128 @@
-# make demo: convert a real checkpoint and show what came out.  make test: everything CI checks.
+# make help lists what there is. PYTHON makes the virtual environments, each of which a target sets up when it needs it.
 PYTHON ?= python3
 VENV ?= .venv
-BIN = $(VENV)/bin
+QUICK ?= $(VENV)-quick
+FUZZ ?= $(VENV)-fuzz
+PROTO ?= $(VENV)-proto
+LOCK ?= $(VENV)-lock
+SHELL = bash
+MINUTES ?= 60
+FAMILIES ?=
+BENCH ?= build/bench
+bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN = $(call bin,$(VENV))
+PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
 
-.PHONY: demo test check lint clean
+.PHONY: help quick format lint schemas test check docs fixtures proto fuzz bench build lock audit demo clean
 
-demo: $(VENV)/core.done
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+quick: $(QUICK)/quick.done ## tests that need no framework and are not slow
+	$(call bin,$(QUICK))/python $(PYTEST) -m "not slow"
+
+format: $(VENV)/lint.done ## format the code, with the fixes that ruff is sure of
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/lint.done ## ruff, its formatting, mypy in strict mode, the syntax of .github and CITATION.cff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@if $(BIN)/check-jsonschema --version >/dev/null 2>&1; then $(MAKE) -s schemas; else \
+	  echo "not checked against schemas, which takes Python 3.11: .github and CITATION.cff"; fi
+
+schemas:
+	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(SCHEMA) custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(SCHEMA) vendor.dependabot .github/dependabot.yml
+	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/[0-9]*.yml
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.citation-file-format CITATION.cff
+SCHEMA = $(BIN)/check-jsonschema -q --builtin-schema
+
+test: $(VENV)/test.done lint ## make lint, then all tests, with TensorFlow and PyTorch
+	$(MAKE) check
+
+# Ray by itself: its driver ends the process it is in when the machine is too busy to answer the cluster in time
+check:
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py
+	$(BIN)/python -m pytest -q tests/engine/test_ray.py
+
+docs: $(VENV)/core.done ## the tables in README.md and docs/formats.md
+	$(BIN)/python tools/make_formats.py
+	$(BIN)/python tools/make_readme.py
+
+fixtures: $(VENV)/core.done ## the hostile files and the manifest
+	for made in fixtures/make/hostile_*.py; do $(BIN)/python -W ignore $$made || exit 1; done
+	$(BIN)/python tools/manifest.py
+
+proto: $(PROTO)/proto.done ## messages_pb2.py and its stub, from messages.proto
+	$(call bin,$(PROTO))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+	  ckptconv/formats/tensorflow/messages.proto
+	stub=ckptconv/formats/tensorflow/messages_pb2.pyi && printf '# mypy: ignore-errors\n%s\n' "$$(cat $$stub)" > $$stub
+
+fuzz: $(FUZZ)/fuzz.done ## findings, and a table of what ran; MINUTES=60 FAMILIES="tf hdf5"
+	PYTHON=$(abspath $(call bin,$(FUZZ)))/python fuzz/run.sh $(MINUTES) $(FAMILIES)
+
+bench: $(VENV)/test.done ## figures for docs/performance.md, on a machine that does nothing else
+	$(BIN)/python benchmarks/make_files.py $(BENCH) 0.4 1.3 5
+	$(BIN)/python benchmarks/run.py --files $(BENCH)
+
+build: $(VENV)/build.done ## the wheel and the source distribution, in dist/
+	rm -rf dist
+	$(BIN)/python -m build $(if $(LOCKED),--no-isolation)
+
+lock: $(LOCK)/lock.done ## requirements/*.txt: the newest versions, with digests, and the oldest that pyproject.toml allows
+	for group in lint quick build audit; do $(COMPILE) --upgrade --generate-hashes --universal \
+	  --group $$group --group backend -o requirements/$$group.txt || exit 1; done
+	$(COMPILE) --upgrade --resolution lowest-direct --extra http --extra match --extra report -o requirements/oldest.txt
+COMPILE = $(call bin,$(LOCK))/uv pip compile -q --no-header --no-annotate --python-version 3.10 pyproject.toml
+
+audit: $(VENV)/audit.done ## ask the advisory database about requirements/*.txt
+	for file in requirements/*.txt; do $(BIN)/pip-audit --disable-pip --no-deps -r $$file || exit 1; done
+
+demo: $(VENV)/core.done ## convert a real checkpoint and show what came out
 	@mkdir -p build
 	$(BIN)/ckptconv fixtures/g2p_en -o build/g2p_en.safetensors --weights-only --force
 	$(BIN)/ckptconv inspect build/g2p_en.safetensors
 
-test: $(VENV)/test.done
-	$(MAKE) check BIN=$(BIN)
+clean: ## remove what these targets made
+	rm -rf $(VENV) $(QUICK) $(FUZZ) $(PROTO) $(LOCK) .mypy_cache .ruff_cache .pytest_cache build dist
 
-# Ray by itself: its driver ends the process it is in when the machine is too busy to answer the cluster in time
-check: lint
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --ignore tests/engine/test_ray.py
-	$(BIN)/python -m pytest -q tests/engine/test_ray.py
+# Environments. LOCKED=1 installs what requirements/*.txt lists, each file by its digest: for machines that build and release.
+install = $(call bin,$(@D))/python -m pip install -q
 
-lint:
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+ifdef LOCKED
 
-$(VENV)/core.done: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e .
+%.done: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(install) --require-hashes -r requirements/$(*F).txt
+	$(install) --no-deps --no-build-isolation -e .
 	touch $@
 
-# torch comes first and pinned: what else needs it must not fetch another build
+else
+
+$(VENV)/core.done $(QUICK)/core.done $(FUZZ)/core.done $(PROTO)/core.done $(LOCK)/core.done: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(install) --upgrade "pip>=25.1" # knows dependency groups
+	$(install) -e .
+	touch $@
+
+# torch comes first: what else needs it would fetch another build
 $(VENV)/test.done: $(VENV)/core.done
-	$(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q --group test
+	$(install) torch==2.13.0
+	$(install) --group test
 	touch $@
 
-clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+%.done: # the group of this name
+	$(install) --group $(*F)
+	touch $@
+
+$(VENV)/lint.done $(VENV)/build.done $(VENV)/audit.done: $(VENV)/core.done
+$(QUICK)/quick.done: $(QUICK)/core.done
+$(FUZZ)/fuzz.done: $(FUZZ)/core.done
+$(PROTO)/proto.done: $(PROTO)/core.done
+$(LOCK)/lock.done: $(LOCK)/core.done
+
+endif

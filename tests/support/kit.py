@@ -11,7 +11,7 @@ import numpy as np
 
 from ckptconv.testing import Subject
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
 SHARED = Path(os.environ.get("CKPTCONV_SHARED", ROOT.parent / "shared"))  # large checkpoints that are not shipped
 # Every format that is written, as `ckptconv.testing` wants it described.
