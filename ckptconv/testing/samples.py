@@ -1,0 +1,70 @@
+"""Tiny tensors of every dtype and awkward shape, and awkward names: what a format must keep or refuse by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import Checkpoint, held, plain, view
+from ..dtypes import DTYPES, DType
+from ..moves.part import Held
+
+SEED = 20
+
+
+def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[Any, Any]:
+    """An array of random bit patterns that are valid for the dtype: NaN payloads, infinities and -0.0 among them."""
+    rng = np.random.default_rng(seed)
+    if kind.kind == "s":
+        texts = [bytes(rng.integers(0, 256, n, dtype="u1")) for n in rng.integers(0, 9, int(np.prod(shape)))]
+        out = np.empty(len(texts), object)
+        out[:] = texts
+        return out.reshape(shape)
+    raw: np.ndarray[Any, Any] = rng.integers(0, 256, (*shape, kind.itemsize), dtype="u1")
+    if kind.kind == "b":
+        raw &= 1
+    if small := re.fullmatch(r"(int|uint|float)([24])(_e2m1fn)?", kind.name):
+        width = 8 - int(small[2])
+        raw = (raw << width).view("i1" if small[1] == "int" else "u1") >> width
+    return np.ascontiguousarray(raw).reshape(-1).view(kind.np).reshape(shape)
+
+
+def edges(kind: DType) -> np.ndarray[Any, Any]:
+    """Zeros of both signs, the smallest subnormals, infinities, and a NaN with a payload."""
+    word = kind.itemsize * 8
+    top, ones = 1 << (word - 1), (1 << word) - 1
+    return np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.np)
+
+
+def zoo() -> Checkpoint:
+    """Tiny tensors of every dtype and of every awkward shape, under tame names."""
+    tensors = [plain(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
+    for row in DTYPES.values():
+        if row.kind == "f" and row.itemsize > 1:
+            tensors.append(held(f"edges/{row.name}", edges(row)))
+    for i, shape in enumerate([(), (1,), (0,), (0, 3), (3, 0, 2), (1, 1, 1), (2, 1, 3, 1, 2), (7, 5)]):
+        tensors.append(held(f"shape/s{i}", bits(DTYPES["float32"], shape, i)))
+        tensors.append(held(f"shape/b{i}", bits(DTYPES["bool"], shape, i)))
+    base = Held(bits(DTYPES["float32"], (24,)))
+    f4 = DTYPES["float32"]
+    tensors.append(view("view/transposed", f4, (4, 3, 2), base, offset=0, strides=(1, 4, 12)))
+    tensors.append(view("view/sliced", f4, (3, 2), base, offset=5, strides=(6, 3)))
+    tensors.append(view("view/expanded", f4, (4, 3), base, offset=2, strides=(0, 1)))
+    return Checkpoint({t.name: t for t in tensors})
+
+
+NAMES = (
+    "plain", "dots.and.more", "group/inside", "layer_1/kernel", "layer_10/kernel", "layer_2/kernel", "with space",
+    "Upper", "upper", "trailing:0", "é/ü", "日本語", "😀", "e\u0301", 'quote"s', "back\\slash", "per%2Fcent",
+    "tab\tline\nbreak", "bell\x07", "nul\0byte", "/absolute", "../outside", "a//b", ".", "dir/", ".hidden",
+    "__metadata__", "file.npy", "long" * 100, "*?<>|", "half\ud800", "'); --", "-o", "_CHECKPOINTABLE_OBJECT_GRAPH",
+)  # fmt: skip
+MORE_NAMES = ("", "..", "file")  # where '/' nests, these are groups above; where files are suffixed, they clash
+
+
+def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
+    """One small tensor under every awkward name."""
+    return Checkpoint({n: held(n, np.array([i, -i], "i4")) for i, n in enumerate(names)})
