@@ -743,8 +743,9 @@ def attempt(family: str, data: bytes, home: Path) -> int:
 def read(path: Path, format: str | None, options: dict[str, Any]) -> int:
     """Open, and read tensors of a reasonable size."""
     from ckptconv.formats.detect import open_checkpoint
+    from ckptconv.formats.reading import Reading
 
-    found, left = open_checkpoint(str(path), format=format, **options), 4 * READ
+    found, left = open_checkpoint(str(path), Reading(**options), format=format), 4 * READ
     for tensor in found.values():
         if tensor.nbytes <= min(READ, left):
             left -= tensor.nbytes
