@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from families import FAMILIES, ROOT, attempt
+from families import FAMILIES, ROOT
 
 FORMATS = ROOT / "ckptconv" / "formats"
 WRITERS = {"writing.py", "write.py", "saver.py", "layout.py", "messages_pb2.py"}
@@ -38,7 +38,7 @@ def trace(data: bytes, family: str, home: Path, seen: Lines) -> None:
 
     sys.settrace(enter)  # anew each time: a RecursionError ends it
     with suppress(Exception):
-        attempt(family, data, home)
+        FAMILIES[family].attempt(data, home)
     sys.settrace(None)
 
 

@@ -55,7 +55,7 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.rules.converter
     import ckptconv.rules.library
     import ckptconv.rules.lint
-from families import FAMILIES, LARGEST, attempt, dictionary, packed, records, seeds
+from families import FAMILIES, LARGEST, dictionary, packed, records
 
 from ckptconv.errors import CkptError
 
@@ -75,7 +75,7 @@ def layouts(family: str, home: Path) -> Callable[[bytes], object]:
         if data:
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
-            attempt(family, data, home)
+            FAMILIES[family].attempt(data, home)
 
     return run
 
@@ -83,7 +83,7 @@ def layouts(family: str, home: Path) -> Callable[[bytes], object]:
 def mutated(family: str, data: bytes, largest: int, seed: int) -> bytes:
     """Change one record of an input that is records, so that its lengths stay right; else libFuzzer's own way."""
     choose = random.Random(seed)
-    ways = FAMILIES.get(family)
+    ways = FAMILIES[family].ways
     if not ways or not data or not ways[data[0] % len(ways)].packed or choose.random() < 0.1:
         return bytes(atheris.Mutate(data, largest))
     pairs = records(data[1:])
@@ -161,14 +161,14 @@ def main() -> None:
     family, work = sys.argv[1], Path(sys.argv[2]).absolute()
     corpus = work / "corpus" / family
     corpus.mkdir(parents=True, exist_ok=True)
-    for seed in seeds(family):
+    for seed in FAMILIES[family].seeds():
         (corpus / f"seed-{_short(seed)}").write_bytes(seed)
     judge = Judge(family, work)
     with open("/proc/self/statm") as f:
         now = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
     words = work / f"{family}.dict"
-    words.write_text(dictionary(family))
+    words.write_text(dictionary(FAMILIES[family]))
     options = [f"-max_len={LARGEST}", "-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1", "-len_control=0"]
     options += ["-report_slow_units=60"]
     options += [f"-artifact_prefix={work}/findings/{family}-", f"-dict={words}", *sys.argv[3:]]
