@@ -20,7 +20,7 @@ from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import strings
 from .bundle import OBJECT_GRAPH
 from .locate import prefix_of
-from .table import build
+from .table_write import build
 
 STATE = "checkpoint"
 
