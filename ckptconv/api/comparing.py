@@ -40,7 +40,8 @@ def diff(
 
     select, change, _, resources = bundle(given, *READ)
     left = prepare([a], select, change)
-    right = opened(os.fspath(b), replace(select, format=None, include=(), exclude=(), ema=False))
+    other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
+    right = opened(os.fspath(b), other)
     if select.include or select.exclude:
         renames = change.converter or change.renames
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)

@@ -102,6 +102,8 @@ class Select:
     """What to read of a source; the same on every verb that reads."""
 
     format: str | None = option(None, "The source's format, if it is ambiguous.", "from_")
+    at: str | None = option(None, "One entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...")
+    strip_prefix: Sequence[str] = option((), "Take prefixes off names: module.,_orig_mod.", clean=several)
     include: Sequence[str] = option((), "Only tensors whose name fits.", clean=several)
     exclude: Sequence[str] = option((), "No tensor whose name fits.", clean=several)
     opaque: bool = option(False, "Read tensors out of pickles that name unknown classes; none is ever run.")
@@ -217,6 +219,8 @@ class SelectOptions(TypedDict, total=False):
     """`Select` as keywords."""
 
     from_: str | None
+    at: str | None
+    strip_prefix: str | Sequence[str]
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     opaque: bool

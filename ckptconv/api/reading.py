@@ -13,7 +13,8 @@ from ..dtypes import dtype
 from ..errors import UsageError
 from ..formats import detect
 from ..formats.reading import Reading
-from ..rules import passes
+from ..rules import passes, prefixes
+from ..rules.averages import averages
 from .options import SELECT, Change, Path, Select, bundle, takes
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     `format` is needed where several fit. Raises a CkptError for anything that is not a sound checkpoint.
     """
     chosen = bundle(select, *SELECT).select
-    return opened(os.fspath(path), replace(chosen, format=format) if format else chosen)
+    return prefixes.hinted(opened(os.fspath(path), replace(chosen, format=format) if format else chosen))
 
 
 def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
@@ -50,9 +51,14 @@ def whole(url: str, select: Select) -> Checkpoint:
 
 def selected(found: Checkpoint, select: Select) -> Checkpoint:
     """Take what was selected."""
-    found = passes.select(passes.roles(found), select.include, select.exclude)
+    if select.at:
+        found = prefixes.at(found, select.at)
+    found = passes.roles(found)
     if select.ema:
-        found = passes.averages(found)
+        found = averages(found)
+    if select.strip_prefix:
+        found = prefixes.strip(found, select.strip_prefix)
+    found = passes.select(found, select.include, select.exclude)
     found = passes.weights_only(found) if select.weights_only else found
     if select.keep_going:
         from ..verification.hashes import salvaged
@@ -80,7 +86,7 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
         from ..rules import library
 
         merged = library.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
-    return passes.cast(merged, dtype(change.dtype)) if change.dtype else merged
+    return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
 
 
 def list_of(sources: Path | Sequence[Path]) -> list[Path]:

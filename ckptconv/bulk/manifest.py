@@ -44,6 +44,7 @@ class Row(NamedTuple):
 # key of a manifest: the part of the settings, its field, and whether it is a list, a flag or a number
 KEYS: dict[str, tuple[str, str, type[Any]]] = {
     "from": ("select", "format", str), "include": ("select", "include", list), "exclude": ("select", "exclude", list),
+    "at": ("select", "at", str), "strip_prefix": ("select", "strip_prefix", list),
     "opaque": ("select", "opaque", bool), "weights_only": ("select", "weights_only", bool),
     "ema": ("select", "ema", bool), "converter": ("change", "converter", str), "inverse": ("change", "inverse", bool),
     "params": ("change", "params", dict), "rename": ("change", "renames", list), "dtype": ("change", "dtype", str),

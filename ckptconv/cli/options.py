@@ -33,6 +33,8 @@ class Spelling(NamedTuple):
 # Those that are not simply --keyword, a switch that is off.
 SPELLINGS: dict[str, Spelling] = {
     "from_": Spelling(TEXT, ("--from",), "FORMAT", complete.readable),
+    "at": Spelling(TEXT, (), "ENTRY"),
+    "strip_prefix": Spelling(TEXTS, (), "PREFIX[,PREFIX]"),
     "include": Spelling(TEXTS, (), "GLOB", complete.tensors),
     "exclude": Spelling(TEXTS, (), "GLOB", complete.tensors),
     "converter": Spelling(TEXT, ("--converter", "-c"), "NAME|FILE|auto", complete.converters),

@@ -3,7 +3,8 @@
     roles            say which tensors are optimizer slots, step counters or moving averages, by their names
     select           keep what the globs include and do not exclude
     weights_only     drop all that is not a weight
-    averages         put moving averages in the place of their weights
+    averages         put moving averages in the place of their weights (averages.py)
+    at, strip        one entry of a nested checkpoint; names without the prefixes of wrappers (prefixes.py)
     scope, merge     several checkpoints under one roof
     cast             change the dtype of the floating-point tensors
 
@@ -21,6 +22,7 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
 from ..messages import listing, nearest, printable
+from .averages import AVERAGE
 from .templates import separator
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -31,7 +33,6 @@ SLOT = re.compile(
     r"|/(?:adam|lamb|adamw|adafactor|lars|rmsprop|adagrad|momentum)_(?:m|v|vr|vc|u|ms|mom|acc)"
     r"|_slot_[a-z]{1,2})"
 )
-AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 STEP = re.compile(
     r"(?:.*/)?(?:global_step|save_counter|beta[12]_power(?:_\d+)?|_?iterations|train_steps?|current_step)"
 )
@@ -121,34 +122,6 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     return checkpoint.with_tensors(keep, *([Note("dropped", "no weights, by role", left)] if left else []))
-
-
-def averages(checkpoint: Checkpoint) -> Checkpoint:
-    """Put each moving average under its weight's name; UsageError if there is none."""
-    shadow = {m["base"]: t for n, t in checkpoint.tensors.items() if (m := AVERAGE.fullmatch(n))}
-    if not shadow:
-        raise UsageError("this checkpoint has no moving averages (NAME/ExponentialMovingAverage)")
-    bad = [n for n, t in shadow.items() if n in checkpoint.tensors and checkpoint.tensors[n].shape != t.shape]
-    if bad:
-        raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
-    out = _averaged(checkpoint, shadow)
-    plain = tuple(n for n, t in out.items() if not t.role and n not in shadow)
-    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in shadow if n in checkpoint.tensors))]
-    if plain:
-        notes.append(Note("hint", "have no moving average and stay as they are", plain))
-    return checkpoint.with_tensors(out, *notes)
-
-
-def _averaged(checkpoint: Checkpoint, shadow: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors, with the averages under the names of their weights."""
-    out = {}
-    for name, t in checkpoint.tensors.items():
-        m = AVERAGE.fullmatch(name)
-        if m is None:
-            out[name] = replace(shadow[name], name=name, role="") if name in shadow else t
-        elif m["base"] not in checkpoint.tensors:
-            out[m["base"]] = replace(t, name=m["base"], role="")
-    return out
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:

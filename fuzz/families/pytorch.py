@@ -31,8 +31,9 @@ from .common import (
 
 def torch_pickle(data: bytes, folder: Path) -> Laid:
     """The bytes are the pickle of a sound archive, whose storages are as large as the pickle says."""
+    from ckptconv.formats.pytorch.known import TORCH
     from ckptconv.formats.pytorch.pickle import load
-    from ckptconv.formats.pytorch.rebuild import TORCH, Storage
+    from ckptconv.formats.pytorch.views import Storage
 
     sizes: dict[str, int] = {}
 

@@ -308,6 +308,29 @@ def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[b
         raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
 
 
+def contents(f: Ranges, m: Member, piece: int = 2**20) -> Iterator[bytes]:
+    """A member's bytes, unpacked; CorruptCheckpoint where they are not as many as announced or have another CRC-32."""
+    raw = unpack(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece)
+    left, value = m.size, 0
+    for data in raw:
+        left -= len(data)
+        if left < 0:
+            break
+        value = zlib.crc32(data, value)
+        yield data
+    if left:
+        which = "more" if left < 0 else "fewer"
+        text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
+        raise CorruptCheckpoint(text, url=f.url)
+    if m.crc and value != m.crc:
+        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
+
+
+def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
+    for at in range(0, m.size, piece):
+        yield f.read(m.start + at, min(piece, m.size - at))
+
+
 # --- writing ----------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""torch.save's zip: a pickle of the object and one stored member per storage.
+"""torch.save's zip: a pickle of the object and one member per storage, stored; deflated ones are read as well.
 
     R/data.pkl        the object; a storage is the persistent id ("storage", torch.FloatStorage, "0", "cpu", numel)
     R/byteorder       "little" or "big"; absent: little
@@ -11,26 +11,28 @@ R is any one folder. Only the storage's bytes are referred to, none is read here
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
-from ...moves.part import Span
+from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.zip import Member, members
+from ..containers.zip import STORED, Member, contents, members
 from ..placement import Writer
 from ..reading import Reading
 from .flatten import checkpoint
+from .known import TORCH
 from .pickle import load
 from .plain import shown
-from .rebuild import TORCH, Storage, StorageType
+from .views import Storage, StorageType
 
 MAX_PICKLE = 2**31 - 1
+EXPANSION = 64  # bytes of a pickle for each deflated byte
 MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
 VERSIONS = range(1, 11)
 SUFFIXES = (".pt", ".pth", ".bin")
@@ -80,7 +82,7 @@ class Archive:
     base: int  # where the zip begins in the file
     members: dict[str, Member]
     swapped: bool
-    known: dict[tuple[str, str], Storage] = field(default_factory=dict)
+    known: dict[str, Storage] = field(default_factory=dict)
 
     def pickle(self, f: Ranges, name: str) -> bytes:
         """Read one of the pickles, and check it."""
@@ -100,12 +102,16 @@ class Archive:
             proper = type(kind) is StorageType and type(key) is str and len(key) <= MAX_STORAGE_KEY
             if not proper or type(count) is not int or count < 0:
                 raise CorruptCheckpoint(f"a storage is described by {shown(pid)}", url=self.url)
-            found = self.known.get((f"{folder}/{key}", kind.name))
+            name = f"{folder}/{key}"
+            found = self.known.get(name)
             if found is None:
-                found = self.known[f"{folder}/{key}", kind.name] = self._storage(f"{folder}/{key}", kind, count)
+                found = self.known[name] = self._storage(name, kind, count)
             elif found.size != -(-count * kind.bits // 8):
                 raise CorruptCheckpoint(f"the storage {shown(key)} is given two sizes", url=self.url)
-            return found
+            elif found.type != kind and found.size:  # torch takes the first for all; of nothing it keeps nothing
+                both = f"{found.type.name} and {kind.name}"
+                raise UnsafeCheckpoint(f"the storage {shown(key)} is given two types, {both}", url=self.url)
+            return found._replace(type=kind) if found.type != kind else found
 
         return find
 
@@ -114,19 +120,22 @@ class Archive:
         size = -(-count * kind.bits // 8)
         if m is None:
             raise CorruptCheckpoint(f"has no member {printable(name)}, which a tensor needs", url=self.url)
-        if m.method:
-            raise CorruptCheckpoint(f"the member {printable(name)} is compressed; torch stores them", url=self.url)
         if m.size != size:
             raise CorruptCheckpoint(
                 f"the member {printable(name)} has {m.size} bytes where {count} elements of {kind.name} need {size}",
                 url=self.url,
             )
-        span = Span(self.url, self.base + m.start, m.size, f"crc32:{m.crc:08x}" if m.crc else "")
-        return Storage(kind, name, span, size, swapped=self.swapped)
+        data: Data = Span(self.url, self.base + m.start, m.size, f"crc32:{m.crc:08x}" if m.crc else "")
+        if m.method != STORED:
+            if self.base:
+                text = f"the member {printable(name)} is compressed in an archive within a file, which is not read"
+                raise CorruptCheckpoint(text, url=self.url)
+            data = Coded(__name__, self.url, m.name, m.size)
+        return Storage(kind, name, data, size, swapped=self.swapped)
 
     def notes(self) -> list[Note]:
         """What no tensor referred to."""
-        used = {name for name, _ in self.known}
+        used = self.known
         left = [n for n in self.members if n.startswith(("data/", "constants/")) and n not in used and n[-1] != "/"]
         return [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
 
@@ -149,12 +158,19 @@ def enter(f: Ranges, base: int = 0) -> Archive:
 
 
 def _read(f: Ranges, m: Member, limit: int) -> bytes:
-    """Read a small stored member whole and check its CRC-32."""
-    if m.method:
-        raise CorruptCheckpoint(f"the member {printable(m.name)} is compressed; torch stores it", url=f.url)
-    if m.size > limit:
+    """Read a small member whole and check its CRC-32."""
+    if m.size > limit or m.size > EXPANSION * m.packed + 2**16:
         raise UnsafeCheckpoint(f"the member {printable(m.name)} has {m.size} bytes, {limit} are sensible", url=f.url)
-    raw = f.read(m.start, m.size)
-    if m.crc and zlib.crc32(raw) != m.crc:
-        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
-    return raw
+    return b"".join(contents(f, m))
+
+
+@lru_cache(maxsize=8)
+def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
+    with Reader(url) as f:
+        return members(f)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of a deflated storage."""
+    with Reader(coded.url) as f:
+        yield from contents(f, _directory(coded.url, f.stamp)[coded.key])

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...errors import CorruptCheckpoint
+from ...dtypes import DTYPES
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import elements
 from ..numpy.text import check_text
 from .plain import Known, shown
@@ -23,23 +24,31 @@ _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O
 
 
 class ArrayType:
-    """A numpy dtype: how numpy spells it, or the name of one of ml_dtypes; `order` is '<', '>' or '|'."""
+    """A numpy dtype: how numpy spells it, or the name of one of ml_dtypes; its state says the byte order."""
 
-    __slots__ = ("order", "spelling")
+    __slots__ = ("copied", "order", "spelling", "used")
 
-    def __init__(self, spelling: object, *_: object) -> None:
+    def __init__(self, spelling: object, align: object = False, copy: object = False) -> None:
         if type(spelling) is bytes:
             spelling = spelling.decode("latin1")
         if type(spelling) is not Known and (type(spelling) is not str or not _SPELLING.match(spelling)):
             raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {shown(spelling)}")
         self.spelling = spelling.path if type(spelling) is Known else str(spelling)
-        self.order = "|"
+        self.copied = bool(copy)  # else it is one of NumPy's own, whose state cannot be set
+        self.order = ""
+        self.used = False
 
     def build(self, state: Any) -> None:
-        if type(state) is not tuple or len(state) < 5 or state[1] not in ("<", ">", "|", "="):
-            raise CorruptCheckpoint("the state of a pickled numpy dtype is not understood")
-        if state[2] is not None or state[3] is not None:
-            raise CorruptCheckpoint("a structured numpy dtype is no tensor's dtype")
+        """(version, byte order, subarray, names, fields, size, alignment, flags): only the order is taken."""
+        if type(state) is not tuple or len(state) not in (8, 9) or state[1] not in ("<", ">", "|", "="):
+            raise CorruptCheckpoint(f"the state of a pickled numpy dtype is {shown(state)}")
+        if any(part is not None for part in state[2:5]):
+            raise CorruptCheckpoint("a structured numpy dtype is not a tensor's dtype")
+        if self.used or self.order or not self.copied:
+            raise UnsafeCheckpoint("a pickled numpy dtype is given a state where NumPy ignores it or arrays use it")
+        sizes = (-1, 0, self.numpy().itemsize)
+        if self.numpy().char in "SUV" and state[5] not in sizes:
+            raise UnsafeCheckpoint(f"a pickled numpy dtype {self.spelling} is given the size {shown(state[5])}")
         self.order = state[1]
 
     def numpy(self) -> Any:
@@ -53,7 +62,14 @@ class ArrayType:
             kind = np.dtype(self.spelling)
         except TypeError:
             raise CorruptCheckpoint(f"numpy has no dtype {self.spelling!r}") from None
-        return kind.newbyteorder(">") if self.order == ">" else kind
+        order: Any = "=" if self.order == "|" else self.order
+        return kind.newbyteorder(order) if order else kind
+
+    def torch_name(self) -> str:
+        """What torch.from_numpy makes of it, or ''."""
+        kind = self.numpy()
+        row = DTYPES.get(kind.name)
+        return row.torch or "" if row and kind.isnative and kind.kind in "biufc" else ""
 
 
 class PickledArray:
@@ -74,8 +90,10 @@ class PickledArray:
         self.fill(*state[-4:])
 
     def fill(self, shape: Any, kind: Any, fortran: Any, items: Any) -> None:
+        if self.items is not None:
+            raise UnsafeCheckpoint("a pickled numpy array is filled twice")
         if type(items) is str:  # Python 2's bytes, when they happen to be text
-            items = items.encode("utf-8")
+            items = items.encode("latin1")
         if type(shape) is not tuple or any(type(n) is not int for n in shape) or type(kind) is not ArrayType:
             raise CorruptCheckpoint("a pickled numpy array has no proper shape or dtype")
         if type(items) is list:
@@ -84,6 +102,7 @@ class PickledArray:
             size, have = elements(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
         if size != have or (kind.spelling[:1] == "O") != (type(items) is list):
             raise CorruptCheckpoint(f"a pickled numpy array of shape {list(shape)} holds {have} instead of {size}")
+        kind.used = True
         self.shape, self.kind, self.fortran, self.items = shape, kind, bool(fortran), items
 
     def numpy(self) -> Any:
@@ -134,15 +153,20 @@ _ML_DTYPES = frozenset({
     "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2",
 })  # fmt: skip
 _CORES = ("numpy.core", "numpy._core")
+_SCALARS = (
+    "bool_", "bool", "int8", "int16", "int32", "int64", "intc", "intp", "longlong", "uint8", "uint16", "uint32",
+    "uint64", "uintp", "ulonglong", "float16", "float32", "float64", "longdouble", "complex64", "complex128", "str_",
+    "bytes_", "generic", "number", "integer", "floating",
+)  # fmt: skip
 
 NUMPY: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): Known("ndarray"),
-    ("numpy", "dtype"): Known("dtype", ArrayType),
+    ("numpy", "dtype"): Known("dtype", ArrayType, ArrayType),
     **{(f"{core}.multiarray", "_reconstruct"): Known("_reconstruct", _reconstruct) for core in _CORES},
     **{(f"{core}.multiarray", "scalar"): Known("scalar", _scalar) for core in _CORES},
     **{(f"{core}.numeric", "_frombuffer"): Known("_frombuffer", _frombuffer) for core in _CORES},
     **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
-    **{("numpy", name): Known(name) for name in ("float64", "float32", "float16", "int64", "int32", "bool_", "uint8")},
+    **{("numpy", name): Known(name) for name in _SCALARS},
 }
 
 __all__ = ["NUMPY", "ArrayType", "PickledArray"]

@@ -17,9 +17,9 @@ from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .arrays import PickledArray
 from .flatten import checkpoint
+from .known import TORCH
 from .legacy import MAGIC
 from .pickle import load
-from .rebuild import TORCH
 
 MAX_PICKLE = 2**33  # the arrays lie within
 SUFFIXES = (".pkl", ".pickle", ".pdparams", ".pdopt", ".pdiparams")

@@ -24,11 +24,14 @@ from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibli
 from ...storage.ranges import Slice
 from ..reading import Reading
 from .archive import enter
-from .containers import Leaf, segment, unwrap
+from .entries import Leaf, unwrap
 from .flatten import jsonable
+from .known import TORCH
 from .pickle import load
-from .plain import Inert, Known, shown
-from .rebuild import TORCH, View
+from .plain import Inert, shown
+from .values import record
+from .views import View
+from .walk import segment
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -37,22 +40,15 @@ OPEN = 64  # files of a thousand processes are not all open at a time
 MAX_CHUNKS = 2**12  # of one tensor, when they do not simply follow one another
 
 
-def _record(path: str) -> Known:
-    """A class whose instances are only looked at."""
-    return Known(path, lambda *args: Inert(path, args))
-
-
 _MODULE = "torch.distributed.checkpoint."
 _CLASSES = (
     "metadata.Metadata", "metadata.TensorStorageMetadata", "metadata.TensorProperties", "metadata._MEM_FORMAT_ENCODING",
     "metadata.ChunkStorageMetadata", "metadata.BytesStorageMetadata", "metadata.MetadataIndex", "metadata.StorageMeta",
     "filesystem._StorageInfo",
 )  # fmt: skip
-_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "Path")
 ALLOWED = {
     **TORCH,
-    **{(_MODULE + c.partition(".")[0], c.partition(".")[2]): _record(c) for c in _CLASSES},
-    **{(module, path): _record(path) for module in ("pathlib", "pathlib._local") for path in _PATHS},
+    **{(_MODULE + c.partition(".")[0], c.partition(".")[2]): record(c) for c in _CLASSES},
 }
 
 
@@ -86,14 +82,14 @@ def open(url: str, how: Reading) -> Checkpoint:
             role = ("step" if name.endswith(".step") else "slot") if top.startswith("optim") else ""
             leaves.append(Leaf(name, first, role, top))
             tensors[name] = found
-    made, notes = unwrap(leaves)
+    made, notes, details = unwrap(leaves)
     named = {
         new.name: Tensor(new.name, parts[0].dtype, shape, parts, new.role)
         for new, (shape, parts) in zip(made, tensors.values(), strict=True)  # unwrap keeps the order
     }
     if values:
-        notes.append(Note("skipped", "values that are no tensors; `inspect --graph` shows them", tuple(values)))
-    details = {"values": {k: v for k, v in values.items() if v is not None}} if values else {}
+        notes.append(Note("skipped", "values that are not tensors; `inspect --graph` shows them", tuple(values)))
+        details["values"] = {k: v for k, v in values.items() if v is not None}
     return Checkpoint(named, format="dcp", urls=(path, *folder.opened), notes=tuple(notes), details=details)
 
 

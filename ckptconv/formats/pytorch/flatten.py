@@ -4,7 +4,7 @@
     q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note
     epoch      3                        -> details["values"], and a note that names it
 
-Prefixes that wrappers left on all names (`module.`) stay: they are undone only when asked.
+Prefixes that wrappers left on all names (`module.`) stay: they are taken off only when asked (--strip-prefix).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import c_strides
 from .arrays import ArrayType, PickledArray
-from .containers import SHARING, Leaf, Walk, unwrap
+from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
-from .rebuild import Absent, Pieces, Storage, StorageType, TorchType, View
+from .rebuild import Layout
+from .views import Absent, Pieces, Storage, StorageType, TorchType, View
+from .walk import SHARING, Walk, is_module
 
-PREFIXES = ("module.", "_orig_mod.", "_forward_module.")
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 MAX_VALUES = 1000
 
@@ -34,11 +35,13 @@ def checkpoint(
     """Make a checkpoint of a pickle's value. `size`: bytes of the pickle; `quiet`: values are not worth a note."""
     walked = Walk(size, url)
     leaves = list(walked.leaves(root))
-    leaves, unwrapped = unwrap(leaves)
+    unwrapped: list[Note] = []
+    details: dict[str, Any] = {}
+    if not is_module(root):  # whose attribute may be called `model` as well
+        leaves, unwrapped, details = unwrap(leaves)
     made = Made(size, url)
     for leaf in leaves:
         made.add(leaf)
-    details: dict[str, Any] = {}
     if made.values and not quiet:
         details["values"] = dict(list(made.values.items())[:MAX_VALUES])
     if made.pieces:
@@ -65,7 +68,7 @@ def _metadata(found: Any) -> dict[str, str]:
 
 
 class Made:
-    """The tensors made so far, and the account of everything that is none."""
+    """The tensors made so far, and the account of everything else."""
 
     def __init__(self, size: int, url: str) -> None:
         self.url = url
@@ -155,16 +158,10 @@ class Made:
                 "assumed", f"{kinds} tensors are given as their pieces; --densify computes them", tuple(self.pieces)
             )
         if self.values and not quiet:
-            yield Note("skipped", "values that are no tensors; `inspect --graph` shows them", tuple(self.values))
+            yield Note("skipped", "values that are not tensors; `inspect --graph` shows them", tuple(self.values))
         shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))
         if shared:
             yield Note("lossy", "these share memory in part in the source; they are written apart", shared)
-        for prefix in PREFIXES:
-            weights = [n for n, t in self.tensors.items() if not t.role]
-            if weights and all(n.startswith(prefix) for n in weights):
-                yield Note(
-                    "hint", f"all names begin with {prefix!r}; --rename '{prefix}{{x...}}={{x...}}' takes it off"
-                )
 
 
 def _overlapping(spots: list[tuple[int, int, str]]) -> list[str]:
@@ -193,7 +190,7 @@ def jsonable(value: Any, room: int = 50) -> Any:
         return [jsonable(v, room) for v in list(value)[:room]]
     if kind in (Known, Inert):
         return str(value.path)
-    if kind in (TorchType, StorageType):
+    if kind in (TorchType, StorageType, Layout):
         return f"torch.{value.name}"
     if kind is ArrayType:
         return value.spelling

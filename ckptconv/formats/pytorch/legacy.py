@@ -5,9 +5,10 @@
     pickle {"little_endian": True, "protocol_version": 1001, "type_sizes": {...}}
     pickle of the object               a storage is ("storage", class, key, location, numel, view)
     pickle ["140234", ...]             the storages' keys, in the order in which they follow
-    i64 numel, numel x itemsize bytes  each, without padding, to the end of the file
+    i64 numel, numel x itemsize bytes  each, without padding
 
-A view is None or (key, offset, numel): a part of the storage, from which the tensor's offset counts.
+A view is None or (key, offset, numel): a part of the storage, from which the tensor's offset counts. Big-endian
+machines wrote little-endian as well, and only noted what they are.
 The tar is read by oldtar.py. Specification: torch/serialization.py (_legacy_save, _legacy_load).
 """
 
@@ -16,16 +17,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .flatten import checkpoint
+from .known import TORCH
 from .pickle import Truncated, load_some
 from .plain import shown
-from .rebuild import TORCH, Storage, StorageType
+from .views import Storage, StorageType
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
 PROTOCOL = 1001
@@ -48,14 +50,15 @@ def open(url: str, how: Reading) -> Checkpoint:
         _, protocol, system = stream.pickle(), stream.pickle(), stream.pickle()
         if protocol != PROTOCOL or type(system) is not dict or type(system.get("little_endian")) is not bool:
             raise CorruptCheckpoint(f"its protocol is {shown(protocol)}, its system {shown(system)}", url=url)
-        start, storages = stream.at, Storages(url)
+        start, storages = stream.at, Storages(url)  # their bytes are little-endian, whatever the system was
         stream.pickle(storages)  # which storages there are; where they lie comes after
         size, keys = stream.at - start, stream.pickle()
         if type(keys) is not list or not all(type(k) is str for k in keys):
             raise CorruptCheckpoint("the list of storage keys is damaged", url=url)
-        storages.place(f, stream.at, keys, swapped=not system["little_endian"])
+        left = f.size - storages.place(f, stream.at, keys)
+        notes = [Note("unread", f"{left} bytes that follow the last storage")] if left else []
         stream.at = start
-        return checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy")
+        return checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy", notes=notes)
 
 
 class _Stream:
@@ -95,46 +98,45 @@ class Storages:
         self.url = url
         self.types: dict[str, tuple[StorageType, int]] = {}
         self.placed: dict[str, Storage] = {}
-        self.parts: dict[tuple[str, int, int], Storage] = {}
+        self.parts: dict[str, tuple[str, int, int]] = {}  # the views of storages, by their own keys
+        self.made: dict[str, Storage] = {}
 
     def __call__(self, pid: Any) -> Any:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
             return pid[1]
-        if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
-            raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, no storage", url=self.url)
-        _, kind, key, _, count = pid[:5]
+        if type(pid) is not tuple or len(pid) != 6 or pid[0] != "storage":
+            raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, not a storage", url=self.url)
+        _, kind, key, _, count, view = pid
         key = str(key) if type(key) is int else key
         if type(kind) is not StorageType or type(key) is not str or type(count) is not int or count < 0:
             raise CorruptCheckpoint(f"a storage is described by {shown(pid)}", url=self.url)
         if self.types.setdefault(key, (kind, count)) != (kind, count):
             raise CorruptCheckpoint(f"the storage {printable(key)} is described in two ways", url=self.url)
         whole = self.placed.get(key) or Storage(kind, key, None, -(-count * kind.bits // 8))
-        view = pid[5] if len(pid) == 6 else None
         return whole if view is None else self._part(whole, count, view)
 
     def _part(self, whole: Storage, count: int, view: Any) -> Storage:
         """A view of a storage: elements offset to offset + size of it."""
         if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
             raise CorruptCheckpoint(f"a part of a storage is described by {shown(view)}", url=self.url)
-        _, offset, size = view
+        own, offset, size = view
         if offset < 0 or size < 0 or offset + size > count:
             raise CorruptCheckpoint(
                 f"a part of a storage is elements {offset} to {offset + size} of {count}", url=self.url
             )
-        key = (whole.key, offset, size)
-        if whole.data is None:
-            return whole._replace(size=size * whole.type.bits // 8, start=offset)
-        if key not in self.parts:
-            self.parts[key] = whole._replace(size=size * whole.type.bits // 8, start=offset)
-        return self.parts[key]
+        own, place = str(own) if type(own) is int else own, (whole.key, offset, size)
+        if type(own) is not str or own in self.types or self.parts.setdefault(own, place) != place:
+            raise UnsafeCheckpoint(f"the part {shown(own)} of a storage is described in two ways", url=self.url)
+        part = whole._replace(size=size * whole.type.bits // 8, start=offset)
+        return part if whole.data is None else self.made.setdefault(own, part)
 
-    def place(self, f: Reader, at: int, keys: list[str], swapped: bool) -> None:
-        """Walk over the storages that follow the pickles; they must reach exactly to the end of the file."""
+    def place(self, f: Reader, at: int, keys: list[str]) -> int:
+        """Walk over the storages that follow the pickles; return where they end. What follows torch does not read."""
         for key in keys:
             if key not in self.types or key in self.placed:
                 raise CorruptCheckpoint(f"the storage {printable(key)} is listed, but not once used", url=f.url)
             kind, count = self.types[key]
-            found = int.from_bytes(f.read(at, 8), "big" if swapped else "little", signed=True)
+            found = int.from_bytes(f.read(at, 8), "little", signed=True)
             if found != count:
                 raise CorruptCheckpoint(
                     f"the storage {printable(key)} has {found} elements where {count} are due", url=f.url
@@ -144,10 +146,9 @@ class Storages:
                 raise CorruptCheckpoint(
                     f"the storage {printable(key)} ends at byte {at + 8 + size} of {f.size} (truncated?)", url=f.url
                 )
-            self.placed[key] = Storage(kind, key, Span(f.url, at + 8, size), size, swapped=swapped)
+            self.placed[key] = Storage(kind, key, Span(f.url, at + 8, size), size)
             at += 8 + size
         missing = [k for k in self.types if k not in self.placed]
         if missing:
             raise CorruptCheckpoint(f"{len(missing)} storages are used but not there, {missing[0]!r} first", url=f.url)
-        if at != f.size:
-            raise UnsafeCheckpoint(f"{f.size - at} bytes follow the last storage at {at}", url=f.url)
+        return at

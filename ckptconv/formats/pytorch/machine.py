@@ -98,16 +98,21 @@ class Machine:
             self.unknown[path] = None
         return Inert(path)
 
-    def call(self, what: Any, args: Any, named: Any = None) -> Any:
+    def call(self, what: Any, args: Any, named: Any = None, *, new: bool = False) -> Any:
         """REDUCE and NEWOBJ: run our function for an allowed global, record the arguments for an unknown one."""
         if type(args) is not tuple:
             raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments", url=self.url)
         if type(what) is Known:
-            if what.call is None or named:
-                raise UnsafeCheckpoint(f"{what.path} is called at byte {self.at}; it is only a name here", url=self.url)
+            run = what.new if new else what.call
+            if run is None or named:
+                how = " by NEWOBJ" if new and what.call else ""
+                raise UnsafeCheckpoint(
+                    f"{what.path} is called{how} at byte {self.at}; it is only a name here", url=self.url
+                )
             self.charge(args)
-            return what.call(*args)
+            return run(*args)
         if type(what) is Inert:
+            args = args if what.args is None else (what, *args)
             return Inert(what.path, (args, named) if named else args)
         raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}", url=self.url)
 
@@ -161,13 +166,15 @@ class Machine:
     def build(self, target: Any, state: Any) -> None:
         """BUILD: attributes of an OrderedDict, the state of a placeholder, or what our own stub makes of it."""
         if type(target) is Inert:
+            if target.state is not None:
+                raise UnsafeCheckpoint(f"{target.path} is given a second state at byte {self.at}", url=self.url)
             target.state = state
-        elif type(target) is Ordered:
-            if type(state) is dict or type(state) is Ordered:
-                self.charge((state,))
-                target.state.update(state)
+        elif type(target) is Ordered and type(state) in (dict, Ordered):
+            self.charge((state,))
+            target.state.update(state)
         elif hasattr(type(target), "build"):
             self.charge(state if type(state) is tuple else ())
             target.build(state)
-        elif type(target) is not dict:
-            raise CorruptCheckpoint(f"a {type(target).__name__} is given a state at byte {self.at}", url=self.url)
+        else:
+            kinds = f"a {type(target).__name__} is given a {type(state).__name__} as its state"
+            raise CorruptCheckpoint(f"{kinds} at byte {self.at}", url=self.url)

@@ -7,7 +7,8 @@
                 ndim x i64 stride, i64 offset]
     pickle      the object; a tensor or storage is its key as a persistent id
 
-Specification: torch/serialization.py (legacy_load), POSIX.1-1988 ustar.
+Extended headers with times of day stand between them, which say nothing else. All is little-endian for torch.
+Specification: torch/serialization.py (legacy_load), POSIX.1-2001 pax.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Span
 from ...storage.files import Reader
 from .flatten import checkpoint
+from .known import TORCH
 from .pickle import Truncated, load_some
 from .plain import shown
-from .rebuild import TORCH, Storage, StorageType, rebuild
+from .rebuild import rebuild
+from .views import Storage, StorageType
 
 BLOCK = 512
 MEMBERS = frozenset({"sys_info", "storages", "tensors", "pickle"})
@@ -31,7 +34,9 @@ MAX_COUNT = 2**24
 
 
 def is_tar(head: bytes) -> bool:
-    """A tar whose first member is one of ours."""
+    """A tar whose first member, after an extended header, is one of ours."""
+    if head[257:262] == b"ustar" and head[156:157] == b"x" and _octal(head[124:136].strip(b"\0 ")):
+        head = head[BLOCK + -(-int(head[124:136].strip(b"\0 "), 8) // BLOCK) * BLOCK :]
     return head[257:262] == b"ustar" and head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin1") in MEMBERS
 
 
@@ -41,9 +46,10 @@ def open_tar(f: Reader, opaque: bool) -> Checkpoint:
         raise CorruptCheckpoint(f"the tar holds {', '.join(sorted(found))}, not a checkpoint", url=f.url)
     start, size = found["sys_info"]
     system = _Cursor(f, start, size).pickle()
-    swapped = type(system) is dict and system.get("little_endian") is False
-    known = _storages(_Cursor(f, *found["storages"], swapped=swapped), swapped)
-    known |= _tensors(_Cursor(f, *found["tensors"], swapped=swapped), known)
+    if type(system) is not dict or system.get("little_endian") is False:
+        raise CorruptCheckpoint("is of a big-endian machine, which torch does not read either", url=f.url)
+    known = _storages(_Cursor(f, *found["storages"]))
+    _tensors(_Cursor(f, *found["tensors"]), known)
 
     def find(pid: Any) -> Any:
         if type(pid) is tuple:
@@ -81,9 +87,19 @@ def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
                 raise CorruptCheckpoint(f"the tar's member {shown(name)} is cut off", url=f.url)
             seen.add(name)
             yield name, (at + BLOCK, size)
+        elif head[156:157] == b"x":
+            _check_extended(f.read(at + BLOCK, min(size, f.size - at - BLOCK)), f.url)
         elif head[156:157] != b"5":
             raise UnsafeCheckpoint(f"the tar holds a link or device {shown(name)}", url=f.url)
         at += BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def _check_extended(said: bytes, url: str) -> None:
+    """An extended header may tell times and owners, but not another name, size or link."""
+    for line in said.splitlines():
+        word = line.partition(b" ")[2].partition(b"=")[0]
+        if word not in (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"):
+            raise UnsafeCheckpoint(f"the tar's extended header gives a member another {shown(word)}", url=url)
 
 
 def _octal(digits: bytes) -> bool:
@@ -93,9 +109,8 @@ def _octal(digits: bytes) -> bool:
 class _Cursor:
     """Reads pickles and numbers one after the other out of a member."""
 
-    def __init__(self, f: Reader, start: int, size: int, swapped: bool = False) -> None:
+    def __init__(self, f: Reader, start: int, size: int) -> None:
         self.f, self.at, self.end = f, start, start + size
-        self.order = ">" if swapped else "<"
 
     def pickle(self) -> Any:
         for most in (2**16, 2**24, 2**40):
@@ -112,7 +127,7 @@ class _Cursor:
         raise CorruptCheckpoint("a pickle in the tar has no end", url=self.f.url)
 
     def numbers(self, code: str) -> tuple[Any, ...]:
-        layout = struct.Struct(self.order + code)
+        layout = struct.Struct("<" + code)
         self.skip(layout.size)
         return layout.unpack(self.f.read(self.at - layout.size, layout.size))
 
@@ -128,7 +143,12 @@ class _Cursor:
         return n
 
 
-def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
+def _add(known: dict[str, Any], key: Any, value: Any, url: str) -> None:
+    if known.setdefault(str(key), value) is not value:
+        raise UnsafeCheckpoint(f"the tar holds two things with the key {shown(key)}", url=url)
+
+
+def _storages(c: _Cursor) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for _ in range(c.count()):
         key, _, kind = _triple(c)
@@ -140,7 +160,7 @@ def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
         size = -(-count * kind.bits // 8)
         start = c.at
         c.skip(size)
-        out[str(key)] = Storage(kind, str(key), Span(c.f.url, start, size), size, swapped=swapped)
+        _add(out, key, Storage(kind, str(key), Span(c.f.url, start, size), size), c.f.url)
     views = c.pickle()
     if type(views) is not list:
         raise CorruptCheckpoint("the list of storage views is damaged", url=c.f.url)
@@ -153,12 +173,13 @@ def _storages(c: _Cursor, swapped: bool) -> dict[str, Any]:
         whole = out.get(str(root))
         if whole is None or (offset + count) * whole.type.bits // 8 > whole.size:
             raise CorruptCheckpoint(f"a storage view reaches out of its storage: {shown(view)}", url=c.f.url)
-        out[str(key)] = whole._replace(size=count * whole.type.bits // 8, start=offset)
+        part = whole._replace(size=count * whole.type.bits // 8, start=whole.start + offset)
+        _add(out, key, part, c.f.url)
     return out
 
 
-def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _tensors(c: _Cursor, known: dict[str, Any]) -> None:
+    storages = dict(known)
     for _ in range(c.count()):
         key, storage, _ = _triple(c)
         (ndim, _) = c.numbers("i4s")
@@ -169,11 +190,10 @@ def _tensors(c: _Cursor, storages: dict[str, Any]) -> dict[str, Any]:
         if str(storage) not in storages:
             raise CorruptCheckpoint(f"a tensor of the storage {shown(storage)}, which is not there", url=c.f.url)
         try:
-            out[str(key)] = rebuild(storages[str(storage)], offset, shape, strides)
+            _add(known, key, rebuild(storages[str(storage)], offset, shape, strides), c.f.url)
         except CkptError as e:
             e.url = c.f.url
             raise
-    return out
 
 
 def _triple(c: _Cursor) -> tuple[Any, Any, Any]:

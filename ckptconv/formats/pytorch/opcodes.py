@@ -14,6 +14,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 if TYPE_CHECKING:
     from .machine import Machine
 from .machine import MAX_LONG, MAX_STACK
+from .plain import Inert
 
 
 def _global(m: Machine) -> None:
@@ -31,9 +32,14 @@ def _reduce(m: Machine) -> None:
     m.stack[-1] = m.call(m.stack[-1], args)
 
 
+def _newobj(m: Machine) -> None:
+    args = m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, new=True)
+
+
 def _newobj_ex(m: Machine) -> None:
     named, args = m.stack.pop(), m.stack.pop()
-    m.stack[-1] = m.call(m.stack[-1], args, named)
+    m.stack[-1] = m.call(m.stack[-1], args, named, new=True)
 
 
 def _build(m: Machine) -> None:
@@ -131,14 +137,11 @@ def _binary(width: int) -> Callable[[Machine], None]:
 
 
 def _byte_string(width: int) -> Callable[[Machine], None]:
-    """Python 2's str: text where it is text, as torch reads it."""
+    """Python 2's str: text where it is ASCII; else its bytes, which are text in a name and elements in an array."""
 
     def op(m: Machine) -> None:
         piece = m.take(int.from_bytes(m.take(width), "little"))
-        try:
-            m.stack.append(piece.decode("utf-8"))
-        except UnicodeDecodeError:
-            m.stack.append(piece)
+        m.stack.append(piece.decode("ascii") if piece.isascii() else piece)
 
     return op
 
@@ -187,11 +190,13 @@ def _setitems(m: Machine) -> None:
 
 
 def _additems(m: Machine) -> None:
-    items = m.marked()
-    if type(m.stack[-1]) is not set:
-        m.extend(m.stack[-1], items)
+    items, target = m.marked(), m.stack[-1]
+    if type(target) is set:
+        target.update(m.key(i) for i in items)
+    elif type(target) is Inert:
+        target.items.extend(items)
     else:
-        m.stack[-1].update(m.key(i) for i in items)
+        raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {m.at}", url=m.url)
 
 
 def _frozenset(m: Machine) -> None:
@@ -208,7 +213,7 @@ OPS: dict[int, Callable[[Machine], None]] = {
     0x8A: _long(1), 0x8B: _long(4),
     0x8C: _text(1), ord("X"): _text(4), 0x8D: _text(8), ord("U"): _byte_string(1), ord("T"): _byte_string(4),
     ord("C"): _binary(1), ord("B"): _binary(4), 0x8E: _binary(8), 0x96: _binary(8),
-    ord("c"): _global, 0x93: _stack_global, ord("R"): _reduce, 0x81: _reduce, 0x92: _newobj_ex, ord("b"): _build,
+    ord("c"): _global, 0x93: _stack_global, ord("R"): _reduce, 0x81: _newobj, 0x92: _newobj_ex, ord("b"): _build,
     ord("Q"): _persistent,
     ord("h"): _get(1), ord("j"): _get(4), ord("q"): _put, ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),
     ord("a"): _append, ord("e"): _appends, ord("s"): _setitem, ord("u"): _setitems, 0x90: _additems, 0x91: _frozenset,

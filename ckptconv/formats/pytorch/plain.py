@@ -14,10 +14,14 @@ SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 
 class Known(NamedTuple):
-    """An allowed global. `call` is our function that REDUCE and NEWOBJ run; without it the global is only a name."""
+    """An allowed global: REDUCE runs `call`, NEWOBJ runs `new`; each is our own function, None where it is refused.
+
+    The two differ: `list(x)` is x's items, but `list.__new__(list, x)` is empty.
+    """
 
     path: str
     call: Callable[..., Any] | None = None
+    new: Callable[..., Any] | None = None
 
 
 class Inert:
@@ -62,26 +66,52 @@ class Ordered(dict[Any, Any]):
         self.state: dict[Any, Any] = {}
 
 
-def _mapping(*args: Any) -> Any:
-    """OrderedDict() or OrderedDict([[key, value], ...]) as Python 2 pickled it."""
+def _mapping(*args: Any) -> Ordered:
+    """OrderedDict(), OrderedDict({...}) or OrderedDict([[key, value], ...]) as Python 2 pickled it."""
+    if len(args) > 1:
+        raise TypeError(f"a dictionary is made of {len(args)} arguments")
     out = Ordered()
-    pairs = args[-1] if args else []
+    pairs = args[0] if args else ()
     if type(pairs) in (dict, Ordered):
         out.update(pairs)
-    elif type(pairs) is list:
-        for name, value in pairs:
-            out[_plain_key(name)] = value
+        return out
+    if type(pairs) not in (list, tuple):
+        raise TypeError(f"a dictionary is made of {shown(pairs)}")
+    for pair in pairs:
+        if type(pair) not in (list, tuple):
+            raise TypeError(f"a dictionary is made of pairs such as {shown(pair)}")
+        name, value = pair
+        out[_plain_key(name)] = value
     return out
 
 
+def _counter(*args: Any) -> Ordered:
+    """Counter() or Counter({...}); of anything else it would count the items."""
+    if args and type(args[0]) not in (dict, Ordered):
+        raise TypeError(f"a Counter of {shown(args[0])}")
+    return _mapping(*args)
+
+
 def _plain_key(value: Any) -> Any:
-    if type(value) not in SCALARS:
+    if type(value) not in SCALARS and type(value) not in (Inert, Known):
         raise TypeError(f"a {type(value).__name__} cannot be a key")
     return value
 
 
-def _default(*args: Any) -> Any:
-    return Ordered()  # defaultdict(factory): the items follow
+def _default(factory: Any = None, *items: Any) -> Ordered:
+    """defaultdict(factory), to which items are then added, or defaultdict(factory, items)."""
+    return _mapping(*items)
+
+
+def _empty(make: Callable[[], Any]) -> Callable[..., Any]:
+    """What NEWOBJ makes of a container that is filled by __init__: nothing yet, whatever its arguments."""
+
+    def new(*args: Any) -> Any:
+        if args:
+            raise UnsafeCheckpoint("a container is made by NEWOBJ with arguments, which Python ignores")
+        return make()
+
+    return new
 
 
 def _members(*args: Any) -> list[Any]:
@@ -105,28 +135,37 @@ def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
 
 def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
     if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
-        raise TypeError("complex() of something that is no number")
+        raise TypeError("complex() of something that is not a number")
     return complex(real, imag)
 
 
-_BUILTINS: dict[str, Callable[..., Any]] = {
-    "set": lambda *a: {_plain_key(i) for i in _members(*a)},
-    "frozenset": lambda *a: frozenset(_plain_key(i) for i in _members(*a)),
-    "list": _members,
-    "tuple": lambda *a: tuple(_members(*a)),
-    "dict": _mapping,
-    "bytes": _bytes,
-    "bytearray": _bytes,
-    "complex": _complex,
-    "slice": lambda *a: a,
-}
+def _set(*args: Any) -> set[Any]:
+    return {_plain_key(i) for i in _members(*args)}
+
+
+def _both(path: str, call: Callable[..., Any]) -> Known:
+    """An immutable type, which is made in __new__: REDUCE and NEWOBJ do the same."""
+    return Known(path, call, call)
+
+
+_BUILTINS = (
+    Known("set", _set, _empty(set)),
+    _both("frozenset", lambda *a: frozenset(_set(*a))),
+    Known("list", _members, _empty(list)),
+    _both("tuple", lambda *a: tuple(_members(*a))),
+    Known("dict", _mapping, _empty(Ordered)),
+    _both("bytes", _bytes),
+    Known("bytearray", _bytes),
+    _both("complex", _complex),
+    _both("slice", lambda *a: a),
+)
 _NAMES = ("int", "float", "bool", "str", "object", "NoneType")
 
 PLAIN: dict[tuple[str, str], Any] = {
-    **{(m, n): Known(n, f) for m in ("builtins", "__builtin__") for n, f in _BUILTINS.items()},
+    **{(m, known.path): known for m in ("builtins", "__builtin__") for known in _BUILTINS},
     **{(m, n): Known(n) for m in ("builtins", "__builtin__") for n in _NAMES},
-    ("collections", "OrderedDict"): Known("OrderedDict", _mapping),
-    ("collections", "Counter"): Known("Counter", _mapping),
-    ("collections", "defaultdict"): Known("defaultdict", _default),
+    ("collections", "OrderedDict"): Known("OrderedDict", _mapping, _empty(Ordered)),
+    ("collections", "Counter"): Known("Counter", _counter, _empty(Ordered)),
+    ("collections", "defaultdict"): Known("defaultdict", _default, _empty(Ordered)),
     ("_codecs", "encode"): Known("encode", _encode),
 }

@@ -1,11 +1,12 @@
-"""The globals of torch: storages, tensors as views of them, and what torch would rebuild.
+"""The functions by which torch rebuilds tensors, each giving exactly torch's tensor or refusing.
 
-    persistent id ("storage", torch.FloatStorage, "0", "cpu", 6)          -> Storage, found by the container
-    torch._utils._rebuild_tensor_v2(storage, 0, (2, 3), (3, 1), False, OrderedDict())   -> View
-    torch._utils._rebuild_tensor_v3(untyped storage, ..., torch.uint16)   -> View, for dtypes without a storage class
+    torch._utils._rebuild_tensor_v2(storage, 0, (2, 3), (3, 1), False, OrderedDict())             -> View
+    torch._utils._rebuild_tensor_v3(untyped storage, ..., torch.uint16)                           -> View
+    torch._tensor._rebuild_from_type_v2(_rebuild_tensor_v2, Parameter, (...), {"tag": 1})         -> Tagged
+    torch._utils._rebuild_qtensor(storage, 0, (2,), (1,), (torch.per_tensor_affine, 0.1, 3), ...) -> Pieces
 
-Offsets and strides count elements of the view's dtype. Every view is checked against its storage here, so all that
-come out may be trusted. Specification: torch/_utils.py, torch/_weights_only_unpickler.py.
+An argument or a state that is not understood is refused, never ignored: a state can replace a tensor's data.
+Specification: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations
@@ -13,295 +14,253 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import MAX_AXES, Data, elements
-from .arrays import NUMPY, PickledArray
-from .plain import PLAIN, Inert, Known, shown
+from ...moves.part import MAX_AXES, elements
+from .arrays import PickledArray
+from .plain import Inert, Known, Ordered, shown
+from .views import Absent, Hollow, Pieces, Storage, StorageType, Tagged, TorchType, View, Wrapper, ints, look, typed
 
-MAX_EXPANSION = 2**32  # bytes that a view with zero strides may claim beyond its storage's
-
-
-class TorchType(NamedTuple):
-    """torch.float32 and the like; `row` is None where no neutral dtype fits (complex32, bits8, quint4x2)."""
-
-    name: str
-    row: DType | None
+WRAPPED = "torch._utils._rebuild_wrapper_subclass"
+JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+# Attributes of torch.Tensor that replace its elements when they are set, or its class.
+REPLACING = frozenset({"data", "real", "imag", "T", "H", "mT", "mH", "shape", "dtype", "_cdata"})
+CLASSES = frozenset({"Tensor", "Parameter", "Buffer"})
 
 
-class StorageType(NamedTuple):
-    """torch.FloatStorage and the like. `row` None with `bits` 8: bytes without a type; else packed elements."""
+class Layout(NamedTuple):
+    """torch.sparse_coo and the like."""
 
     name: str
-    row: DType | None
-    bits: int
 
 
-class Storage(NamedTuple):
-    """One piece of stored data: `count` elements of `type` from element `start` on (old views of storages)."""
-
-    type: StorageType
-    key: str
-    data: Data | None
-    size: int  # bytes
-    start: int = 0
-    swapped: bool = False
+def layout(name: Any) -> Layout:
+    """torch.serialization._get_layout('torch.sparse_coo')."""
+    if type(name) is not str:
+        raise CorruptCheckpoint(f"a layout is called {shown(name)}")
+    return Layout(name.removeprefix("torch."))
 
 
-class View(NamedTuple):
-    """A tensor: a strided look at a storage. `row` None: a dtype that nothing else can hold, called `torch`."""
-
-    storage: Storage
-    row: DType | None
-    torch: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    ops: tuple[str, ...] = ()
-
-    def build(self, state: Any) -> None:
-        """Attributes that Python code hung on the tensor: nothing that a checkpoint keeps."""
+# --- dense ------------------------------------------------------------------------------------------------------
 
 
-class Pieces(NamedTuple):
-    """A tensor made of tensors: sparse, quantised, nested. `details` are the numbers that go with them."""
-
-    kind: str
-    shape: tuple[int, ...]
-    parts: dict[str, Any]
-    details: dict[str, Any]
+def _storage_type(storage: Any) -> TorchType:
+    """The dtype of a tensor that is rebuilt on a storage without naming one."""
+    if type(storage) is Storage and storage.type.quantised:
+        raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {storage.type.name}")
+    return typed(storage)
 
 
-class Absent(NamedTuple):
-    """A tensor without data (on the meta device)."""
-
-    torch: str
-    shape: tuple[int, ...]
+def rebuild(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
+    return look(storage, _storage_type(storage), offset, shape, strides)
 
 
-UNTYPED = StorageType("UntypedStorage", None, 8)
-
-
-def ints(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) not in (tuple, list) or len(value) > MAX_AXES or any(type(n) is not int for n in value):
-        raise CorruptCheckpoint(f"the {what} of a tensor is {shown(value)}, not at most {MAX_AXES} whole numbers")
-    return tuple(value)
-
-
-def _view(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -> View:
-    """Check that the view lies within its storage."""
-    if type(storage) is not Storage or type(offset) is not int or offset < 0:
-        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)} and the offset {shown(offset)}")
-    shape, strides = ints(shape, "shape"), ints(strides, "strides")
-    if len(shape) != len(strides):
-        raise CorruptCheckpoint(f"a tensor has the shape {list(shape)} but the strides {list(strides)}")
-    total = elements(shape)
-    row = kind.row
-    if row is None:
-        return View(storage, None, kind.name, offset, shape, strides)
-    last = offset
-    for n, step in zip(shape, strides, strict=True):
-        if step < 0:
-            raise CorruptCheckpoint(f"a tensor has the negative stride {step}")
-        last += (n - 1) * step
-    size, have = row.itemsize, storage.size
-    if total and (last + 1) * size > have:
-        raise CorruptCheckpoint(
-            f"a tensor of shape {list(shape)}, strides {list(strides)} reaches byte {(last + 1) * size} "
-            f"of the storage {storage.key!r}, which has {have}"
-        )
-    if total * size > have and total * size > MAX_EXPANSION + have:
-        raise UnsafeCheckpoint(f"a tensor of shape {list(shape)} expands {have} stored bytes to {total * size}")
-    ops = ("swap",) if storage.swapped and size > 1 else ()
-    return View(storage, row, kind.name, offset + storage.start, shape, strides, ops)
-
-
-def _typed(storage: Any) -> TorchType:
-    """The dtype of a tensor that does not say it: its storage's."""
-    if type(storage) is not Storage:
-        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
-    kind = storage.type
-    return TorchType(kind.row.torch if kind.row else kind.name, kind.row)
-
-
-def _bits(view: View, metadata: Any) -> View:
-    """Apply the conj and neg bits that torch stores beside a tensor."""
-    if type(view) is not View or not hasattr(metadata, "get"):
-        return view
-    bits = tuple(name for name in ("conj", "neg") if metadata.get(name) is True)
-    return view._replace(ops=view.ops + bits) if bits else view
-
-
-def rebuild(
-    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
+def rebuild_v2(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, metadata: Any = None
 ) -> View:
-    view = _view(storage, _typed(storage), offset, shape, strides)
-    return _bits(view, metadata) if metadata else view
+    return _bits(rebuild(storage, offset, shape, strides), grad, metadata)
 
 
-def _rebuild_v3(
+def rebuild_v3(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, kind: Any, metadata: Any = None
 ) -> View:
     if type(kind) is not TorchType:
         raise CorruptCheckpoint(f"a tensor has the dtype {shown(kind)}")
-    return _bits(_view(storage, kind, offset, shape, strides), metadata)
+    return _bits(look(storage, kind, offset, shape, strides), grad, metadata)
 
 
-def _parameter(data: Any = None, *_: Any) -> Any:
-    return data
+def _bits(view: View, grad: Any, metadata: Any) -> View:
+    """Apply the conj and neg bits that torch stores beside a tensor."""
+    _check_grad(view, grad)
+    if not metadata:
+        return view
+    if type(metadata) not in (dict, Ordered) or not set(metadata) <= {"conj", "neg"}:
+        raise UnsafeCheckpoint(f"a tensor has the metadata {shown(list(metadata))}; conj and neg are known")
+    bits = tuple(name for name in ("conj", "neg") if metadata.get(name))
+    kinds = "c" if "conj" in bits else "fc"  # the imaginary part of a conjugated tensor is a negated one of floats
+    if any(type(v) is not bool for v in metadata.values()) or (bits and (not view.row or view.row.kind not in kinds)):
+        raise UnsafeCheckpoint(f"a tensor of {view.torch} is stored conjugated or negated")
+    return view._replace(ops=view.ops + bits)
 
 
-def _from_type(make: Any, kind: Any, args: Any, state: Any = None) -> Any:
-    """A tensor with attributes or of a subclass: the tensor itself, or a placeholder if we do not know `make`."""
+def _check_grad(value: Any, grad: Any) -> None:
+    """What torch refuses as well: a gradient is a yes or no, and only numbers with fractions have one."""
+    if type(grad) is not bool:
+        raise CorruptCheckpoint(f"whether a tensor has a gradient is {shown(grad)}")
+    row = value.row if type(value) is View else None
+    if grad and row is not None and row.kind not in "fc":
+        raise CorruptCheckpoint(f"a tensor of {row} has a gradient")
+
+
+def bare(value: Any) -> Any:
+    """A tensor without its attributes; a `Hollow` as what its state has made of it."""
+    while type(value) is Tagged:
+        value = value.value
+    return value.value if type(value) is Hollow else value
+
+
+def parameter(value: Any = None, grad: Any = True) -> Any:
+    """Parameter(tensor); Parameter() of old files, which give the tensor as its state afterwards."""
+    if value is None:
+        return Hollow(None)
+    if type(bare(value)) not in (View, Pieces, Absent):
+        raise CorruptCheckpoint(f"a parameter is made of {shown(value)}")
+    return value
+
+
+def rebuild_parameter(value: Any, grad: Any, hooks: Any) -> Any:
+    _check_grad(bare(value), grad)
+    return parameter(bare(value))
+
+
+def parameter_with_state(value: Any, grad: Any, hooks: Any, state: Any) -> Any:
+    return tagged(rebuild_parameter(value, grad, hooks), "", state)
+
+
+def meta(kind: Any, shape: Any, strides: Any, grad: Any) -> Absent:
+    if type(kind) is not TorchType:
+        raise CorruptCheckpoint(f"a tensor on the meta device has the dtype {shown(kind)}")
+    return Absent(kind.name, ints(shape, "shape"))
+
+
+def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
+    """A tensor moved to another device: its elements are cast to `kind` on the way, which is not done here."""
+    inner = bare(value)
+    have = inner.kind.torch_name() if type(inner) is PickledArray else inner.torch if type(inner) is View else ""
+    if not have:
+        raise CorruptCheckpoint(f"a tensor of another device is made of {shown(value)}")
+    if kind is not None and (type(kind) is not TorchType or kind.name != have):
+        to = kind.name if type(kind) is TorchType else shown(kind)
+        raise UnsafeCheckpoint(f"a tensor of another device is stored as {have} and is to become {to}")
+    _check_grad(inner, grad)
+    return inner
+
+
+def constructor(kind: StorageType | None) -> Callable[..., Any]:
+    """torch.FloatTensor() and torch.FloatTensor(storage); a list, a size or a tensor would make other tensors."""
+
+    def make(*args: Any) -> Any:
+        if not args:
+            return Hollow(kind)
+        storage = args[0]
+        if len(args) > 1 or type(storage) is not Storage or storage.type != kind or kind.row is None:
+            what = ", ".join(shown(a) for a in args)
+            raise UnsafeCheckpoint(f"a tensor is made by {kind.name[:-7] if kind else ''}Tensor({what})")
+        count = storage.size // kind.row.itemsize
+        return rebuild(storage, 0, (count,), (1,))
+
+    return make
+
+
+# --- with attributes, and of subclasses -------------------------------------------------------------------------
+
+
+def tagged(value: Any, path: str, state: Any) -> Any:
+    """A tensor with the attributes that torch sets one by one; of an unknown class, whose state may be anything."""
+    parts = state if type(state) is tuple else (state, None)
+    if len(parts) != 2 or any(p is not None and type(p) not in (dict, Ordered) for p in parts):
+        if not path:
+            raise UnsafeCheckpoint(f"a tensor has the state {shown(state)}")
+        return Tagged(bare(value), path, {"state": state})
+    attributes: dict[str, Any] = {}
+    for name, attribute in (pair for part in parts for pair in (part or {}).items()):
+        if type(name) is not str:
+            raise CorruptCheckpoint(f"an attribute of a tensor is called {shown(name)}")
+        if name in REPLACING or name.startswith("__"):
+            raise UnsafeCheckpoint(f"the state of a tensor replaces its {name!r}")
+        attributes[name] = attribute
+    return Tagged(bare(value), path, attributes) if attributes or path else bare(value)
+
+
+def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """_rebuild_from_type_v2: a tensor with attributes or of a subclass."""
     if type(args) is not tuple:
         raise CorruptCheckpoint("a tensor subclass is rebuilt without arguments")
+    path = kind.path if type(kind) is Inert and kind.args is None else ""
+    if not path and (type(kind) is not Known or kind.path not in CLASSES):
+        raise UnsafeCheckpoint(f"a tensor is of the class {shown(kind)}")
     if type(make) is Known and make.call is not None and make.path.startswith("_rebuild") and len(args) < MAX_AXES:
-        return make.call(*args)
-    if type(make) is Inert:
-        return Inert(make.path, args)
-    raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
+        made = make.call(*args)
+        if type(made) is PickledArray:
+            raise UnsafeCheckpoint("a tensor of another device has a state")
+        return tagged(made, path, state)
+    if type(make) is not Inert or not path:
+        raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
+    attributes = tagged(None, path, state).attributes
+    if make.path == WRAPPED and len(args) > 2:
+        return Wrapper(path, ints(args[2], "shape"), attributes)
+    return Wrapper(make.path if make.path == JAGGED else path, (), {**attributes, "args": args})
 
 
-def _sparse(layout: Any, data: Any) -> Pieces:
-    """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
-    layout = str(layout).removeprefix("torch.")
-    names = _LAYOUTS.get(layout)
-    if names is None or type(data) is not tuple or len(data) <= len(names):
-        raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(layout)} is not understood")
-    parts = dict(zip(names, data, strict=False))
-    if any(type(p) is not View for p in parts.values()):
-        raise CorruptCheckpoint("a sparse tensor whose pieces are no tensors")
-    shape = ints(data[len(names)], "shape")
-    elements(shape)
-    return Pieces(layout, shape, parts, {})
+def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """_rebuild_from_type, which torch 1.7 to 1.11 wrote: it gives a tensor no attributes at all."""
+    if type(kind) is Known and kind.path == "Tensor":
+        return from_type(make, kind, args, None)
+    if type(state) not in (dict, Ordered):
+        raise UnsafeCheckpoint(f"a tensor has the state {shown(state)}")
+    return from_type(make, kind, args, state)
 
 
-def _quantised(
-    storage: Any, offset: Any, shape: Any, strides: Any, quantiser: Any, grad: Any = False, hooks: Any = None
-) -> Pieces:
-    """value = (q - zero_point) * scale, per tensor or along an axis."""
-    if type(quantiser) is not tuple or not quantiser or type(quantiser[0]) is not Known:
-        raise CorruptCheckpoint("a quantised tensor without a quantiser")
-    view = _view(storage, _typed(storage), offset, shape, strides)
-    scheme, values = quantiser[0].path, quantiser[1:]
-    if len(values) < 2 + scheme.startswith("per_channel"):
-        raise CorruptCheckpoint(f"a quantised tensor whose {scheme} lacks its numbers")
-    parts: dict[str, Any] = {"": view}
-    details: dict[str, Any] = {"scheme": scheme}
-    for name, value in zip(("scale", "zero_point", "axis"), values, strict=False):
-        (parts if type(value) is View else details)[name] = value
-    return Pieces("quantised", view.shape, parts, details)
+# --- made of several tensors ------------------------------------------------------------------------------------
 
-
-def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
-    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets}
-    return Pieces("nested", (), {n: p for n, p in parts.items() if type(p) is View}, {})
-
-
-def _meta(kind: Any, shape: Any, strides: Any, grad: Any = False) -> Absent:
-    return Absent(kind.name if type(kind) is TorchType else "?", ints(shape, "shape"))
-
-
-def _from_numpy(array: Any, kind: Any = None, *_: Any) -> Any:
-    if type(array) is not PickledArray:
-        raise CorruptCheckpoint("a device tensor that holds no numpy array")
-    return array
-
-
-def _size(value: Any = ()) -> tuple[int, ...]:
-    return ints(value, "size")
-
-
-def _text(*parts: Any) -> str:
-    """torch.device('cuda', 0), torch.serialization._get_layout('torch.strided'): only what they are called."""
-    return ":".join(str(p) for p in parts if type(p) in (str, int))
-
-
-def _old(*args: Any) -> Any:
-    """torch.FloatTensor(storage, offset, size, stride) and torch.nn.Parameter(tensor): what old files call."""
-    return rebuild(*args) if args and type(args[0]) is Storage else _parameter(*args)
-
-
-def _list(items: Any = ()) -> list[Any]:
-    """torch.jit._pickle.build_intlist([..]): TorchScript's typed lists."""
-    if type(items) not in (list, tuple):
-        raise CorruptCheckpoint("a TorchScript list is built from no list")
-    return list(items)
-
-
-_LAYOUTS = {
+LAYOUTS = {
     "sparse_coo": ("indices", "values"),
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
     **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("ccol_indices", "row_indices", "values")),
 }
 
-# Storage classes whose elements are packed or have no neutral dtype; 0 bits: none is known.
-_QUANTISED = {"QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32"}
-_PACKED = {"QUInt4x2": 4, "QUInt2x4": 2, "ComplexHalf": 32}
-_STORAGES = {
-    **{r.storage: StorageType(r.storage + "Storage", r, r.itemsize * 8) for r in DTYPES.values() if r.storage},
-    **{name: StorageType(name + "Storage", DTYPES[r], DTYPES[r].itemsize * 8) for name, r in _QUANTISED.items()},
-    **{name: StorageType(name + "Storage", None, bits) for name, bits in _PACKED.items()},
-}
-_ODD_TYPES = (
-    "complex32", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
-    "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
-    *(f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)),
-)  # fmt: skip
-_ALIASES = {
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "short": "int16",
-    "int": "int32",
-    "long": "int64",
-}
-_SCHEMES = (
-    "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric",
-    "per_channel_affine_float_qparams",
-)  # fmt: skip
-_UTILS: dict[str, Callable[..., Any]] = {
-    "_rebuild_tensor": rebuild,
-    "_rebuild_tensor_v2": rebuild,
-    "_rebuild_tensor_v3": _rebuild_v3,
-    "_rebuild_parameter": _parameter,
-    "_rebuild_parameter_with_state": _parameter,
-    "_rebuild_sparse_tensor": _sparse,
-    "_rebuild_qtensor": _quantised,
-    "_rebuild_nested_tensor": _nested,
-    "_rebuild_meta_tensor_no_storage": _meta,
-    "_rebuild_device_tensor_from_numpy": _from_numpy,
-    "_rebuild_device_tensor_from_cpu_tensor": _parameter,
-}
-_TYPES = {row.torch: TorchType(row.torch, row) for row in DTYPES.values() if row.torch}
 
-TORCH: dict[tuple[str, str], Any] = {
-    **PLAIN,
-    **NUMPY,
-    **{(m, name + "Storage"): kind for m in ("torch", "torch.cuda") for name, kind in _STORAGES.items()},
-    **{(m, name + "Tensor"): Known(name, _old) for m in ("torch", "torch.cuda") for name in _STORAGES},
-    ("torch.storage", "UntypedStorage"): UNTYPED,
-    ("torch", "UntypedStorage"): UNTYPED,
-    ("torch.storage", "TypedStorage"): Known("TypedStorage"),
-    **{("torch", name): kind for name, kind in _TYPES.items()},
-    **{("torch", name): _TYPES[row] for name, row in _ALIASES.items()},
-    **{("torch", name): TorchType(name, None) for name in _ODD_TYPES if name not in _TYPES},
-    **{("torch", name): Known(name) for name in _SCHEMES},
-    **{("torch._utils", name): Known(name, call) for name, call in _UTILS.items()},
-    ("torch._tensor", "_rebuild_from_type_v2"): Known("_rebuild_from_type_v2", _from_type),
-    ("torch.nn.parameter", "Parameter"): Known("Parameter", _old),
-    ("torch.nn", "Parameter"): Known("Parameter", _old),
-    ("torch.autograd.variable", "Variable"): Known("Variable", _old),
-    ("torch.nn.parameter", "Buffer"): Known("Buffer", _old),
-    ("torch", "Tensor"): Known("Tensor", _old),
-    ("torch._tensor", "Tensor"): Known("Tensor", _old),
-    ("torch", "Size"): Known("Size", _size),
-    ("torch", "device"): Known("device", _text),
-    ("torch.serialization", "_get_layout"): Known("_get_layout", _text),
-    **{
-        ("torch.jit._pickle", f"build_{kind}list"): Known("list", _list) for kind in ("int", "double", "bool", "tensor")
-    },
-    ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", _parameter),
-}
+def sparse(how: Any, data: Any) -> Pieces:
+    """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
+    names = LAYOUTS.get(how.name) if type(how) is Layout else None
+    if names is None or type(data) is not tuple or not len(names) < len(data) < len(names) + 2 + (len(names) == 2):
+        raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(how)} is not understood")
+    parts = dict(zip(names, map(bare, data), strict=False))
+    if any(type(p) is not View for p in parts.values()):
+        raise CorruptCheckpoint("the pieces of a sparse tensor are not tensors")
+    shape = ints(data[len(names)], "shape")
+    elements(shape)
+    return Pieces(how.name, shape, parts, {})
 
-__all__ = ["TORCH", "UNTYPED", "Absent", "Pieces", "Storage", "StorageType", "TorchType", "View", "ints", "rebuild"]
+
+SCHEMES = {"per_tensor_affine": 2, "per_channel_affine": 3, "per_channel_affine_float_qparams": 3}
+
+
+def quantised(storage: Any, offset: Any, shape: Any, strides: Any, quantiser: Any, grad: Any, hooks: Any) -> Pieces:
+    """value = (q - zero_point) * scale, per tensor or along an axis."""
+    if type(quantiser) is not tuple or not quantiser or type(quantiser[0]) is not Known:
+        raise CorruptCheckpoint("a quantised tensor without a quantiser")
+    if type(storage) is not Storage or not storage.type.quantised:
+        raise CorruptCheckpoint(f"a quantised tensor has the storage {shown(storage)}")
+    view = look(storage, typed(storage), offset, shape, strides)
+    scheme, values = quantiser[0].path, quantiser[1:]
+    if SCHEMES.get(scheme) != len(values):
+        raise CorruptCheckpoint(f"a quantised tensor has the scheme {scheme} with {len(values)} numbers")
+    parts: dict[str, Any] = {"": view}
+    details: dict[str, Any] = {"scheme": scheme}
+    for name, value in zip(("scale", "zero_point", "axis"), map(bare, values), strict=False):
+        (parts if type(value) is View else details)[name] = value
+    if len(values) == 3:
+        _check_channels(view.shape, parts, details)
+    elif any(type(v) not in (int, float) for n, v in details.items() if n != "scheme") or len(parts) > 1:
+        raise CorruptCheckpoint(f"a quantised tensor has the numbers {shown(values)}")
+    return Pieces("quantised", view.shape, parts, details)
+
+
+def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict[str, Any]) -> None:
+    """A scale and a zero point for each channel."""
+    axis = details.get("axis")
+    if type(axis) is not int or not 0 <= axis < len(shape):
+        raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
+    for name in ("scale", "zero_point"):
+        said = details.get(name)
+        count = elements(parts[name].shape) if name in parts else len(said) if type(said) is list else -1
+        if count != shape[axis]:
+            raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
+
+
+def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
+    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets}
+    parts = {name: bare(p) for name, p in parts.items()}
+    if any(type(p) is not View for p in parts.values()):
+        raise CorruptCheckpoint("the pieces of a nested tensor are not tensors")
+    return Pieces("nested", (), parts, {})

@@ -21,8 +21,8 @@ from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .archive import claim, enter
 from .flatten import checkpoint
+from .known import TORCH
 from .pickle import load
-from .rebuild import TORCH
 
 SCRIPT = ("__torch__",)
 

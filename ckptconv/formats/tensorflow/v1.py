@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
-MAX_TABLES = 4096  # whose indexes are kept
 META_TAG = 0x0A  # field 1, which a V2 header has as a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 BEGINNING = re.compile(  # of a table, maybe behind what snappy says first: no key, a value of meta > tensor > name
@@ -154,7 +153,7 @@ def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[sl
     return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
 
 
-@lru_cache(maxsize=MAX_TABLES)
+@lru_cache(maxsize=2)
 def _table(url: str, stamp: tuple[int, ...]) -> Table:
     """The index of a table, read once for all that it holds."""
     with Reader(url) as f:

@@ -20,7 +20,7 @@ from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import strings
 from .bundle import OBJECT_GRAPH
 from .locate import prefix_of
-from .table_write import build
+from .table import build
 
 STATE = "checkpoint"
 

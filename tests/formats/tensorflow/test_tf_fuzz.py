@@ -12,7 +12,7 @@ from kit import FIXTURES
 
 import ckptconv
 from ckptconv.errors import CkptError
-from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.formats.tensorflow import table
 from ckptconv.storage.files import Reader
 
 TF = FIXTURES / "tf"
@@ -82,7 +82,7 @@ def rebuilt(path: Path, changes: dict[int, list[tuple[float, int]]], keys: bool)
     for at, change in changes.items():
         key, value = pairs[at % len(pairs)]
         pairs[at % len(pairs)] = (edited(key, change), value) if keys else (key, edited(value, change))
-    return table_write.build(sorted(dict(pairs).items()))
+    return table.build(sorted(dict(pairs).items()))
 
 
 @given(changes=edits)

@@ -1,0 +1,252 @@
+"""Nested containers and recorded objects as one row of named leaves.
+
+    {"epoch": 3, "state_dict": {"fc.weight": T, ...}, "optimizer": {"state": {0: {"step": 9, "exp_avg": T}}, ...}}
+    -> state_dict.fc.weight;  optimizer.state.0.exp_avg (a slot);  optimizer.state.0.step = 9;  epoch = 3
+
+A module gives the names of its `state_dict()`: its parameters, its persistent buffers, its modules; tensors among its
+other attributes are left out with a note. Tensors of subclasses without data of their own are walked, or refused by
+name. Containers that hold themselves, or share without bound, are met and do not trap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...checkpoint import Note
+from ...errors import UnsafeCheckpoint
+from ...messages import listing
+from .arrays import PickledArray
+from .entries import Leaf, is_average
+from .plain import SCALARS, Inert, Known, Ordered
+from .rebuild import JAGGED, bare
+from .values import HARMLESS
+from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
+
+MAX_DEPTH = 100
+SHARING = 16  # visits per byte of pickle: a container may occur at several places, but not without bound
+NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
+ATTRIBUTE = "attribute"  # the role of what is not in a module's state_dict()
+KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
+TENSORS = (View, Pieces, PickledArray, Absent)
+
+
+class Walk:
+    """One walk through nested containers, bounded in depth and in visits."""
+
+    def __init__(self, size: int, url: str) -> None:
+        self.left = SHARING * (size + 64)
+        self.room = NAMING * size + 2**20
+        self.url = url
+        self.open: set[int] = set()
+        self.cyclic: list[str] = []
+        self.inert: dict[str, None] = {}
+        self.attributes: list[str] = []  # of modules, tensors
+        self.hung: list[str] = []  # on tensors and dictionaries
+        self.refused: list[str] = []
+
+    def leaves(self, value: Any, name: str = "", role: str = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
+        self.left -= 1
+        if self.left < 0 or depth > MAX_DEPTH:
+            raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
+        if type(value) is Tagged:
+            yield from self.tags(value, name or "tensor", role, top, depth)
+            value = value.value
+        if type(value) is Wrapper:
+            value = self.wrapped(value, name)
+        children = self.children(value, name)
+        if children is None:
+            yield from self.leaf(Leaf(name if depth else "tensor", value, role, top))
+            return
+        if id(value) in self.open:
+            self.cyclic.append(name)
+            return
+        self.open.add(id(value))
+        slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
+        for key, child, own_role in children:
+            child_name = f"{name}.{key}" if depth else key
+            self.room -= len(child_name)
+            if self.room < 0:
+                raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
+            child_role = role or own_role or ("slot" if slots else "") or (_top_role(key) if depth == 0 else "")
+            if type(child) is View and child_role != ATTRIBUTE:  # the common case, without another generator
+                self.left -= 1
+                step = key == "step" and child_role == "slot"
+                yield Leaf(child_name, child, "step" if step else child_role, top or key)
+            else:
+                yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
+        self.open.discard(id(value))
+
+    def leaf(self, leaf: Leaf) -> Iterator[Leaf]:
+        """The leaf itself; nothing for one that is left out or refused."""
+        value = leaf.value
+        if type(value) is Hollow:
+            value = value.value
+            if value is None:
+                self.refused.append(f"{leaf.name}: a tensor made without data, which no state fills")
+                return
+        if leaf.role != ATTRIBUTE:
+            yield leaf._replace(value=value)
+        elif type(value) in TENSORS:
+            self.attributes.append(leaf.name)
+        else:
+            yield leaf._replace(value=value, role="")
+
+    def tags(self, tensor: Tagged, name: str, role: str, top: str, depth: int) -> Iterator[Leaf]:
+        """Tensors among the attributes of a tensor, under its name; other attributes are only noted."""
+        if tensor.path:
+            self.inert[tensor.path] = None
+        for key, value in tensor.attributes.items():
+            for leaf in self.leaves(value, f"{name}.{key}", role or "state", top or name, depth + 1):
+                if type(leaf.value) in TENSORS:
+                    yield leaf
+                else:
+                    self.hung.append(leaf.name)
+
+    def children(self, value: Any, name: str) -> list[tuple[str, Any, str]] | None:
+        """What a container holds: name segment, value, role; None for a leaf."""
+        kind = type(value)
+        if kind is dict or kind is Ordered:
+            if kind is Ordered:
+                self.hung += [f"{name}.{segment(k)}" if name else segment(k) for k in value.state if k not in KEPT]
+            return [(k if type(k) is str else segment(k), v, "") for k, v in value.items()] or None
+        if kind in (list, tuple, set, frozenset):
+            self.left -= len(value)
+            if all(type(v) in SCALARS for v in value):
+                return None
+            return [(str(i), v, "") for i, v in enumerate(value)]
+        if kind is Inert and value.args is not None:
+            self.left -= len(value.args) if type(value.args) is tuple else 0
+            found = list(_module(value) if _has_parameters(value) else _object(value)) or None
+            if found or value.path not in HARMLESS:
+                self.inert[value.path] = None
+            return found
+        return None
+
+    def wrapped(self, tensor: Wrapper, name: str) -> Any:
+        """What stands for a tensor without data: its attributes; of a DTensor whose shard is the whole, that shard."""
+        held = tensor.attributes
+        self.inert[tensor.path] = None
+        if tensor.path == JAGGED:
+            self.refused.append(f"{name}: a jagged nested tensor (torch.nested); save its values() and offsets()")
+            return None
+        if not tensor.path.endswith(".DTensor"):
+            return held
+        local, spec = bare(held.get("_local_tensor")), held.get("_spec")
+        shape = local.shape if type(local) is View else None
+        if shape != tensor.shape or not _complete(spec):
+            have = f"{list(shape)} of {list(tensor.shape)}" if shape is not None else "no plain tensor"
+            self.refused.append(f"{name}: a DTensor of which this file holds a part ({have})")
+            return None
+        return local
+
+    def notes(self) -> Iterator[Note]:
+        if self.refused:
+            raise UnsafeCheckpoint(
+                f"{len(self.refused)} tensors are of kinds that are not read; save full, plain tensors, or with "
+                f"torch.distributed.checkpoint:\n{listing(self.refused)}", url=self.url,
+            )  # fmt: skip
+        if self.cyclic:
+            yield Note("skipped", "containers that hold themselves, left out where they repeat", tuple(self.cyclic))
+        foreign = tuple(p for p in self.inert if not p.startswith("__torch__") and p not in HARMLESS)
+        if foreign:
+            yield Note("assumed", "objects of unknown classes, read as plain containers of their attributes", foreign)
+        if self.attributes:
+            text = "tensors that are plain attributes of modules, not in their state_dict()"
+            yield Note("skipped", text, tuple(self.attributes))
+        if self.hung:
+            text = "attributes that Python code hung on tensors and dictionaries"
+            yield Note("skipped", text, tuple(self.hung))
+
+
+def segment(key: Any) -> str:
+    """A dictionary key as a part of a name."""
+    if type(key) is bytes:
+        return key.decode("utf-8", "backslashreplace")
+    if type(key) in (Inert, Known):
+        return str(key.path)
+    if type(key) is tuple:
+        return "(" + ", ".join(segment(k) for k in key) + ")"
+    return str(key)
+
+
+def _top_role(key: str) -> str:
+    if is_average(key):
+        return "average"
+    if "optim" in key.casefold():
+        return "slot"
+    return "state" if "rng_state" in key else ""
+
+
+# --- recorded objects ---------------------------------------------------------------------------------------------
+
+
+def _states(thing: Inert) -> list[dict[Any, Any]]:
+    """The dictionaries of a recorded state: of attributes, and of slots."""
+    parts = thing.state if type(thing.state) is tuple else (thing.state,)
+    return [part for part in parts if type(part) in (dict, Ordered)]
+
+
+def is_module(thing: object) -> bool:
+    """Whether this is a recorded torch.nn.Module or an object of TorchScript."""
+    if type(thing) is not Inert:
+        return False
+    return thing.path.startswith("__torch__") or _has_parameters(thing)
+
+
+def _has_parameters(thing: Inert) -> bool:
+    return any("_parameters" in part and "_modules" in part for part in _states(thing))
+
+
+def _module(thing: Inert) -> Iterator[tuple[str, Any, str]]:
+    """What a module's state_dict() holds, in its order; then its other attributes."""
+    for part in _states(thing):
+        transient = part.get("_non_persistent_buffers_set")
+        left: Any = transient if type(transient) in (set, frozenset) else ()
+        groups = {g: part[g] for g in ("_parameters", "_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)}
+        for group, inside in groups.items():
+            for key, value in inside.items():
+                if value is not None:
+                    yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
+        for key, value in part.items():
+            if key not in groups and segment(key) not in _NOISE:
+                yield segment(key), value, ATTRIBUTE
+    yield from ((name, value, ATTRIBUTE) for name, value in _items(thing))
+
+
+def _object(thing: Inert) -> Iterator[tuple[str, Any, str]]:
+    """The attributes of an object, its items, and what else than scalars it was called with."""
+    for part in _states(thing):
+        yield from ((segment(k), v, "") for k, v in part.items() if segment(k) not in _NOISE)
+    yield from ((name, value, "") for name, value in _items(thing))
+
+
+def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
+    """All that is not an attribute: other states, items, arguments."""
+    parts = thing.state if type(thing.state) is tuple else (thing.state,)
+    for i, part in enumerate(parts):
+        if type(part) not in (dict, Ordered) and type(part) not in SCALARS:
+            yield f"state.{i}", part
+    yield from ((segment(k), v) for k, v in thing.pairs.items())
+    yield from ((str(i), v) for i, v in enumerate(thing.items))
+    for i, value in enumerate(thing.args if type(thing.args) is tuple else ()):
+        name_only = type(value) is Known or (type(value) is Inert and value.args is None)
+        if type(value) not in SCALARS and not name_only and value != ():
+            yield (str(i) if thing.state is None else f"args.{i}"), value
+
+
+def _complete(spec: Any) -> bool:
+    """Whether each placement of a DTensor is Shard or Replicate: a Partial one is to be summed up."""
+    placements = next((part.get("placements") for part in _states(spec)), None) if type(spec) is Inert else None
+    if type(placements) is not tuple:
+        return False
+    return all(type(p) is Inert and p.path.rpartition(".")[2] in ("Shard", "Replicate") for p in placements)
+
+
+# What every torch.nn.Module carries and that says nothing about weights.
+_NOISE = frozenset({
+    "training", "call_super_init", "dump_patches", "_backend", "_non_persistent_buffers_set", "_is_full_backward_hook",
+    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+})  # fmt: skip

@@ -1,0 +1,148 @@
+"""The pass `averages`: moving averages in the place of their weights.
+
+    w/ExponentialMovingAverage           TensorFlow's tf.train.ExponentialMovingAverage: beside each weight
+    ema.fc.weight, state_dict_ema.fc.w   an entry of a PyTorch checkpoint beside that of the model
+    model_ema.diffusion_modelinputw      Stable Diffusion's, within the state dict, its names without dots
+    ema.shadow_params.0 ...              a list in the order of model.parameters(): matched by order and shape
+
+What has no average stays as it is, with a note; an average without a weight is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..errors import UsageError
+from ..messages import listing
+
+AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
+WITHIN = ("model_ema.", "ema_model.", "module_ema.", "averaged_model.", "swa_model.", "ema.")
+WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")
+LISTED = re.compile(r"(?:.*\.)?(?:shadow_params|params|collected_params)\.(\d+)")
+TOKEN = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)
+
+
+def averages(checkpoint: Checkpoint) -> Checkpoint:
+    """Put each moving average under its weight's name; UsageError if there is none."""
+    about = checkpoint.details.get("entry", {})
+    if about.get("average"):
+        return replace(
+            checkpoint, notes=(*checkpoint.notes, Note("assumed", "the weights are moving averages already"))
+        )
+    shadow = {n: m["base"] for n, t in checkpoint.tensors.items() if (m := AVERAGE.fullmatch(n))}
+    if not shadow:
+        shadow = _of_entry(checkpoint, about) or _within(checkpoint)
+    if not shadow:
+        raise UsageError(
+            "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "
+            "model_ema, state_dict_ema or g_ema"
+        )
+    tensors = checkpoint.tensors
+    bad = [base for n, base in shadow.items() if base in tensors and tensors[base].shape != tensors[n].shape]
+    if bad:
+        raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
+    by_base = {base: tensors[name] for name, base in shadow.items() if base}
+    out: dict[str, Tensor] = {}
+    for name, t in tensors.items():
+        if name in by_base:
+            out[name] = replace(by_base[name], name=name, role="")
+        elif name not in shadow:
+            out[name] = t
+        elif (base := shadow[name]) and base not in tensors:
+            out[base] = replace(t, name=base, role="")
+    plain = tuple(n for n, t in out.items() if not t.role and n not in by_base)
+    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in by_base if n in tensors))]
+    if plain:
+        notes.append(Note("hint", "have no moving average and stay as they are", plain))
+    return checkpoint.with_tensors(out, *notes)
+
+
+def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, str]:
+    """The averages that are an entry by themselves: their names, and those of their weights ('' for counters)."""
+    found = about.get("averages")
+    entries = [str(e) for e in found] if isinstance(found, list) else []
+    if len(entries) > 1:
+        raise UsageError(f"there are several moving averages, {', '.join(entries)}; --at {entries[0]} takes one")
+    if not entries:
+        return {}
+    entry = entries[0]
+    prefix = f"{entry}."
+    inside = {n[len(prefix) :]: t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+    weights = {n: t for n, t in checkpoint.tensors.items() if not t.role and not n.startswith(prefix)}
+    if not about.get("name"):  # several models: of g_ema the weights are those of g
+        base = TOKEN.sub("", entry) + "."
+        weights = {n: t for n, t in weights.items() if n.startswith(base)}
+        inside = {base + n: t for n, t in inside.items()}
+        pairs = _paired(inside, weights, entry) if weights else {n: n.removeprefix(base) for n in inside}
+        return {prefix + n.removeprefix(base): to for n, to in pairs.items()}
+    return {prefix + n: to for n, to in _paired(inside, weights, entry).items()}
+
+
+def _within(checkpoint: Checkpoint) -> dict[str, str]:
+    """The averages that stand in the state dict itself, under a name of their own."""
+    for prefix in WITHIN:
+        inside = {n[len(prefix) :]: t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+        if inside:
+            weights = {n: t for n, t in checkpoint.tensors.items() if not t.role and not n.startswith(prefix)}
+            return {prefix + n: to for n, to in _paired(inside, weights, prefix.rstrip(".")).items()}
+    return {}
+
+
+def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: str) -> dict[str, str]:
+    """For each average the name of its weight, '' for a counter; UsageError for those that have none."""
+    listed = [n for n in inside if LISTED.fullmatch(n)]
+    if listed and len(listed) >= sum(t.count > 1 for t in inside.values()):
+        return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed}, weights, entry)
+    for spelled in (_bare, _dotless):
+        bases: dict[str, str] = {}
+        for name in weights:
+            for spelling in spelled(name):
+                bases[spelling] = "" if spelling in bases else name  # '' where two are spelled alike
+        pairs = {n: next((b for s in spelled(n) if (b := bases.get(s, ""))), "") for n in inside}
+        if any(pairs.values()):
+            break
+    else:
+        raise UsageError(f"the averages of {entry!r} have other names than the weights; --at {entry} takes them alone")
+    left = [n for n, base in pairs.items() if not base and inside[n].count > 1]
+    if left:
+        raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(left)}")
+    return pairs
+
+
+def _bare(name: str) -> tuple[str, ...]:
+    """A name without what wrappers put before it."""
+    while name.startswith(WRAPPERS):
+        name = name.partition(".")[2]
+    return (name,)
+
+
+def _dotless(name: str) -> tuple[str, ...]:
+    """A name without dots, whole and without its first segment."""
+    return name.replace(".", ""), name.partition(".")[2].replace(".", "")
+
+
+def _in_order(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: str) -> dict[str, str]:
+    """Averages without names: the parameters in their order, where order and shapes leave no choice."""
+    ordered = sorted(shadow, key=lambda n: int(n.rpartition(".")[2]))
+    shapes = [shadow[n].shape for n in ordered]
+    names = [n for n, t in weights.items() if t.dtype.kind in "fc" and not n.endswith(("running_mean", "running_var"))]
+    first = _aligned(shapes, names, weights)
+    last = _aligned(shapes[::-1], names[::-1], weights)[::-1]
+    if len(first) != len(ordered) or first != last:
+        raise UsageError(
+            f"{entry!r} holds {len(ordered)} averages without names, which fit the {len(names)} weights in "
+            f"{'no way' if len(first) != len(ordered) else 'several ways'}"
+        )
+    return dict(zip(ordered, first, strict=True))
+
+
+def _aligned(shapes: list[tuple[int, ...]], names: list[str], weights: Mapping[str, Tensor]) -> list[str]:
+    """The first names that have these shapes in this order."""
+    out: list[str] = []
+    for name in names:
+        if len(out) < len(shapes) and weights[name].shape == shapes[len(out)]:
+            out.append(name)
+    return out

@@ -1,0 +1,109 @@
+"""Passes on the beginnings of names: take one entry of a nested checkpoint, take off what wrappers put before names.
+
+at              state_dict_ema.fc.weight -> fc.weight, and nothing else is left
+strip           module._orig_mod.fc.weight -> fc.weight
+hinted          says which prefixes wrappers left, and how to take them off
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..checkpoint import Checkpoint, Note
+from ..errors import UsageError
+from ..messages import brief, nearest, printable
+from .passes import renamed
+
+# What DataParallel, torch.compile, DeepSpeed, Lightning and FSDP put before names. Those with an underscore are nobody
+# else's, so they are taken out in the middle of names as well.
+WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
+    """Keep what lies in one entry, under names without it; UsageError lists the entries if there is none such."""
+    entry = entry.strip("./")
+    about = checkpoint.details.get("entry", {})
+    main, beside = about.get("name", ""), tuple(about.get("beside", ()))
+    found = _inside(checkpoint, entry)
+    if not found and main and (entry == main or entry.startswith(main + ".")):
+        if entry == main:
+            others = tuple(name + "." for name in beside)
+            found = {n: n for n in checkpoint.tensors if n not in beside and not n.startswith(others)}
+        else:
+            found = _inside(checkpoint, entry[len(main) + 1 :])
+    if not found:
+        raise UsageError(_absent(checkpoint, entry, [main, *beside] if main else []))
+    left = tuple(n for n in checkpoint.tensors if n not in found)
+    kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
+    cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
+    details = {k: v for k, v in checkpoint.details.items() if k != "entry"}
+    notes = tuple(n for n in checkpoint.notes if "--at" not in n.text and "entry" not in n.text)
+    only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
+    made = renamed(only, found.__getitem__)
+    return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
+
+
+def _inside(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
+    """Names below an entry, with dots or slashes, and what they are without it."""
+    return {n: n[len(entry) + 1 :] for n in checkpoint.tensors if n.startswith((entry + ".", entry + "/"))}
+
+
+def _absent(checkpoint: Checkpoint, entry: str, known: list[str]) -> str:
+    counts: Counter[str] = Counter()
+    for name in checkpoint.tensors:
+        counts[name.replace("/", ".").partition(".")[0]] += 1
+    entries = list(dict.fromkeys([*known, *(n for n, _ in counts.most_common())]))
+    near = nearest(entry, entries)
+    hint = f"; near is {printable(near[0])}" if near else ""
+    return f"there is no entry {entry!r}{hint}; there are {', '.join(printable(brief(n)) for n in entries[:12])}"
+
+
+def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
+    """Take prefixes off all names, in any order and as often as they stand there; UsageError for an idle one."""
+    wanted = [p for text in prefixes for p in text.split(",") if p]
+    used: set[str] = set()
+    new = {name: _stripped(name, wanted, used) for name in checkpoint.tensors}
+    idle = [p for p in wanted if p not in used]
+    if idle:
+        raise UsageError(f"no name begins with {', '.join(map(repr, idle))}. `ckptconv inspect` lists the names")
+    return renamed(checkpoint, new.__getitem__)
+
+
+def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
+    again = True
+    while again:
+        again = False
+        for prefix in prefixes:
+            if name.startswith(prefix) and len(name) > len(prefix):
+                name, again = name[len(prefix) :], True
+            elif prefix.startswith("_") and "." + prefix in name:
+                name, again = name.replace("." + prefix, "."), True
+            else:
+                continue
+            used.add(prefix)
+    return name
+
+
+def hinted(checkpoint: Checkpoint) -> Checkpoint:
+    """Say which prefixes of wrappers all weights have, and the option that takes them off."""
+    weights = [n for n, t in checkpoint.tensors.items() if not t.role]
+    found = _wrapped(weights)
+    if not found:
+        return checkpoint
+    text = f"names hold what wrappers put there; --strip-prefix {','.join(found)} takes it off"
+    return replace(checkpoint, notes=(*checkpoint.notes, Note("hint", text, tuple(weights[:1]))))
+
+
+def _wrapped(names: list[str]) -> list[str]:
+    """The wrappers' prefixes that stand before all names, one after the other, and those within some."""
+    found: list[str] = []
+    while names:
+        prefix = next((p for p in WRAPPERS if all(n.startswith(p) for n in names)), "")
+        if not prefix:
+            break
+        names = [n[len(prefix) :] for n in names]
+        found.append(prefix)
+    within = [p for p in WRAPPERS if p.startswith("_") and any(n.startswith(p) or "." + p in n for n in names)]
+    return list(dict.fromkeys([*found, *within]))
