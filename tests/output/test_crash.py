@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -414,15 +415,31 @@ def test_a_disk_that_fills(
 
 
 WAITING = """
-import sys, time
+import signal, sys, time
+heard = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for number, usual in heard.items():  # whoever runs the tests, in the background or under nohup, may ignore some
+    signal.signal(number, signal.SIG_IGN if number == int(sys.argv[1]) else usual)
 from ckptconv.output.staging import Output
 def waiting(*_):
     print("go", flush=True)
     time.sleep(60)
 Output.write = waiting
 from ckptconv.cli import main
-main(sys.argv[1:])
+main(sys.argv[2:])
 """
+
+
+@contextmanager
+def waiting(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The command line, stopped where it writes; the first argument is a signal that is ignored, or 0."""
+    command = [sys.executable, "-c", WAITING, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"go\n"
+            yield child
+        finally:
+            child.kill()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
@@ -433,15 +450,22 @@ def test_a_signal_leaves_nothing(kind: str, sent: signal.Signals, sources: list[
     before = sorted(tmp_path.rglob("*"))
     name, options = TARGETS[kind]
     more = [f"--{option.replace('_', '-').replace('format', 'to')}={value}" for option, value in options.items()]
-    command = [sys.executable, "-c", WAITING, sources[1], "-o", tmp_path / name, "--force", "-j", "1", *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
+    command = ["0", str(sources[1]), "-o", str(tmp_path / name), "--force", "-j", "1", *more]
+    with waiting(command) as child:
         assert sorted(tmp_path.rglob("*")) != before
         child.send_signal(sent)
-        assert child.communicate()[1] == b"interrupted; nothing was written\n"
+        assert child.communicate(timeout=50)[1] == b"interrupted; nothing was written\n"
     assert child.returncode == 128 + sent
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_what_nohup_ignores_stays_ignored(sources: list[Path], tmp_path: Path) -> None:
+    with waiting([str(int(signal.SIGHUP)), str(sources[0]), "-o", str(tmp_path / "x.safetensors"), "-j", "1"]) as child:
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=50)
+    assert child.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("source", ["coded.npz", "coded.h5", "coded.keras"])
