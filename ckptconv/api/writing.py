@@ -83,6 +83,10 @@ def plan_for(
         hash_metadata.refuse_hashes(row, placement)
     else:
         placement = writer.place(checkpoint)
+    names = tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new)
+    if names:
+        note = Note("lossy", f"{row.title} keeps no name: the tensor is called like the file", names)
+        checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     folder, _ = files.split(url.rstrip("/"))
     memory = Budget.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})

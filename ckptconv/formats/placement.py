@@ -42,6 +42,7 @@ class Placement(NamedTuple):
     check: 'crc32', 'crc32c' or '': the checksum of each slot that `seal` wants.
     stale: names in the destination's folder (a regular expression) that belong to an older checkpoint of this name.
     unit: the output is a folder without an index: it is replaced as a whole.
+    renamed: what a tensor will be called when it is read, where the format does not keep its name.
     """
 
     files: Sequence[OutputFile]
@@ -50,6 +51,12 @@ class Placement(NamedTuple):
     check: str = ""
     stale: str = ""
     unit: bool = False
+    renamed: Mapping[str, str] = {}
+
+    def named(self, found: Checkpoint) -> Checkpoint:
+        """What was read, under the names that it had when it was placed."""
+        before = {new: old for old, new in self.renamed.items()}
+        return found.with_tensors({before.get(n, n): t for n, t in found.tensors.items()}) if before else found
 
 
 class Writer(Protocol):

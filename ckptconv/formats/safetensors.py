@@ -105,7 +105,7 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
     row = ROWS.get(spelling)
     bits = 4 if spelling == "F4" else row.itemsize * 8 if row else 6
     if len(shape) > MAX_AXES or not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
-        count = elements(shape, url=url, tensor=name)
+        count = elements(shape, url=url, tensor=name, arrays=False)
     size, rest = divmod(count * bits, 8)
     if rest or end - begin != size:
         raise CorruptCheckpoint(

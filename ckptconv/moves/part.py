@@ -118,8 +118,11 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None) -> int:
-    """Multiply a shape from a file; CorruptCheckpoint if it has too many axes, one is negative or all pass 2^63."""
+def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None, arrays: bool = True) -> int:
+    """Multiply a shape from a file; CorruptCheckpoint if it has too many axes, one is negative or all pass 2^63.
+
+    arrays: NumPy must have such an array: without its empty dimensions it has at most 2^63 bytes, too.
+    """
     if len(shape) > MAX_AXES:
         raise CorruptCheckpoint(f"its shape has {len(shape)} axes, more than {MAX_AXES}", url=url, tensor=tensor)
     total = 1
@@ -129,6 +132,11 @@ def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None
         total *= size
         if total > MAX_ELEMENTS:
             raise CorruptCheckpoint(f"shape {list(shape)} has more than 2^63 elements", url=url, tensor=tensor)
-    if total == 0 and prod(size for size in shape if size) * 16 > MAX_ELEMENTS:  # NumPy has no such array either
+    if arrays and total == 0 and is_vast(shape):
         raise CorruptCheckpoint(f"shape {list(shape)} is empty, yet beyond 2^63 bytes", url=url, tensor=tensor)
     return total
+
+
+def is_vast(shape: Sequence[int]) -> bool:
+    """Whether NumPy has no array of this shape, though it may be empty."""
+    return prod(size for size in shape if size) * 16 > MAX_ELEMENTS

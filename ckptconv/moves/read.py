@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, UsageError
 from ..messages import listing, printable, redacted
 from ..storage import checksum
 from .gather import read_into, read_strings
 from .log import CHUNK, HASH, Read, chunk_digests
-from .part import Piece, Span, Stored
+from .part import Piece, Span, Stored, is_vast
 from .prefetch import fetched
 from .sources import Sources, resolved
 
@@ -99,6 +99,8 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
 
     target = np.empty(t.nbytes, "u1")
     check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
+    if not t.count and is_vast(t.shape):
+        raise UsageError(f"NumPy has no array of shape {list(t.shape)}, though it is empty", tensor=t.name)
     return target.view(t.dtype.np).reshape(t.shape)
 
 

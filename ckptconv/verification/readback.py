@@ -60,6 +60,7 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
 
 
 def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict[str, str]:
+    got = made.placement.named(got)
     wrong = unlike(made.tensors, got)
     if not wrong and full:
         slots = made.placement.slots

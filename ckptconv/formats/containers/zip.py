@@ -15,8 +15,7 @@ Specification: APPNOTE.TXT 6.3.10.
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
@@ -32,7 +31,6 @@ _ENCRYPTED, _UTF8, _DESCRIPTOR = 0x2041, 0x800, 0x8
 _OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
 _SIGNED = b"PK\7\x08"
 _WINDOW = 2**18  # local headers closer together than this are read at once
-_DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
 
 class Member(NamedTuple):
@@ -287,110 +285,3 @@ def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
     if wide and _wide(extra, [size, packed], url) != [e.size, e.packed]:
         text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
         raise UnsafeCheckpoint(text, url=url)
-
-
-def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
-    """Inflate a deflated member in pieces of at most about `piece` bytes; the caller counts and checks them."""
-    inflate = zlib.decompressobj(-15)
-    at, end, rest = start, start + packed, b""
-    try:
-        while not inflate.eof:
-            if not rest:
-                if at == end:
-                    raise CorruptCheckpoint("the compressed data ends too early", url=f.url)
-                rest = f.read(at, min(piece, end - at))
-                at += len(rest)
-            out = inflate.decompress(rest, piece)
-            rest = inflate.unconsumed_tail
-            if out:
-                yield out
-    except zlib.error as e:
-        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
-
-
-def contents(f: Ranges, m: Member, piece: int = 2**20) -> Iterator[bytes]:
-    """A member's bytes, unpacked; CorruptCheckpoint where they are not as many as announced or have another CRC-32."""
-    raw = unpack(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece)
-    left, value = m.size, 0
-    for data in raw:
-        left -= len(data)
-        if left < 0:
-            break
-        value = zlib.crc32(data, value)
-        yield data
-    if left:
-        which = "more" if left < 0 else "fewer"
-        text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
-        raise CorruptCheckpoint(text, url=f.url)
-    if m.crc and value != m.crc:
-        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
-
-
-def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
-    for at in range(0, m.size, piece):
-        yield f.read(m.start + at, min(piece, m.size - at))
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """A stored member to be: its local header at `at`, its `size` bytes at `start`."""
-
-    name: bytes
-    at: int
-    start: int
-    size: int
-
-
-def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Entry], int]:
-    """Place members one after the other, their bytes aligned; also tell where the directory begins."""
-    out, at = [], 0
-    for text, size in sizes:
-        name = text.encode()
-        bare = at + _LOCAL.size + len(name) + (20 if size >= _MAX32 else 0)
-        start = bare + 4
-        start += -start % align  # at least four bytes: an extra block has a head
-        out.append(Entry(name, at, start, size))
-        at = start + size
-    return out, at
-
-
-def local_header(e: Entry, crc: int) -> bytes:
-    """All bytes from `e.at` to `e.start`."""
-    big = e.size >= _MAX32
-    size = _MAX32 if big else e.size
-    extra = struct.pack("<2H2Q", 1, 16, e.size, e.size) if big else b""
-    pad = e.start - e.at - _LOCAL.size - len(e.name) - len(extra) - 4
-    extra += struct.pack("<2H", 0x4246, pad) + bytes(pad)  # "FB", as torch pads
-    head = _LOCAL.pack(
-        b"PK\3\4", 45 if big else 20, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra)
-    )
-    return head + e.name + extra
-
-
-def directory(entries: Sequence[Entry], crcs: Mapping[bytes, int], at: int) -> bytes:
-    """The directory that begins at byte `at`, with its end records; its size does not depend on the checksums."""
-    raw = b"".join(_directory_entry(e, crcs.get(e.name, 0)) for e in entries)
-    count, size, end = len(entries), len(raw), at + len(raw)
-    if count >= _MAX16 or at >= _MAX32 or size >= _MAX32:
-        raw += _END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, at)
-        raw += _LOCATOR.pack(b"PK\6\7", 0, end, 1)
-        count, size, at = min(count, _MAX16), min(size, _MAX32), min(at, _MAX32)
-    return raw + _END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
-
-
-def _directory_entry(e: Entry, crc: int) -> bytes:
-    wide = [n for n in (e.size, e.size, e.at) if n >= _MAX32]
-    extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-    size, at = min(e.size, _MAX32), min(e.at, _MAX32)
-    version = 45 if wide else 20
-    head = _ENTRY.pack(
-        b"PK\1\2", version, version, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra),
-        0, 0, 0, 0, at,
-    )  # fmt: skip
-    return head + e.name + extra
-
-
-def _flags(name: bytes) -> int:
-    return 0 if name.isascii() else _UTF8

@@ -16,7 +16,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...storage.files import Reader
 from ...storage.ranges import Slice, Spool
-from ..containers import zip
+from ..containers import inflate, zip
 from ..containers.zip import Member
 from .child import Window
 from .scan import RATIO
@@ -47,7 +47,7 @@ def _pieces(url: str, m: Member) -> Iterator[bytes]:
     size = value = 0
     with Reader(url) as file:
         stored = (file.read(at, min(PIECE, m.start + m.size - at)) for at in range(m.start, m.start + m.size, PIECE))
-        for piece in stored if m.method == zip.STORED else zip.unpack(file, m.start, m.packed):
+        for piece in stored if m.method == zip.STORED else inflate.unpack(file, m.start, m.packed):
             size, value = size + len(piece), crc32(piece, value)
             if size > m.size:
                 break

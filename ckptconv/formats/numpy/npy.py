@@ -24,7 +24,7 @@ from ...checkpoint import Checkpoint, Note, Tensor, plain, view
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ...messages import listing
-from ...moves.part import Coded, Data, Span, elements
+from ...moves.part import Coded, Data, Span, elements, is_vast
 from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, is_dir, join, names, sibling, split
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -64,7 +64,7 @@ class Head(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        return self.descr[0] == ">" and self.kind is not None and self.kind.word > 1
+        return self.descr[0] == ">" and self.descr[1] != "V" and self.kind is not None and self.kind.word > 1
 
 
 def sniff(seen: Seen) -> int:
@@ -248,6 +248,8 @@ def unheld(t: Tensor) -> str:
     """Why an .npy cannot hold the tensor, or ''."""
     if t.dtype.name not in DESCR:
         return f"NumPy's files have no dtype {t.dtype}"
+    if is_vast(t.shape) and not t.count:
+        return "NumPy has no array of this shape, though it is empty"
     return "NumPy's arrays have at most 64 axes" if len(t.shape) > 64 else ""
 
 
@@ -284,7 +286,8 @@ class NpyWriter:
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
         stale = "" if single else rf"{re.escape(base)}/[^/]*\.npy"
-        return Placement(files, slots, patches, stale=stale, unit=not single)
+        again = {next(iter(checkpoint)): base.removesuffix(SUFFIX)} if single else {}
+        return Placement(files, slots, patches, stale=stale, unit=not single, renamed=again)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()

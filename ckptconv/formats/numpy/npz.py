@@ -17,11 +17,14 @@ from itertools import chain
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
+from ...messages import listing
 from ...moves.part import Coded, Data, Span
 from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
-from ..containers.zip import STORED, Entry, Member, directory, lay_out, local_header, members, unpack
+from ..containers.inflate import unpack
+from ..containers.zip import STORED, Member, members
+from ..containers.zip_write import Entry, directory, lay_out, local_header
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
 from .npy import (
@@ -47,7 +50,10 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        found = members(f, files=False).values()
+        names = members(f, files=False)
+        if twins := [name for name in names if name + SUFFIX in names]:  # NumPy takes one or the other by what is asked
+            raise UnsafeCheckpoint(f"members that are taken for one another:\n{listing(twins)} (and {SUFFIX})", url=url)
+        found = names.values()
         arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for m in found if m.name.endswith(SUFFIX)]
     others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
     if others and not arrays:

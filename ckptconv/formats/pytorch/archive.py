@@ -22,7 +22,8 @@ from ...messages import printable
 from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.zip import STORED, Member, contents, members
+from ..containers.inflate import contents
+from ..containers.zip import STORED, Member, members
 from ..placement import Writer
 from ..reading import Reading
 from .flatten import checkpoint

@@ -20,7 +20,7 @@ from ...dtypes import DType
 from ...moves.part import c_strides
 from ...output.destination import OutputFile
 from ...storage.files import split
-from ..containers.zip import Entry, directory, lay_out, local_header
+from ..containers.zip_write import Entry, directory, lay_out, local_header
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from .flatten import METADATA
 

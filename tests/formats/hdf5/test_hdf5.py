@@ -506,3 +506,49 @@ def test_truth_values_are_zero_and_one(tmp_path: Path) -> None:
         raw.seek(at)
         raw.write(bytes([0, 1, 254]))
     assert ckptconv.open(tmp_path / "a.h5")["b"].numpy().tobytes() == bytes([0, 1, 1])
+
+
+# --- types that are not what they seem ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["NORM_NONE", "NORM_MSBSET"])
+@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
+def test_floats_of_another_normalisation_are_not_read_as_ieee(norm: str, storage: str, tmp_path: Path) -> None:
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_norm(getattr(h5py.h5t, norm))
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["v"] = np.arange(3)
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        if storage == "chunked":
+            plan.set_chunk((2,))
+        made = h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((4,)), dcpl=plan)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones(4, "f4"), mtype=kind)
+    found = ckptconv.open(tmp_path / "a.h5")
+    assert list(found) == ["v"]
+    assert [n.names for n in found.notes if "implied bit" in n.text] == [("w",)]
+
+
+@pytest.mark.parametrize(
+    ("names", "complex"), [("ri", True), ("ab", False), ("ir", False), ("xy", False), ("rj", False)]
+)
+def test_only_r_and_i_are_a_complex_number(names: str, complex: bool, tmp_path: Path) -> None:
+    made = np.zeros(3, [(n, "f4") for n in names])
+    made[names[0]] = [1, 2, 3]
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"], f["v"] = made, np.arange(2)
+    found = ckptconv.open(tmp_path / "a.h5")
+    assert ("w" in found) is complex
+    assert complex or [n.names for n in found.notes if "compound" in n.text] == [("w",)]
+
+
+@pytest.mark.parametrize("block", [0, 512, 2048])
+def test_a_user_block_before_what_was_never_written(block: int, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=block) as f:
+        f.create_dataset("never", (3, 4), "f4")
+        f.create_dataset("filled", (2,), "i8", fillvalue=7)
+        f.create_dataset("chunked", (5,), "f2", chunks=(2,), fillvalue=1.5)
+        f["w"] = np.arange(3)
+    found = ckptconv.open(tmp_path / "a.h5")
+    assert {n: t.numpy().tolist() for n, t in found.items()} == {
+        "never": [[0.0] * 4] * 3, "filled": [7, 7], "chunked": [1.5] * 5, "w": [0, 1, 2],
+    }  # fmt: skip

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.containers import zip
+from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
+from ckptconv.formats.containers import inflate, zip, zip_write
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import combine, crc
 from ckptconv.storage.files import Reader
@@ -199,12 +200,12 @@ def test_twins_for_numpy_are_refused(tmp_path: Path) -> None:
 
 def test_zip64(tmp_path: Path) -> None:
     """65,536 members or more, and offsets beyond 4 GiB, need other end records and wider fields."""
-    entries, end = zip.lay_out((f"{i}.npy", 3) for i in range(65_540))
+    entries, end = zip_write.lay_out((f"{i}.npy", 3) for i in range(65_540))
     crcs = {e.name: zlib.crc32(b"abc") for e in entries}
     raw = bytearray(end)
     for e in entries:
-        raw[e.at : e.start + e.size] = zip.local_header(e, crcs[e.name]) + b"abc"
-    (tmp_path / "x.zip").write_bytes(raw + zip.directory(entries, crcs, end))
+        raw[e.at : e.start + e.size] = zip_write.local_header(e, crcs[e.name]) + b"abc"
+    (tmp_path / "x.zip").write_bytes(raw + zip_write.directory(entries, crcs, end))
     with zipfile.ZipFile(tmp_path / "x.zip") as z:
         assert z.read("65539.npy") == b"abc"
     with Reader(str(tmp_path / "x.zip")) as f:
@@ -214,16 +215,16 @@ def test_zip64(tmp_path: Path) -> None:
 
 def test_zip64_offsets(tmp_path: Path) -> None:
     """A sparse file of 9 GiB: Python's zipfile and ours agree with what was laid out."""
-    entries, end = zip.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
+    entries, end = zip_write.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
     crcs = {e.name: zlib.crc32(b"abc") for e in entries}
     with (tmp_path / "x.zip").open("wb") as out:
         for e in entries:
             out.seek(e.at)
-            out.write(zip.local_header(e, crcs[e.name]))
+            out.write(zip_write.local_header(e, crcs[e.name]))
         out.seek(entries[1].start)
         out.write(b"abc")
         out.seek(end)
-        out.write(zip.directory(entries, crcs, end))
+        out.write(zip_write.directory(entries, crcs, end))
     with zipfile.ZipFile(tmp_path / "x.zip") as z:
         assert z.read("b.npy") == b"abc"
         assert [info.file_size for info in z.infolist()] == [e.size for e in entries]
@@ -236,3 +237,65 @@ def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> N
         z.writestr("archive/data.pkl", b"")
     with pytest.raises(ckptconv.CorruptCheckpoint, match="is a zip without any"):
         ckptconv.open(tmp_path / "a.npz", format="npz")
+
+
+# --- what NumPy and others do that was not read, or read otherwise ------------------------------------------------
+
+
+@pytest.mark.parametrize("megabytes", [1, 2, 8, 15.5, 16, 64])
+@pytest.mark.parametrize("fill", ["zeros", "mixed"])
+def test_deflated_data_that_zlib_holds_back(megabytes: float, fill: str, tmp_path: Path) -> None:
+    """The last input of much repetition is taken long before its output is given."""
+    array = np.zeros(int(megabytes * 2**18), "f4")
+    if fill == "mixed":
+        array[::70_001] = 1
+    np.savez_compressed(tmp_path / "x.npz", w=array, v=array[:-1])
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert found["w"].numpy().tobytes() == array.tobytes()
+    assert found["v"].numpy().tobytes() == array[:-1].tobytes()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_deflated_data_that_ends_early(cut: int, tmp_path: Path) -> None:
+    raw = zlib.compress(bytes(2**20), wbits=-15)
+    path = tmp_path / "x"
+    path.write_bytes(raw)
+    with Reader(str(path)) as f:
+        assert b"".join(inflate.unpack(f, 0, len(raw))) == bytes(2**20)
+        with pytest.raises(CorruptCheckpoint, match="ends too early"):
+            list(inflate.unpack(f, 0, len(raw) - cut))
+
+
+TWINS = [("w.npy", "w"), ("w", "w.npy"), ("a.npy", "a.npy.npy"), ("a.npy.npy", "v.npy", "a.npy")]
+
+
+@pytest.mark.parametrize("names", TWINS)
+def test_members_that_numpy_takes_for_one_another(names: tuple[str, ...], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as z:
+        for i, name in enumerate(names):
+            with z.open(name, "w") as f:
+                np.lib.format.write_array(f, np.full(3, i))
+    with pytest.raises(UnsafeCheckpoint, match="taken for one another"):
+        ckptconv.open(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("descr", ["<V2", ">V2", "|V2"])
+def test_bytes_without_a_dtype_have_no_byte_order(descr: str, tmp_path: Path) -> None:
+    raw = bytes(range(8))
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': (4,), }}".encode()
+    head += b" " * (-(10 + len(head) + 1) % 64) + b"\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + raw)
+    assert np.load(tmp_path / "x.npy").tobytes() == raw
+    assert ckptconv.open(tmp_path / "x.npy")["x"].numpy().tobytes() == raw
+
+
+@pytest.mark.parametrize("name", ["w", "out", "layer/with.dots", "a\nb"])
+def test_one_tensor_under_any_stem(name: str, tmp_path: Path) -> None:
+    ckptconv.save({name: np.arange(3)}, tmp_path / "x.safetensors")
+    report = ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "out.npy", verify="full")
+    assert np.load(tmp_path / "out.npy").tolist() == [0, 1, 2]
+    assert [n.names for n in report.notes if n.kind == "lossy"] == ([(f"{name} -> out",)] if name != "out" else [])
+    ckptconv.verify(tmp_path / "x.safetensors", tmp_path / "out.npy")
+    ckptconv.save({name: np.arange(4)}, tmp_path / "y.safetensors")
+    with pytest.raises(VerifyError):
+        ckptconv.verify(tmp_path / "y.safetensors", tmp_path / "out.npy")
