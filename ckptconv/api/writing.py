@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note, Tensor, held
 from ..engine import ray
-from ..engine.plan import Plan, compile_plan
+from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Metadata, Outcome, execute
 from ..formats import table
 from ..formats.placement import Writer
@@ -88,6 +88,7 @@ def plan_for(
         note = Note("lossy", f"{row.title} keeps no name: the tensor is called like the file", names)
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     folder, _ = files.split(url.rstrip("/"))
+    checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *shared_notes(placement, folder)))
     memory = Budget.of(resources.max_memory, resources.workers)
     moved = checkpoint.details.get("moved", {})
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row

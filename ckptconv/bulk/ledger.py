@@ -19,6 +19,7 @@ from ..output.append_log import Lines
 from ..storage.files import Reader
 
 NAME = ".ckptconv-zoo.jsonl"
+BEGIN = b'{"at":"'  # of every line
 
 
 class Entry(NamedTuple):
@@ -80,9 +81,11 @@ class Ledger:
         if raw and not resume:
             raise StorageError("a zoo was converted here before; --resume goes on with it", url=self.path)
         self.entries = _parse(raw, self.path)
-        torn = len(raw) - raw.rfind(b"\n") - 1
+        torn = raw[raw.rfind(b"\n") + 1 :]
+        if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
+            raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
         if torn:  # killed while it wrote: forget that line
-            self._lines.cut(len(raw) - torn)
+            self._lines.cut(len(raw) - len(torn))
 
     @staticmethod
     def read(path: str) -> dict[str, Entry]:

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import StorageError, UsageError
 from ..moves.log import Loss, Read, Written
 from ..moves.part import Held, Span
 from ..moves.sources import Sources
-from ..output import publish
+from ..output import own, publish
 from ..output.append_log import Lines
 from ..output.destination import Destination, OutputFile, OutputNames
 from ..storage.files import is_remote, join, local
@@ -31,24 +30,30 @@ from .job import Receipt
 from .plan import Job, Plan
 
 MARK = "resume"
+BEGIN = b'{"plan":"'  # of every journal
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 
 class Journal:
     """What an earlier run of the same plan did, and where this one writes down what it does."""
 
-    def __init__(self, plan: Plan, sources: Sources, *, digest: bool) -> None:
+    def __init__(self, plan: Plan, sources: Sources, *, digest: bool, force: bool = False) -> None:
         if is_remote(plan.folder):
             raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
         last = plan.placement.files[-1].name
         folder, base = os.path.split(join(plan.folder, last))
         path = local(os.path.join(folder, f".{publish.short(base)}.{MARK}.journal"))
-        self._folder = local(plan.folder)
+        place = plan.placement
+        self._names = OutputNames(plan.folder, place.files, mark=MARK, stale=place.stale, unit=place.unit)
+        self._names.check_possible()
+        self._force = force
+        if not (force or os.path.lexists(path)):
+            self._names.check_free()
         self.receipts: list[Receipt] = []
         self.publishing = False
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
-        self._lines = Lines(path, "another run is writing this destination")
+        self._lines = Lines(path, "another run is writing this destination", 0o600)
         try:
             self._take_up(plan, fingerprint(plan, sources, digest))
         except BaseException:  # an interrupt, too, lets the lock go
@@ -57,10 +62,16 @@ class Journal:
 
     def _take_up(self, plan: Plan, mark: str) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
-        lines = list(_parsed(self._lines.read()))
+        raw = self._lines.read()
+        lines = list(_parsed(raw))
         head = lines[0][0] if lines else {}
+        if raw and not raw.startswith(BEGIN[: len(raw)]):
+            raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         renaming = any(line.get("publish") for line, _ in lines)
-        if head.get("plan") != mark or not (renaming or self._there(plan)):
+        known = head.get("plan") == mark and (renaming or self._there(plan))
+        if not (self._force or (known and renaming)):
+            self._names.check_free()
+        if not known:
             self._forget(head)
             self._lines.cut(0)
             files = [f.name for f in plan.placement.files]
@@ -74,17 +85,20 @@ class Journal:
 
     def _there(self, plan: Plan) -> bool:
         """Whether the temporary files that an earlier run filled are still there."""
-        to = OutputNames(self._folder, plan.placement.files, mark=MARK)
-        return all(os.path.isfile(to.temporary(f.name)) for f in plan.placement.files)
+        return all(own.is_file(self._names.temporary(f.name)) for f in plan.placement.files)
 
     def _forget(self, head: dict[str, Any]) -> None:
         """Remove the temporary files of another plan; a journal may be a stranger's."""
         named = head.get("files")
         files = [OutputFile(str(name), 0) for name in named] if isinstance(named, list) else []
         if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
-            for stage in OutputNames(self._folder, files, mark=MARK).stages:
-                if not os.path.islink(stage):
-                    shutil.rmtree(stage, ignore_errors=True)
+            for stage in OutputNames(self._names.folder, files, mark=MARK).stages:
+                if os.path.realpath(os.path.dirname(stage)) in self._folders():
+                    own.remove(stage)
+
+    def _folders(self) -> set[str]:
+        """Where this destination's own files go: a stranger's journal may name others."""
+        return {os.path.realpath(os.path.dirname(path)) for path in self._names.final.values()}
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Note a job that is done; once in a while make all noted ones durable."""

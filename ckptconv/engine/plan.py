@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import castable
-from ..errors import ConversionError
+from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement, Slot
 from ..messages import listing, redacted
 from ..moves.boxes import plain
 from ..moves.budget import Budget
 from ..moves.part import Coded, Piece, Span
+from ..storage.files import exists, join, read_all
 
 
 class Job(NamedTuple):
@@ -135,6 +136,24 @@ def compile_plan(
             placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, placement.slots, memory))
     return Plan(folder, placement, jobs, tensors, memory, checkpoint.notes, moved or {})
+
+
+def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:
+    """Say which files that the checkpoints of a folder have in common are there already: the output leaves them alone.
+
+    To replace the state file of a training run would make the checkpoint that is written its newest.
+    """
+    there = {f.name: url for f in placement.files if f.shared and exists(url := join(folder, f.name))}
+    same = {p.file for p in placement.patches if p.file in there and _holds(there[p.file], p.data)}
+    text = "is there already and stays as it is; if it lists other checkpoints, open this one by its own name"
+    return (Note("hint", text, tuple(other)),) if (other := sorted(there.keys() - same)) else ()
+
+
+def _holds(url: str, data: bytes) -> bool:
+    try:
+        return read_all(url, len(data)) == data
+    except CkptError:
+        return False
 
 
 def _check_casts(tensors: Mapping[str, Tensor]) -> None:

@@ -192,12 +192,12 @@ def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
     for reference, node in asked.items():
         where = node.get("NodeManagerHostname") or node["NodeID"][:8]
         try:
-            version, missing = ray.get(reference, timeout=PATIENCE)
+            theirs, missing = ray.get(reference, timeout=PATIENCE)
         except ray.exceptions.RayError as e:
             problems.append(f"{where}: cannot run ckptconv ({_first(getattr(e, 'cause', None) or e)})")
             continue
-        if version != version():
-            problems.append(f"{where}: has ckptconv {version}, not {version()}")
+        if theirs != version():
+            problems.append(f"{where}: has ckptconv {theirs}, not {version()}")
         problems += [f"{where}: {what}" for what in missing]
     if problems:
         raise UsageError(

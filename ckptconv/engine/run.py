@@ -7,6 +7,7 @@ The seam to other engines is `map`: anything that applies a function to jobs and
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,14 +18,16 @@ from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
 from ..moves.budget import Budget
 from ..moves.log import Loss, Written
+from ..moves.part import Held
 from ..moves.prefetch import fetched
 from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Sources
+from ..output import own
 from ..output.destination import Destination
 from ..output.staging import Output
 from ..output.upload import Upload
 from ..storage import checksum
-from ..storage.files import Stamp, is_remote
+from ..storage.files import Stamp, is_remote, local
 from .job import Receipt, Sink, run_job
 from .journal import MARK, Journal, NoJournal
 from .plan import Job, Plan
@@ -130,7 +133,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
     how = how or How()
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
-        journal = Journal(plan, sources, digest=how.digest) if how.resume else NoJournal()
+        journal = Journal(plan, sources, digest=how.digest, force=how.force) if how.resume else NoJournal()
         stack.push(journal)
         out = stack.enter_context(_destination(plan, how, journal))
         receipts = _run_jobs(plan, sources, out, journal, how)
@@ -145,13 +148,29 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
 
 
 def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
-    files, stale = plan.placement.files, plan.placement.stale
+    files, stale, unit = plan.placement.files, plan.placement.stale, plan.placement.unit
     if is_remote(plan.folder):
-        return Upload(plan.folder, files, force=how.force, stale=stale)
+        return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit)
+    mode = _permissions(plan, how)
     if not how.resume:
-        return Output(plan.folder, files, force=how.force, stale=stale, unit=plan.placement.unit)
-    kept, whole = bool(journal.receipts) or journal.publishing, journal.publishing
-    return Output(plan.folder, files, force=how.force, mark=MARK, kept=kept, whole=whole, stale=stale)
+        return Output(plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode)
+    return Output(
+        plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode, mark=MARK,
+        kept=bool(journal.receipts) or journal.publishing, whole=journal.publishing,
+    )  # fmt: skip
+
+
+def _permissions(plan: Plan, how: How) -> int:
+    """The permissions that all local sources have: what only its owner may read stays so, as with `cp`."""
+    spans = (p.data for t in plan.tensors.values() for p in t.parts)
+    urls = {*(how.stamps or ()), *(data.url for data in spans if not isinstance(data, Held))}
+    mode = 0o777
+    for url in urls:
+        try:
+            mode &= 0o777 if is_remote(url) else own.audience(os.stat(local(url)).st_mode)
+        except OSError:
+            continue  # it is gone: reading it will say so
+    return mode
 
 
 def _run_jobs(

@@ -9,22 +9,34 @@ import os
 
 from ..errors import StorageError
 from ..storage.faults import refused
-from . import publish
+from . import own
 
 
 class Lines:
-    """The open file; StorageError saying that it is `busy` where another run has it."""
+    """The open file; StorageError with the text `busy` where another run has it, and for what is not a file of ours."""
 
-    def __init__(self, path: str, busy: str) -> None:
+    def __init__(self, path: str, busy: str, mode: int = 0o666) -> None:
         self.path = path
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            self._file = open(path, "a+b")  # noqa: SIM115 - closed by close()
+            # durable lines are of this run only: a file that a stranger laid here is neither read nor written
+            self._file = os.fdopen(own.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode), "a+b")
         except OSError as e:
             raise refused(e, path) from e
-        if not publish.lock(self._file.fileno()):
+        try:
+            self._lock(busy)
+        except BaseException:
             self.close()
-            raise StorageError(busy, url=path)
+            raise
+
+    def _lock(self, busy: str) -> None:
+        try:
+            alone = own.lock(self._file.fileno())
+        except OSError as e:
+            why = f"this file system has no locks ({(e.strerror or str(e)).lower()}), so that two runs could meet here"
+            raise StorageError(why, url=self.path) from e
+        if not alone:
+            raise StorageError(busy, url=self.path)
 
     def read(self) -> bytes:
         """All that is in it."""

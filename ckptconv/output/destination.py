@@ -9,22 +9,24 @@ an output by itself is made whole, and the temporary folder becomes it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import StorageError
+from ..messages import listing
 from ..storage.faults import refused
 from ..storage.files import local, names
-from . import publish
+from . import own, publish
 from .publish import Publication, part
 
 
 class OutputFile(NamedTuple):
     """One file of an output: its name relative to the destination's folder, and its final size in bytes.
 
-    `shared`: the checkpoints of a folder have it in common; it is replaced without --force.
+    `shared`: the checkpoints of a folder have it in common; one that is there already stays.
     """
 
     name: str
@@ -72,6 +74,15 @@ class Destination(Protocol):
     def __exit__(self, kind: object, /, *_: object) -> None: ...
 
 
+def foreign(names: Sequence[str], folder: str) -> StorageError:
+    """Of a folder whose files are one checkpoint nobody knows which of the others are an older one's."""
+    return StorageError(
+        f"{len(names)} files there would be read as part of the checkpoint and are not replaced by it; move them away, "
+        f"or choose another folder:\n{listing(names)}",
+        url=folder or ".",
+    )
+
+
 class OutputNames:
     """The files of an output in a local folder.
 
@@ -86,6 +97,7 @@ class OutputNames:
         self.final = {f.name: os.path.join(self.folder, f.name) for f in files}
         self._own = [f.name for f in files if not f.shared]
         self._stale = re.compile(stale) if stale else None
+        self._unit = unit
         self.mark = mark or os.urandom(4).hex()
         self._built = "" if mark else self._staged(unit)
 
@@ -96,10 +108,7 @@ class OutputNames:
         path = os.path.join(self.folder, top)
         if not top:
             return ""
-        there = os.path.lexists(path)
-        if there and (not unit or os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path)):
-            return ""
-        return top
+        return top if not os.path.lexists(path) or (unit and own.is_folder(path)) else ""
 
     @property
     def title(self) -> str:
@@ -135,25 +144,56 @@ class OutputNames:
         return name in self.final or name in top or bool(self._stale and self._stale.fullmatch(name))
 
     def older(self) -> list[str]:
-        """Names, relative to the folder, that match the pattern and are not written now."""
+        """Files, relative to the folder, whose names match the pattern and that are not written now."""
+        return [old for old in self._stale_names() if own.is_file(os.path.join(self.folder, old))]
+
+    def _stale_names(self) -> list[str]:
         if not self._stale:
             return []
         folders = sorted({os.path.dirname(name) for name in self.final})
         here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
         return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
 
+    def privacy(self) -> int:
+        """The permissions that whoever may read all that is replaced may have."""
+        mode = 0o777
+        for name in [*self._own, *self.older(), *([self._built] if self._built else [])]:
+            try:
+                mode &= own.audience(os.stat(os.path.join(self.folder, name)).st_mode)
+            except OSError:
+                continue  # nothing is there
+        return mode
+
+    def check_room(self, sizes: Mapping[str, int]) -> None:
+        """Fail now rather than half-way when a disk is too small for all files together; sizes in bytes, by name."""
+        needs: dict[int, tuple[str, int]] = {}
+        for name, size in sizes.items():
+            at = os.path.dirname(self.temporary(name))
+            device = os.stat(at).st_dev
+            needs[device] = at, needs.get(device, (at, 0))[1] + size
+        for at, size in needs.values():
+            space = os.statvfs(at) if hasattr(os, "statvfs") else None
+            if space and space.f_bavail * space.f_frsize < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def check_possible(self) -> None:
         """Refuse what can be no destination, whatever is there."""
         for name, path in self.final.items():
             if {"", ".", ".."} & set(name.split("/")):
                 raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")
+            if not os.path.lexists(path) or own.is_file(path):
+                continue
             if os.path.isdir(path) and not os.path.islink(path):
                 raise StorageError("is a folder, which no file replaces; name a file in it", url=path)
+            what = "a link, which is not followed" if os.path.islink(path) else "a device, pipe or socket"
+            raise StorageError(f"is {what}; only a regular file is replaced", url=path)
+        if self._unit and (found := self._stale_names()):
+            raise foreign(found, self.folder)
         for at in {os.path.dirname(path) for path in self.final.values()}:
             while at and not os.path.lexists(at):
                 at = os.path.dirname(at)
             if at and not os.path.isdir(at):
-                raise StorageError("is no folder; what is there must be moved away first", url=at)
+                raise StorageError("is not a folder; what is there must be moved away first", url=at)
 
     def check_free(self) -> None:
         """Refuse a destination that is taken."""
@@ -164,15 +204,19 @@ class OutputNames:
             where = os.path.join(self.folder, older[0])
             raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
 
-    def clear(self) -> list[str]:
-        """Finish or remove what killed runs left here; returns names of what it was."""
+    def clear(self, *, certain: bool) -> list[str]:
+        """Finish or remove what killed runs left here; returns names of what it was.
+
+        certain: only what is proved to be of a run of ours. The rest may be a stranger's, who gave it such a name.
+        """
         if not self._own or not os.path.isdir(self.folder or "."):
             return []
         try:
-            with publish.alone(self.folder):
+            with own.alone(self.folder):
                 left = publish.finish(self.folder, self._titles(""), self.owns)
+            needed = publish.marks(self.folder)
             for at in sorted({os.path.dirname(name) for name in self._own} | {""}):
-                left += publish.clear(os.path.join(self.folder, at), self._titles(at))
+                left += publish.clear(os.path.join(self.folder, at), self._titles(at), needed, certain=certain)
         except OSError as e:
             raise refused(e, self.folder) from e
         return left
@@ -186,6 +230,7 @@ class OutputNames:
         """Where files are replaced under their own names, the old index goes first; older files go last."""
         if self._built:
             return Publication((), ((part(self._built, self.mark), self._built),), ())
+        ready = [n for n in ready if n in self._own or not os.path.lexists(self.final[n])]
         moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in ready)
         index = self._own[-1] if self._own else ""
         replaced = any(n != index and os.path.lexists(self.final[n]) for n in ready if n in self._own)
@@ -193,4 +238,4 @@ class OutputNames:
         return Publication(first, moves, tuple(self.older()) if force else ())
 
 
-__all__ = ["Destination", "OutputFile", "OutputNames"]
+__all__ = ["Destination", "OutputFile", "OutputNames", "foreign"]

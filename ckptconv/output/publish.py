@@ -5,9 +5,9 @@
 
 One file is one rename. A set is published in order, its index last: with shards of new names its rename decides.
 Where shards are replaced under their own names the old index goes first, so that for the moment of the renames a reader
-finds no index, and never one that mixes old and new. What is to be done is written down before; after a kill the next
-run at this destination does the rest. What fails without a kill is undone. A folder without an index is replaced as a
-whole.
+finds no index, and never one that mixes old and new. What is to be done is written down before, with the identity of
+each file (own.py); after a kill the next run at this destination does the rest, if every file that the note names is
+still the one that was meant. What fails without a kill is undone. A folder without an index is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from zlib import crc32
+
+from . import own
 
 MARK = r"[0-9a-f]{8}"
 PART = re.compile(rf"\.(.+)\.({MARK})\.part", re.DOTALL)
@@ -68,7 +70,7 @@ def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: 
                 _move(os.path.join(folder, final), aside(final), steps)
         for made, final in todo.moves:
             source, target = os.path.join(folder, made), os.path.join(folder, final)
-            if os.path.isdir(source):
+            if os.path.isdir(source) or os.path.isdir(f"{source}.old"):
                 _exchange(source, target, final, owns, steps)
             elif os.path.lexists(source):
                 if len(todo.moves) + len(todo.last) > 1 and os.path.lexists(target):
@@ -107,11 +109,14 @@ def _keep(path: str, aside: str, steps: Steps) -> None:
 def _exchange(source: str, target: str, name: str, owns: Callable[[str], bool], steps: Steps) -> None:
     """Bring a folder to its place; what is not the checkpoint's moves over from the one that was there."""
     old = f"{source}.old"
-    if os.path.isdir(target):
-        _move(target, old, steps)
-    _move(source, target, steps)
+    if os.path.isdir(source):
+        if os.path.isdir(target):
+            _move(target, old, steps)
+        own.unmark(source)
+        _move(source, target, steps)
     for entry in os.listdir(old) if os.path.isdir(old) else ():
-        if not owns(f"{name}/{entry}") and not os.path.lexists(os.path.join(target, entry)):
+        mine = owns(f"{name}/{entry}") and own.is_file(os.path.join(old, entry))
+        if not mine and not os.path.lexists(os.path.join(target, entry)):
             _move(os.path.join(old, entry), os.path.join(target, entry), steps)
 
 
@@ -124,27 +129,50 @@ def _undo(steps: Steps) -> None:
         steps.pop()
 
 
+# --- notes ------------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def noted(folder: str, title: str, mark: str, todo: Publication, steps: Steps) -> Iterator[None]:
     """Keep what is to be done written down, durably, until it is done or undone."""
     path = os.path.join(folder, f".{short(title)}.{mark}.publish")
     try:
-        with open(path, "xb") as f:
-            f.write(json.dumps(todo._asdict()).encode())
-            f.flush()
-            os.fsync(f.fileno())
+        _write(path, folder, todo, os.O_EXCL)
         sync(folder)
         yield
     finally:
         if not steps:
             _gone(path)
+        else:  # neither done nor undone: what was moved there and back has changed its identity
+            with suppress(OSError):
+                _write(path, folder, todo, os.O_TRUNC)
+
+
+def _write(path: str, folder: str, todo: Publication, how: int) -> None:
+    raw = json.dumps(todo._asdict() | {"files": _identities(folder, todo)}).encode()
+    with open(own.open_file(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb") as f:
+        f.write(raw)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _identities(folder: str, todo: Publication) -> dict[str, own.Identity]:
+    """The identity of all that will be moved; of a folder that is set aside, by its name then."""
+    found = {}
+    for name in (*todo.first, *todo.last, *(made for made, _ in todo.moves)):
+        with suppress(FileNotFoundError):
+            found[name] = own.identity(os.path.join(folder, name))
+    for made, final in todo.moves:
+        old = os.path.join(folder, f"{made}.old")
+        replaced = old if os.path.isdir(old) else os.path.join(folder, final)
+        if os.path.isdir(replaced):
+            found[f"{made}.old"] = own.identity(replaced)
+    return found
 
 
 def _gone(path: str) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def sync(folder: str) -> None:
@@ -156,34 +184,57 @@ def sync(folder: str) -> None:
         os.close(fd)
 
 
-def finish(folder: str, titles: Callable[[str], bool], owns: Callable[[str], bool]) -> list[str]:
-    """Complete the publications that killed runs left at this destination; returns the names of their notes.
+def pending(
+    folder: str, titles: Callable[[str], bool], owns: Callable[[str], bool]
+) -> Iterator[tuple[str, Publication | None]]:
+    """The notes that killed runs of ours left at this destination, by name; None for what was being written.
 
-    Only names that belong to the destination are touched, whatever the note says. One that is not whole was being
-    written: nothing was done yet.
+    A note counts only if it names nothing but files of the destination, and if what it would move is still what it was
+    when it was written: nobody else knows that. Others are left alone, whoever laid them.
     """
-    done = []
     for title, mark, note in _matching(folder, NOTE):
-        if not titles(title):
-            continue
-        todo = _read(os.path.join(folder, note), mark)
-        if todo and all(map(owns, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
+        if titles(title):
+            raw = _content(os.path.join(folder, note))
+            todo = _parsed(raw, folder, mark)
+            if todo and all(map(owns, (*todo.first, *todo.last, *(final for _, final in todo.moves)))):
+                yield note, todo
+            elif raw is not None and raw[: len(_BEGIN)] == _BEGIN[: len(raw)] and not raw.endswith(b"}"):
+                yield note, None
+
+
+_BEGIN = b'{"first": ['
+
+
+def finish(folder: str, titles: Callable[[str], bool], owns: Callable[[str], bool]) -> list[str]:
+    """Complete the publications that killed runs left at this destination; returns the names of their notes."""
+    done = []
+    for note, todo in pending(folder, titles, owns):
+        if todo:
             perform(folder, todo, owns, [])
         _gone(os.path.join(folder, note))
         done.append(note)
     return done
 
 
-def _read(path: str, mark: str) -> Publication | None:
+def _content(path: str) -> bytes | None:
+    try:
+        with open(own.open_file(path, os.O_RDONLY), "rb") as f:
+            return f.read(1 << 28)
+    except OSError:
+        return None
+
+
+def _parsed(raw: bytes | None, folder: str, mark: str) -> Publication | None:
     """A note's content if it is sound: moves start from this mark's temporary folders, which lie where they go."""
     try:
-        with open(path, "rb") as f:
-            made: Any = json.loads(f.read(1 << 28))
+        made: Any = json.loads(raw or b"")
         todo = Publication(tuple(made["first"]), tuple((str(a), str(b)) for a, b in made["moves"]), tuple(made["last"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        files = dict(made["files"])
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     sound = all(_from_stage(made, final, mark) for made, final in todo.moves)
-    return todo if sound and all(isinstance(n, str) for n in (*todo.first, *todo.last)) else None
+    sound = sound and all(isinstance(n, str) for n in (*todo.first, *todo.last))
+    return todo if sound and _unchanged(folder, todo, files) else None
 
 
 def _from_stage(made: str, final: str, mark: str) -> bool:
@@ -191,6 +242,20 @@ def _from_stage(made: str, final: str, mark: str) -> bool:
     stage, base = os.path.split(made)
     stage = stage if os.path.basename(final) == base else made
     return stage.endswith(f".{mark}.part") and os.path.dirname(stage) == os.path.dirname(final)
+
+
+def _unchanged(folder: str, todo: Publication, files: dict[Any, Any]) -> bool:
+    """Whether all that is still to be moved is what it was when the note was written, in folders of ours."""
+    there = {final for made, final in todo.moves if not os.path.lexists(os.path.join(folder, made))}
+    first = [name for name in todo.first if name not in there]  # under that name is the new one already
+    for name in (*first, *todo.last, *(n for made, _ in todo.moves for n in (made, f"{made}.old"))):
+        path = os.path.join(folder, name)
+        if not os.path.lexists(path):
+            continue  # moved already
+        if files.get(name) != own.identity(path) or not (own.is_folder(path) or own.is_file(path)):
+            return False
+    stages = {os.path.dirname(made) for made, _ in todo.moves} - {""}
+    return all(own.is_folder(at) for s in stages if os.path.lexists(at := os.path.join(folder, s)))
 
 
 def _matching(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
@@ -202,98 +267,26 @@ def _matching(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, str, str
     return [(m[1], m[2], m[0]) for m in found if m]
 
 
-# --- whose temporary files --------------------------------------------------------------------------------------
+def marks(folder: str) -> set[str]:
+    """The marks of the runs that left a note here: their temporary folders are needed."""
+    return {mark for _, mark, _ in _matching(folder, NOTE)}
 
 
-def lock(fd: int) -> bool:
-    """Mark an open file as in use by this process, until it is closed or the process ends; False if another has it."""
-    try:
-        import fcntl
-    except ImportError:  # no locks on this system: what killed runs leave is left
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def clear(
+    folder: str, titles: Callable[[str], bool], needed: Collection[str] = (), *, certain: bool = False
+) -> list[str]:
+    """Remove the temporary folders of these titles that no run has locked: killed runs left them.
 
-
-@contextmanager
-def alone(folder: str) -> Iterator[None]:
-    """Wait until no other run publishes in this folder."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    fd = os.open(folder or ".", os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def lock_folder(folder: str) -> int:
-    """Open and lock a temporary folder, where there are locks; -1 if a run that clears litter was faster.
-
-    OSError for a link that somebody laid out in its place.
+    certain: only those of which it is proved that a run of ours made them.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        with suppress(ImportError):
-            import fcntl
-
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(folder), os.fstat(fd)):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:  # some network file systems have no locks
-        return fd
-    os.close(fd)
-    return -1
-
-
-def clear(folder: str, titles: Callable[[str], bool]) -> list[str]:
-    """Remove the temporary folders of these titles that no run has locked: killed runs left them."""
     if os.name == "nt":
         return []
     gone = []
-    for title, _, name in _matching(folder, PART):
+    for title, mark, name in _matching(folder, PART):
         path = os.path.join(folder, name)
-        if titles(title) and _removed(path):
+        if titles(title) and mark not in needed and (not certain or own.is_marked(path)) and own.remove(path):
             gone.append(name)
     return gone
 
 
-def _removed(path: str) -> bool:
-    """Remove it, locked meanwhile; False if a living run has it, and for what is neither file nor folder of ours."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        if not lock(fd):
-            return False
-        shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else _gone(path)
-        return True
-    finally:
-        os.close(fd)
-
-
-__all__ = [
-    "Publication",
-    "Steps",
-    "alone",
-    "clear",
-    "finish",
-    "lock",
-    "lock_folder",
-    "noted",
-    "part",
-    "perform",
-    "short",
-    "sync",
-]  # fmt: skip
+__all__ = ["Publication", "Steps", "clear", "finish", "marks", "noted", "part", "pending", "perform", "short", "sync"]

@@ -6,7 +6,6 @@ Paths                     the same files in another process, by their paths
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ..storage.faults import refused
-from . import publish
+from . import own, publish
 from .destination import OutputFile, OutputNames
 
 if TYPE_CHECKING:
@@ -27,12 +26,13 @@ class Output:
     """The files of one output until they are published (publish.py says how).
 
     With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
-    an earlier run filled them, in part; `whole`: it filled them all and began to rename them.
+    an earlier run filled them, in part; `whole`: it filled them all and began to rename them. `mode`: the permissions
+    that the files may have at most, beside the owner's; those of what they replace bound them as well, as with `cp`.
     """
 
     def __init__(
         self, folder: str, files: Sequence[OutputFile], *, force: bool = False, mark: str = "", kept: bool = False,
-        whole: bool = False, stale: str = "", unit: bool = False,
+        whole: bool = False, stale: str = "", unit: bool = False, mode: int = 0o777,
     ) -> None:  # fmt: skip
         self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
@@ -42,10 +42,13 @@ class Output:
         self._made: list[str] = []
         self._locks: list[int] = []
         self._to.check_possible()
-        self.cleared = self._to.clear()
+        self.cleared = self._to.clear(certain=True)
         self._free()
+        self.cleared += self._to.clear(certain=False)
+        self._mode = mode & self._to.privacy()
         try:
             self._stage()
+            self._check_room(files)
             for f in files:
                 self.create(f)
         except BaseException:  # an interrupt, too, leaves no stage behind
@@ -62,13 +65,31 @@ class Output:
         for path in self._to.stages:
             try:
                 while not self._whole or os.path.lexists(path):
-                    self._folders(path)
-                    fd = publish.lock_folder(path)
+                    self._folders(os.path.dirname(path))
+                    self._make(path)
+                    fd = own.lock_folder(path)
                     if fd >= 0:
                         self._locks.append(fd)
                         break
             except OSError as e:
                 raise refused(e, os.path.dirname(path) or ".") from e
+
+    def _make(self, stage: str) -> None:
+        """Make a temporary folder; where its name is one that a later run knows, it may be there."""
+        try:
+            os.mkdir(stage, self._mode)
+            self._made.append(stage)
+            own.mark(stage)
+        except FileExistsError:
+            if not self._stays:
+                raise
+
+    def _check_room(self, files: Sequence[OutputFile]) -> None:
+        """Ask before any work for room for all files."""
+        try:
+            self._to.check_room({} if self._whole else {f.name: f.size for f in files})
+        except OSError as e:
+            raise refused(e, self._to.folder) from e
 
     def create(self, f: OutputFile) -> None:
         path = self._to.temporary(f.name)
@@ -76,12 +97,11 @@ class Output:
             return  # renamed already
         try:
             how = 0 if self._kept else os.O_CREAT | (os.O_TRUNC if self._stays else os.O_EXCL)
-            how |= getattr(os, "O_NOFOLLOW", 0)  # a name that can be foretold may be a link somebody laid out
-            fd = os.open(path, os.O_RDWR | how | getattr(os, "O_BINARY", 0), 0o666)
+            fd = own.open_file(path, os.O_RDWR | how, self._mode & 0o666)
             self._fds[f.name] = fd
             self._ready.append(f.name)
             if f.size and not self._whole:
-                self._reserve(fd, f.size)
+                os.ftruncate(fd, f.size)
             if not self._few:
                 os.close(self._fds.pop(f.name))
         except OSError as e:
@@ -99,14 +119,6 @@ class Output:
             except FileExistsError:  # another process was faster
                 if not os.path.isdir(path):
                     raise
-
-    @staticmethod
-    def _reserve(fd: int, size: int) -> None:
-        """Fail now rather than half-way when the disk is too small."""
-        space = os.fstatvfs(fd)
-        if space.f_bavail * space.f_frsize < size - os.fstat(fd).st_blocks * 512:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.ftruncate(fd, size)
 
     def write(self, name: str, start: int, data: Buffer) -> None:
         with self._open(name) as fd:
@@ -160,7 +172,7 @@ class Output:
         if sync:
             self.fsync()
         try:
-            with publish.alone(self._to.folder):
+            with own.alone(self._to.folder):
                 self._free()
                 self._rename(sync)
         except OSError as e:

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, StorageError
+from ..messages import redacted
 from ..storage.faults import asking, spooling
 from ..storage.files import join, names, split
 from ..storage.paths import is_http
 from ..storage.remote import filesystem
-from .destination import OutputFile
+from .destination import OutputFile, foreign
 from .staging import Output
 
 if TYPE_CHECKING:
@@ -41,16 +42,21 @@ def remove(url: str) -> None:
 class Upload:
     """A `Destination` in a remote folder."""
 
-    def __init__(self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "") -> None:
+    def __init__(
+        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "", unit: bool = False
+    ) -> None:
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
         self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
         taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
         if is_http(folder):
             raise StorageError("a web server takes no files", url=folder)
+        self._kept = {f.name for f in files if f.shared and join(folder, f.name) in self._there}
         if taken and not force:
             raise StorageError("already exists; --force replaces it", url=taken[0])
         self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
+        if self._older and unit:
+            raise foreign([redacted(url) for url in self._older], folder)
         if self._older and not force:
             raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
         with spooling():
@@ -94,7 +100,7 @@ class Upload:
         self._out.publish(sync=False)
         sent: list[str] = []
         try:
-            for name in self._names:
+            for name in (n for n in self._names if n not in self._kept):
                 url = join(self.folder, name)
                 upload(os.path.join(self._stage, name), url)
                 sent.append(url)

@@ -1,0 +1,190 @@
+"""What is ours: opened without following what a stranger may have laid in its place, and locked while we live.
+
+A checkpoint's folder comes from strangers, and the names of our temporary files can be foretold: a link, a pipe or a
+forged file may stand where ours should be. Who merely ships files knows neither the number that the file system gives
+a file nor the time at which it was made here: by these a note (publish.py) and a temporary folder say what is ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from stat import S_ISDIR, S_ISREG
+
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+MARKER = ".ckptconv"
+Identity = list[int]  # device, number, and for a file the time of its last change in ns
+
+
+def open_file(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file of ours; OSError for a link, pipe, device, another user's file, or one with a second name."""
+    fd = os.open(path, flags & ~os.O_TRUNC | NOFOLLOW, mode)
+    try:
+        found = os.fstat(fd)
+        if not S_ISREG(found.st_mode):
+            raise _not_ours(path, "is not a regular file")
+        if found.st_nlink > 1:
+            raise _not_ours(path, "has a second name (a hard link)")
+        if not _owned(found, path):
+            raise _not_ours(path, "belongs to another user")
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _not_ours(path: str, why: str) -> OSError:
+    return OSError(errno.EPERM, f"{why}: a file of ckptconv belongs here; move it away", path)
+
+
+def _owned(found: os.stat_result, path: str) -> bool:
+    """Whether it belongs to this user; some file systems give every file to one user, whoever makes it."""
+    if not hasattr(os, "geteuid") or found.st_uid == os.geteuid():
+        return True
+    try:
+        with tempfile.TemporaryFile(dir=os.path.dirname(path) or ".") as probe:
+            return os.fstat(probe.fileno()).st_uid == found.st_uid
+    except OSError:
+        return False
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a real folder of this user, neither a link nor a mount."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return S_ISDIR(found.st_mode) and _owned(found, path) and not os.path.ismount(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether it is a regular file, not a link."""
+    try:
+        return S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def audience(mode: int) -> int:
+    """All permissions of those who may read what has this mode, its owner always."""
+    return 0o700 | (0o070 if mode & 0o040 else 0) | (0o007 if mode & 0o004 else 0)
+
+
+def mark(folder: str) -> None:
+    """Lay a file into a new temporary folder by which a later run knows that it is ours."""
+    found = os.lstat(folder)
+    with os.fdopen(open_file(os.path.join(folder, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(b"%d %d\n" % (found.st_dev, found.st_ino))
+
+
+def unmark(folder: str) -> None:
+    """Remove that file: the folder becomes the output."""
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, MARKER))
+
+
+def is_marked(folder: str) -> bool:
+    """Whether it is a temporary folder that we made and not a stranger, or an empty one."""
+    if not is_folder(folder):
+        return False
+    try:
+        if not os.listdir(folder):
+            return True
+        with os.fdopen(open_file(os.path.join(folder, MARKER), os.O_RDONLY), "rb") as f:
+            found = os.lstat(folder)
+            return f.read(100) == b"%d %d\n" % (found.st_dev, found.st_ino)
+    except OSError:
+        return False
+
+
+def identity(path: str) -> Identity:
+    """What nobody can foretell of a file: its number, and when it was last changed; of a folder the number only."""
+    found = os.lstat(path)
+    return [found.st_dev, found.st_ino, *([] if S_ISDIR(found.st_mode) else [found.st_ctime_ns])]
+
+
+# --- locks ------------------------------------------------------------------------------------------------------
+
+
+def lock(fd: int) -> bool:
+    """Mark an open file as in use until it is closed or the process ends; False if another process has it.
+
+    OSError where the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no locks on this system: what killed runs leave is left
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """Wait until no other run publishes in this folder."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fd = os.open(folder or ".", os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def lock_folder(folder: str) -> int:
+    """Open and lock a temporary folder, where there are locks; -1 if a run that clears litter was faster.
+
+    OSError for a link or another user's folder in its place.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if not _owned(os.fstat(fd), folder):
+            raise _not_ours(folder, "belongs to another user")
+        try:
+            locked = lock(fd)
+        except OSError:  # some network file systems have no locks
+            return fd
+        if locked and os.path.samestat(os.stat(folder), os.fstat(fd)):
+            return fd
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1
+
+
+def remove(path: str) -> bool:
+    """Remove a temporary folder or file, locked meanwhile; False if a living run has it, or if it is not ours."""
+    try:
+        fd = os.open(path, os.O_RDONLY | NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if not (is_folder(path) or is_file(path)) or not _owned(os.fstat(fd), path) or not lock(fd):
+            return False
+        if is_folder(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        return True
+    except OSError:  # no locks here: nobody knows whether its run lives
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,329 @@
+"""What a stranger laid where our own files go: nothing is followed, finished, replaced or removed that is not ours."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import api
+from ckptconv.bulk import run
+from ckptconv.errors import CkptError, StorageError
+from ckptconv.output import own, staging
+from ckptconv.output.append_log import Lines
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and owners are another matter on Windows")
+NAMES = [
+    ".out.safetensors.deadbeef.part",
+    ".out.safetensors.deadbeef.part/out.safetensors",
+    ".out.safetensors.deadbeef.publish",
+    ".out.safetensors.resume.part",
+    ".out.safetensors.resume.part/out.safetensors",
+    ".out.safetensors.resume.journal",
+    ".ckptconv-zoo.jsonl",
+    "out.safetensors",
+    "out-00002-of-00009.safetensors",
+]
+
+
+def values() -> dict[str, np.ndarray]:
+    return {"$(touch executed)": np.arange(6.0), "w": np.ones((40, 50), "f4")}
+
+
+def link_to_file(path: Path, home: Path) -> None:
+    path.symlink_to(home / "victim")
+
+
+def link_to_folder(path: Path, home: Path) -> None:
+    path.symlink_to(home)
+
+
+def dangling(path: Path, home: Path) -> None:
+    path.symlink_to(home / "new")
+
+
+def hard_link(path: Path, home: Path) -> None:
+    path.hardlink_to(home / "victim")
+
+
+def pipe(path: Path, home: Path) -> None:
+    os.mkfifo(path)
+
+
+def door(path: Path, home: Path) -> None:
+    where = os.getcwd()
+    os.chdir(path.parent)  # a socket's path has at most 108 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(path.name)
+    finally:
+        os.chdir(where)
+
+
+def folder(path: Path, home: Path) -> None:
+    path.mkdir()
+    (path / "theirs").write_text("theirs")
+    (path / "link").symlink_to(home)
+
+
+def foreign_file(path: Path, home: Path) -> None:
+    path.write_text("a line of somebody else, not ended")
+
+
+Lay = Callable[[Path, Path], None]
+LAID: list[Lay] = [link_to_file, link_to_folder, dangling, hard_link, pipe, door, folder, foreign_file]
+
+
+def laid_out(tmp_path: Path, name: str, lay: Lay) -> tuple[Path, Path]:
+    """A checkpoint's folder in which a stranger laid something, and a home that he wants to reach."""
+    home, repo = tmp_path / "home", tmp_path / "repo"
+    home.mkdir()
+    (home / "victim").write_text("mine")
+    (home / "out.safetensors").write_text("mine")
+    ckptconv.save(values(), repo / "src.npz")
+    path = repo / name
+    path.parent.mkdir(exist_ok=True)
+    lay(path, home)
+    return home, repo
+
+
+def seen(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("lay", LAID)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_followed(name: str, lay: Lay, tmp_path: Path) -> None:
+    """Whatever the verb and its options: what lies outside stays, and so does what is laid unless it is litter."""
+    home, repo = laid_out(tmp_path, name, lay)
+    before = seen(home)
+    out = repo / "out.safetensors"
+    for options in ({}, {"resume": True}, {"force": True}, {"force": True, "resume": True}):
+        with suppress(CkptError):
+            api.convert(repo / "src.npz", out, target=api.Target(**options))
+        assert seen(home) == before, options
+    for again in (False, True):
+        with suppress(CkptError):
+            run.convert([str(repo / "src.npz")], str(repo), resume=again)
+        assert seen(home) == before
+    if name.endswith((".journal", ".jsonl", ".publish")) or (lay in (pipe, door) and "/" not in name):
+        assert os.path.lexists(repo / name), "what is not ours is left to whom it belongs"
+    if lay is foreign_file and name.endswith((".journal", ".jsonl", ".publish")):
+        assert (repo / name).read_text() == "a line of somebody else, not ended"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_forged_note_and_a_linked_stage_move_nothing(taken: bool, force: bool, tmp_path: Path) -> None:
+    home, repo = laid_out(tmp_path, ".out.safetensors.deadbeef.part", link_to_folder)
+    move = [".out.safetensors.deadbeef.part/out.safetensors", "out.safetensors"]
+    victim = home / "out.safetensors"
+    identity = own.identity(str(victim))  # more than a stranger can know
+    for files in ({}, {move[0]: identity}, {move[0]: [0, 0, 0]}):
+        note = {"first": [], "moves": [move], "last": [], "files": files}
+        (repo / ".out.safetensors.deadbeef.publish").write_text(json.dumps(note))
+        if taken:
+            (repo / "out.safetensors").write_text("there")
+            with suppress(CkptError):
+                api.convert(repo / "src.npz", repo / "out.safetensors", target=api.Target(force=force))
+        else:
+            api.convert(repo / "src.npz", repo / "out.safetensors")
+            (repo / "out.safetensors").unlink()
+        assert victim.read_text() == "mine"
+
+
+def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
+    """Even with a real stage: neither an older shard nor the index, which are the victim's."""
+    ckptconv.save(values(), tmp_path / "src.npz")
+    stage = tmp_path / ".out.safetensors.deadbeef.part"
+    stage.mkdir()
+    (stage / "out.safetensors").write_text("evil")
+    older = tmp_path / "out-00001-of-00002.safetensors"
+    older.write_text("mine")
+    move = [".out.safetensors.deadbeef.part/out.safetensors", "out.safetensors"]
+    note = {"first": [], "moves": [move], "last": [older.name], "files": {}}
+    (tmp_path / ".out.safetensors.deadbeef.publish").write_text(json.dumps(note))
+    with pytest.raises(StorageError, match="same name"):
+        api.convert(tmp_path / "src.npz", tmp_path / "out.safetensors")
+    assert older.read_text() == "mine"
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_refused_run_clears_only_what_is_proved_to_be_ours(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "src.npz")
+    (tmp_path / "out.safetensors").write_text("there")
+    theirs = tmp_path / ".out.safetensors.0123abcd.part"
+    theirs.mkdir()
+    (theirs / "photo").write_text("theirs")
+    with pytest.raises(StorageError, match="already exists"):
+        api.convert(tmp_path / "src.npz", tmp_path / "out.safetensors")
+    assert (theirs / "photo").read_text() == "theirs"
+
+
+def test_a_folder_that_a_killed_run_had_replaced_keeps_what_is_not_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the new folder took its place, before a stranger's file moved over."""
+    source = tmp_path / "src.npz"
+    ckptconv.save(values(), source)
+    npy = api.Target("npy", force=True, verify="none")
+    api.convert(source, tmp_path / "out", target=npy)
+    (tmp_path / "out" / "README").write_text("mine")
+    real, renames = os.replace, [2]
+
+    def killed(*args: object) -> None:
+        renames[0] -= 1
+        if renames[0] < 0:
+            os._exit(9)
+        real(*args)  # type: ignore[arg-type]
+
+    pid = os.fork()
+    if not pid:
+        monkeypatch.setattr(os, "replace", killed)
+        api.convert(source, tmp_path / "out", target=npy)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert not (tmp_path / "out" / "README").exists()
+    api.convert(source, tmp_path / "out", target=npy)
+    assert (tmp_path / "out" / "README").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["out", "src.npz"]
+
+
+# --- destinations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["npz", "safetensors", "npy", "tf", "torch"])
+@pytest.mark.parametrize("lay", [link_to_file, dangling, pipe, door])
+def test_only_a_regular_file_is_replaced(lay: Lay, to: str, tmp_path: Path) -> None:
+    base = {"npy": "out.npy", "tf": "out"}.get(to, f"out.{to}")
+    home, repo = laid_out(tmp_path, base + (".index" if to == "tf" else ""), lay)
+    ckptconv.save({"w": np.ones(3)}, repo / "one.npz")
+    for resume in (False, True):
+        with pytest.raises(StorageError, match="only a regular file is replaced"):
+            api.convert(repo / "one.npz", repo / base, target=api.Target(to, force=True, resume=resume))
+    assert seen(home) == {"victim": "mine", "out.safetensors": "mine"}
+    assert len(os.listdir(repo)) == 3
+
+
+def test_force_removes_files_only(tmp_path: Path) -> None:
+    """A folder or a link that is called as an older shard is not one."""
+    for name, to, keep in [
+        ("model.safetensors", "safetensors", "model-00002-of-00009.safetensors"),
+        ("x", "tf", "x.data-00007-of-00009"),
+    ]:
+        (tmp_path / keep / "mydata").mkdir(parents=True)
+        (tmp_path / keep / "mydata" / "f").write_text("mine")
+        ckptconv.save(values(), tmp_path / name, format=to, force=True)
+        assert (tmp_path / keep / "mydata" / "f").read_text() == "mine"
+
+
+@pytest.mark.parametrize("photo", [b"mine", None])
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_npy_that_is_not_the_checkpoints_is_not_removed(photo: bytes | None, resume: bool, tmp_path: Path) -> None:
+    out = tmp_path / "n"
+    ckptconv.save({"w": np.ones(3)}, out, format="npy")
+    if photo is None:
+        np.save(out / "photo.npy", np.zeros(4))
+    else:
+        (out / "photo.npy").write_bytes(photo)
+    (out / "dir.npy").mkdir()
+    (out / "dir.npy" / "f").write_text("mine")
+    before = (out / "photo.npy").read_bytes()
+    with pytest.raises(StorageError, match=r"2 files there would be read as part"):
+        ckptconv.save({"w": np.ones(3)}, out, format="npy", force=True, resume=resume)
+    assert (out / "photo.npy").read_bytes() == before
+    assert (out / "dir.npy" / "f").read_text() == "mine"
+
+
+def test_the_state_file_of_a_training_run_stays(tmp_path: Path) -> None:
+    """Else the checkpoint that is exported into its folder would be the one that training goes on from."""
+    state = 'model_checkpoint_path: "model.ckpt-9000"\nall_model_checkpoint_paths: "model.ckpt-9000"\n'
+    ckptconv.save(values(), tmp_path / "model.ckpt-9000", format="tf")
+    (tmp_path / "checkpoint").write_text(state)
+    plan = ckptconv.dry_run(tmp_path / "model.ckpt-9000", tmp_path / "export", target=api.Target("tf"))
+    said = [n for n in plan.notes if n.names == ("checkpoint",)]
+    assert len(said) == 1
+    assert "stays as it is" in said[0].text
+    for options in ({}, {"force": True}, {"force": True, "resume": True}):
+        report = api.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", target=api.Target("tf", **options))
+        assert said[0] in report.notes
+        assert (tmp_path / "checkpoint").read_text() == state
+    assert len(ckptconv.open(tmp_path / "export")) == 2
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_the_state_file_of_the_same_checkpoint_is_no_matter(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.ckpt", format="tf")
+    again = ckptconv.save(values(), tmp_path / "m.ckpt", format="tf", force=True)
+    assert not [n for n in again.notes if "checkpoint" in n.names]
+
+
+# --- modes and room ---------------------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("to", "name"), [("safetensors", "o.safetensors"), ("npy", "o"), ("tf", "o.ckpt")])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_private_stays_private(to: str, name: str, resume: bool, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        source = tmp_path / "src.npz"
+        ckptconv.save(values(), source)
+        out = tmp_path / "out" / name
+        for private, replaced, want in [
+            (0o644, None, 0o644),
+            (0o644, 0o600, 0o600),
+            (0o600, None, 0o600),
+            (0o640, None, 0o640),
+        ]:
+            source.chmod(private)
+            for path in (tmp_path / "out").rglob("*") if replaced else ():
+                if path.is_file():
+                    path.chmod(replaced)
+            api.convert(source, out, target=api.Target(to, force=True, resume=resume))
+            made = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.name != "checkpoint"]
+            assert {oct(mode(p)) for p in made} == {oct(want)}
+            for path in made:
+                path.unlink() if replaced or private != 0o644 else None
+            if out.is_dir() and not list(out.iterdir()):
+                out.rmdir()
+    finally:
+        os.umask(before)
+
+
+def test_room_is_asked_for_the_sum_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard fits, all of them do not."""
+    ckptconv.save({f"w{i}": np.ones(1000) for i in range(6)}, tmp_path / "src.npz")
+    real = os.statvfs(tmp_path)
+    room = os.statvfs_result((real.f_bsize, 512, *real[2:4], 50, *real[5:]))  # 25,600 bytes
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
+    monkeypatch.setattr(staging.Output, "write", lambda *_: pytest.fail("work began"))
+    with pytest.raises(StorageError, match="the disk is full"):
+        ckptconv.convert(tmp_path / "src.npz", tmp_path / "o.safetensors", target=api.Target(max_shard_size=10_000))
+    assert os.listdir(tmp_path) == ["src.npz"]
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(StorageError, match=r"has no locks \(no locks available\)"):
+        Lines(str(tmp_path / "ledger"), "another run")
+    ckptconv.save(values(), tmp_path / "m.npz")  # what needs none goes on
+    assert len(ckptconv.open(tmp_path / "m.npz")) == 2
