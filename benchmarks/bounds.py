@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from ckptconv.cli.options import size
+from ckptconv.api.options import size
 from ckptconv.moves.budget import CONSTANT
 
 RULE = '[[rule]]\nfrom = "w"\nto = "w"\nlayout = "i o -> o i"\n'
