@@ -25,7 +25,7 @@ from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot
 from .reading import Reading
-from .safetensors import SafetensorsWriter
+from .safetensors import SafetensorsWriter, prove
 
 SHARD_SIZE = 5_000_000_000  # of a folder that we write
 NUMBERED = r"-\d{5}-of-\d{5}"
@@ -197,3 +197,6 @@ class FolderWriter:
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         at = split(self.url.rstrip("/"))[1] + "/"
         return [p._replace(file=at + p.file) for p in self.inside.seal(checks, metadata)]
+
+
+__all__ = ["open", "open_index", "prove", "sniff", "writer"]

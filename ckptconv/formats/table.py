@@ -23,6 +23,7 @@ class Format(NamedTuple):
     writes: bool
     # whether what we write carries hashes (hash_metadata.py): always, if it has metadata and no checksums of its own
     hashes: Literal["always", "asked", "never"] = "never"
+    proves: bool = False  # its module has prove(found): the format's own implementation opens what was written
 
     def load(self) -> Any:
         """Import the module that implements it."""
@@ -37,8 +38,8 @@ TABLE: tuple[Format, ...] = (
     Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.v2", (".ckpt", ".index"), True, True),
     Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
     Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
-    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, "always"),
-    Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, "always"),
+    Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, "always", True),
+    Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, "always", True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True, "asked"),
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),

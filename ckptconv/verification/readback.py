@@ -50,7 +50,10 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         return
     kept = "; nothing was published" if at else ""
     try:
-        wrong = _wrong(made, outcome, detect.open_checkpoint(at or url, format=row.name), full=full)
+        got = detect.open_checkpoint(at or url, format=row.name)
+        if row.proves:
+            row.load().prove(got)
+        wrong = _wrong(made, outcome, got, full=full)
     except FormatError as e:
         raise VerifyError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
     except StorageError as e:

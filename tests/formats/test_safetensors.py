@@ -270,3 +270,50 @@ def test_shapes_that_overflow_before_they_are_empty(shape: tuple[int, ...], tmp_
     (tmp_path / "x.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
     with pytest.raises(errors.CorruptCheckpoint):
         ckptconv.open(tmp_path / "x.safetensors")
+
+
+def test_the_reference_opens_what_is_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A header that we read and the reference does not is never published."""
+    safetensors = pytest.importorskip("safetensors")
+    arrays = {f"t{i}": np.ones(100, "f4") for i in range(4)}
+    opened = []
+    real = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda *given: opened.append(Path(given[0]).name) or real(*given))
+    ckptconv.save(arrays, tmp_path / "m.safetensors")
+    ckptconv.save(arrays, tmp_path / "s.safetensors", max_shard_size=800)
+    ckptconv.save(arrays, tmp_path / "folder", format="hf")
+    shards = [f"s-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert opened == ["m.safetensors", *shards, "model.safetensors"]
+    monkeypatch.setattr(ours, "PROVED", 10)
+    opened.clear()
+    ckptconv.save(arrays, tmp_path / "p.safetensors", max_shard_size=800)
+    assert opened == ["p-00001-of-00002.safetensors"]
+    lay_out = ours._lay_out
+
+    def spoilt(*given: Any) -> Any:
+        made = lay_out(*given)
+        head = made.patches[0].data
+        assert head.count(b'"F32"') == 4
+        return made._replace(patches=[made.patches[0]._replace(data=head.replace(b'"shape":[100]', b'"shape":[1e2]'))])
+
+    monkeypatch.setattr(ours, "_lay_out", spoilt)
+    with pytest.raises(errors.VerifyError):
+        ckptconv.save(arrays, tmp_path / "q.safetensors")
+    assert not (tmp_path / "q.safetensors").exists()
+
+
+def test_what_only_the_reference_refuses_is_not_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lay_out = ours._lay_out
+
+    def spoilt(*given: Any) -> Any:
+        made = lay_out(*given)
+        head = made.patches[0].data
+        return made._replace(
+            patches=[made.patches[0]._replace(data=head.replace(b'"format":"pt"', b'"format":"\\ud8"'))]
+        )
+
+    monkeypatch.setattr(ours, "_lay_out", spoilt)
+    monkeypatch.setattr(ours.shard_index, "parse_json", lambda raw, url: json.loads(raw.replace(b"\\ud8", b"1234")))
+    with pytest.raises(errors.VerifyError, match="the reference implementation .* refuses it"):
+        ckptconv.save({"w": np.ones(2)}, tmp_path / "q.safetensors")
+    assert not (tmp_path / "q.safetensors").exists()
