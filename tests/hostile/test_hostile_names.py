@@ -56,6 +56,20 @@ TARGETS: dict[str, dict[str, object]] = {
     "hf": {"format": "hf"},
 }
 
+# What a target cannot hold, by words of its reason ("": a long name leaves no room for it); everything else is held.
+UNICODE, PARTS, NUL = "not valid Unicode", "no empty component", "HDF5 names hold no NUL"
+REFUSED: dict[str, dict[str, str]] = {
+    "m.safetensors": {"surrogate": UNICODE, "metadata": "keeps"},
+    "hf": {"surrogate": UNICODE, "metadata": "keeps"},
+    "m.pt": {},
+    "m.npz": {"long": "", "nul": "cut names at a NUL", "surrogate": UNICODE},
+    "npy": {"long": "", "long part": "", "surrogate": UNICODE},
+    "m.ckpt": {"surrogate": UNICODE},
+    "m.msgpack": {"surrogate": UNICODE},
+    "m.hdf5": {"absolute": PARTS, "dot": PARTS, "empty parts": PARTS, "nul": NUL, "surrogate": UNICODE},
+    "m.h5": {"absolute": PARTS, "dot": PARTS, "empty parts": PARTS, "long": "", "nul": NUL, "surrogate": UNICODE},
+}
+
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("what", NAMES)
@@ -69,6 +83,8 @@ def test_a_name_stays_a_name(what: str, target: str, tmp_path: Path) -> None:
         said = str(e)
     else:
         said = ""
+    assert bool(said) == (what in REFUSED[target]), said
+    assert REFUSED[target].get(what, "") in said
     assert "\x1b" not in said
     assert len(said) < 10_000 or what == "long"
     if said:

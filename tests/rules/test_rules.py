@@ -187,11 +187,7 @@ def test_ties_of_the_source_survive_and_copies_are_taken_once() -> None:
         ties=(("a", "b", "x/c", "y/c"),),
     )
     after = apply(
-        parse(
-            rule(names={"a": "p", "b": "q", "{n}/c": "c"})
-            if False
-            else '[[rule]]\n[rule.names]\n"a" = "p"\n"b" = "q"\n"x/c" = "c"\n"y/c" = "c"\n'
-        ),
+        parse('[[rule]]\n[rule.names]\n"a" = "p"\n"b" = "q"\n"x/c" = "c"\n"y/c" = "c"\n'),
         before,
     )
     assert after.ties == (("p", "q", "c"),)

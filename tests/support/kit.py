@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from ckptconv import Checkpoint, CkptError
 from ckptconv.testing import Subject
 
 ROOT = Path(__file__).parents[2]
@@ -39,3 +42,33 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     if a.dtype == object or b.dtype == object:
         return a.shape == b.shape and list(map(bytes, a.flat)) == list(map(bytes, b.flat))
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@contextmanager
+def refused(words: str = "") -> Iterator[None]:
+    """Expect an error whose message the format gives itself: the last net would turn any exception into one."""
+    with pytest.raises(CkptError, match=words or None) as caught:
+        yield
+    _is_worded(caught.value)
+
+
+@contextmanager
+def sound_or_refused() -> Iterator[None]:
+    """Expect that nothing happens, or an error as `refused` expects it."""
+    try:
+        yield
+    except CkptError as e:
+        _is_worded(e)
+
+
+def _is_worded(e: CkptError) -> None:
+    assert e.__cause__ is None or not e.message.startswith("cannot be read as"), repr(e.__cause__)
+
+
+def read_all(found: Checkpoint, largest: int = 1 << 20) -> None:
+    """Read each tensor of a reasonable size: it has the shape and bytes that were promised."""
+    for t in found.values():
+        if t.nbytes <= largest:
+            array = t.numpy()
+            assert array.shape == t.shape
+            assert array.dtype == object or array.nbytes == t.nbytes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import Run, same
+from kit import Run, refused, same
 
 import ckptconv
 from ckptconv import api
@@ -195,7 +195,7 @@ def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> Non
     else:
         flip(shard, 70 if kind == "tf" else 3)
     source = tmp_path / (name if kind == "tf" else f"{name}.index.json")
-    with pytest.raises(CkptError):
+    with refused():
         api.convert(source, tmp_path / "out.npz")
     report = api.convert(source, tmp_path / "out.npz", select=api.Select(keep_going=True))
     got, want = ckptconv.open(tmp_path / "out.npz"), values()
@@ -233,7 +233,7 @@ def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
         at, data = choose.randrange(lo, hi), bytearray(files[path])
         data[at] ^= 1 << choose.randrange(8)
         path.write_bytes(data)
-        with pytest.raises(CkptError):
+        with refused():
             api.verify(tmp_path / name)
         path.write_bytes(files[path])
     api.verify(tmp_path / name)
@@ -304,7 +304,7 @@ def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
     at = raw.index(digit) + len(digit) - 1
     for swap in (b"9", b"\x00", b"z"):
         (tmp_path / "m.safetensors").write_bytes(raw[:at] + swap + raw[at + 1 :])
-        with pytest.raises(CkptError):
+        with refused():
             api.verify(tmp_path / "m.safetensors")
 
 

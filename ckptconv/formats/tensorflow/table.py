@@ -190,7 +190,8 @@ class Table:
                 after = middle + size
                 total += shared
                 if after > end or shared > len(key) or total > most:
-                    raise IndexError("it passes the block's end or the key before it")
+                    long = "the keys unfold to more than 64 times the block"
+                    raise IndexError(long if total > most else "it passes the block's end or the key before it")
                 key = key[:shared] + block[at:middle]
                 if last is not None and key <= last:
                     raise IndexError("its key does not increase")

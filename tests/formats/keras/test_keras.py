@@ -248,7 +248,8 @@ def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:
     assert all(same(a[n].numpy(), b[n].numpy()) for n in a)
     assert {n: t.role for n, t in a.items()} == {n: t.role for n, t in b.items()}
     assert b.format == "keras3"
-    assert len(list(tmp_path.iterdir())) == 1 or limit
+    written = len(list(tmp_path.iterdir()))
+    assert written > 2 if limit else written == 1
 
 
 def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import FIXTURES, same
+from kit import FIXTURES, read_all, same, sound_or_refused
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
@@ -145,11 +145,8 @@ def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject
     path = tmp_path_factory.getbasetemp() / f"mutated-{os.getpid()}.pt"
     path.write_bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw) // 2, len(raw)]))])
     for opaque in (False, True):
-        try:
-            for t in ckptconv.open(path, opaque=opaque).values():
-                t.numpy()
-        except ckptconv.CkptError:
-            pass
+        with sound_or_refused():
+            read_all(ckptconv.open(path, opaque=opaque))
 
 
 @settings(max_examples=100, deadline=None)
@@ -463,7 +460,7 @@ def test_containers(tmp_path: Path) -> None:
             torch.save(saved, tmp_path / "c.pt", _use_new_zipfile_serialization=new)
             got = ckptconv.open(tmp_path / "c.pt")
             assert list(got) == names, name
-            assert any(words in n.text for n in got.notes) or not words, (name, got.notes)
+            assert [n.text for n in got.notes if words in n.text] if words else not got.notes, (name, got.notes)
     torch.save({"ema": {"w": torch.ones(1)}, "other": {"w": torch.ones(1)}}, tmp_path / "c.pt")
     assert ckptconv.open(tmp_path / "c.pt")["ema.w"].role == "average"
 

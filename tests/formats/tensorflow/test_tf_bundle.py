@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from crc32c import crc32c
-from kit import same
+from kit import refused, same
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -267,18 +267,24 @@ def test_entries_that_lie(tmp_path, fields, said):
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "words"),
     [
-        pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, min_consumer=2)),
-        pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, bad_consumers=[1])),
-        pb.BundleHeaderProto(num_shards=-1),
-        pb.BundleHeaderProto(num_shards=0),
+        (
+            pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, min_consumer=2)),
+            "a reader of version",
+        ),
+        (
+            pb.BundleHeaderProto(num_shards=1, version=pb.VersionDef(producer=3, bad_consumers=[1])),
+            "a reader of version",
+        ),
+        (pb.BundleHeaderProto(num_shards=-1), "shard count or endianness is out of range"),
+        (pb.BundleHeaderProto(num_shards=0), "lies in shard 0, but there are 0"),
     ],
 )
-def test_headers_that_cannot_be(tmp_path, header):
+def test_headers_that_cannot_be(tmp_path, header, words):
     save(tmp_path / "m", {"x": np.ones(3, "f4")})
     rewrite(tmp_path / "m", lambda key, entry: None, header)
-    with pytest.raises(CkptError):
+    with refused(words):
         ckptconv.open(tmp_path / "m")
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kit import FIXTURES
+from kit import FIXTURES, read_all, sound_or_refused
 
 import ckptconv
-from ckptconv.errors import CkptError
 from ckptconv.formats.tensorflow import table
 from ckptconv.storage.files import Reader
 
@@ -29,12 +28,8 @@ def edited(data: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 
 def read(path: Path, kind: str) -> None:
-    try:
-        for t in ckptconv.open(path, format=kind).values():
-            if t.nbytes < 1 << 20:
-                t.numpy()
-    except CkptError:
-        pass
+    with sound_or_refused():
+        read_all(ckptconv.open(path, format=kind))
 
 
 @pytest.mark.parametrize("name", ["frozen.pb", "frozen.pbtxt", "tf1/model-2.meta"])
@@ -92,7 +87,5 @@ def test_edited_object_graphs(tmp_path, changes):
     from ckptconv.formats.tensorflow import bundle, objects
 
     found = bundle.read(str(TF / "keras3.index"))
-    try:
-        objects.named(found._replace(graph=edited(found.graph, changes)))
-    except CkptError:
-        pass
+    with sound_or_refused():
+        assert len(objects.named(found._replace(graph=edited(found.graph, changes)))) > 0

@@ -10,9 +10,9 @@ import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit import read_all, refused, sound_or_refused
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import slices, strings, table
@@ -131,7 +131,7 @@ FLIPS.remove((76, 7))  # the last handle as an overlong varint: the same number
 @pytest.mark.parametrize(("at", "bit"), FLIPS)
 def test_every_flipped_bit_of_an_index_is_found(tmp_path, at, bit):
     flipped = INDEX[:at] + bytes([INDEX[at] ^ 1 << bit]) + INDEX[at + 1 :]
-    with pytest.raises(CkptError):
+    with refused():
         ckptconv.open(bundle(tmp_path, flipped))["a"].numpy()
 
 
@@ -144,7 +144,7 @@ def test_every_flipped_byte_of_data_is_found(tmp_path, at):
 
 @pytest.mark.parametrize("size", range(len(INDEX)))
 def test_every_truncation_of_an_index_is_found(tmp_path, size):
-    with pytest.raises(CkptError):
+    with refused():
         ckptconv.open(bundle(tmp_path, INDEX[:size]))
 
 
@@ -199,7 +199,7 @@ def test_keys_that_would_fill_the_memory_are_refused(tmp_path):
         shared = 50_000 if last else 0
         out += table.varint(shared) + table.varint(len(key) - shared) + b"\0" + key[shared:]
         last = key
-    with pytest.raises(CkptError):
+    with refused("unfold to more than 64 times the block"):
         ckptconv.open(bundle(tmp_path, raw_table(bytes(out) + BLOCK[-8:], key=b"\xff")))
 
 
@@ -221,11 +221,8 @@ def test_what_lies_there_instead_of_an_index(tmp_path, content, said):
 @FUZZ
 def test_any_bytes_as_an_index(tmp_path, raw):
     for index in (raw, raw_table(raw[:100]), raw_table(raw[:100], b"\1")):
-        try:
-            found = ckptconv.open(bundle(tmp_path, index), format="tf")
-        except CkptError:
-            continue
-        assert isinstance(found, Checkpoint)
+        with sound_or_refused():
+            read_all(ckptconv.open(bundle(tmp_path, index), format="tf"))
 
 
 mutated = st.lists(st.tuples(st.integers(0, 35), st.integers(0, 255)), max_size=4)
@@ -239,11 +236,8 @@ def test_any_change_under_a_valid_checksum(tmp_path, changes):
     for at, value in changes:
         block[at] = value
     path = bundle(tmp_path, raw_table(bytes(block), key=b"\xff"))
-    try:
-        for t in ckptconv.open(path, format="tf").values():
-            t.numpy()
-    except CkptError:
-        pass
+    with sound_or_refused():
+        read_all(ckptconv.open(path, format="tf"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 40])
