@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from ..formats import detect, table
+from ..formats.keras import order
 from ..rules import passes
 from .options import CHANGE, SELECT, Options, Path, bundle, takes
 from .reading import list_of, opened, prepare, selected, whole
@@ -87,13 +88,17 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     from ..verification.compare import same
 
     row = table.get(how.target.format) if how.target.format else detect.detect(url)
-    expected = prepare(sources, how.select, how.change)
+    expected = order.fitted(prepare(sources, how.select, how.change), row.name)
     if how.target.skip_unrepresentable and row.writes:
         expected = holdable(expected, row.load().writer(url))
     got = detect.open_checkpoint(url, format=row.name)
     if len(expected) == 1 and row.writes:  # alone, it may be called by the file
         got = row.load().writer(url).place(expected).named(got)
     same(expected, got, url, workers=how.resources.workers)
+    if row.name == "keras":
+        from ..formats.keras.position import refuse_misplaced
+
+        refuse_misplaced(expected, got, url)
     return expected
 
 

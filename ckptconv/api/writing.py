@@ -13,7 +13,9 @@ from ..checkpoint import Checkpoint, Note, Tensor, held
 from ..engine import ray
 from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Metadata, Outcome, execute
+from ..errors import UsageError
 from ..formats import table
+from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import redacted
@@ -71,7 +73,7 @@ def plan_for(
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination."""
     url = os.fspath(destination)
-    row = table.target(url, target.format, checkpoint.format)
+    row = _row(checkpoint, url, target)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if target.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
@@ -94,11 +96,19 @@ def plan_for(
     return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
 
 
+def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
+    row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
+    if row.name == "hdf5" and not target.format and url.endswith(".h5") and order.may_be_keras(checkpoint):
+        raise UsageError(f"{url!r} could be plain HDF5, or for Keras, whose names these are: use --to keras or hdf5")
+    return row
+
+
 @takes(*CONVERT)
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
     select, change, target, resources = bundle(given)
     checkpoint = prepare(list_of(sources), select, change, guard=target.verify != "none")
+    checkpoint = order.fitted(checkpoint, _row(checkpoint, os.fspath(destination), target).name)
     return plan_for(checkpoint, destination, target, resources)[0]
 
 
@@ -135,8 +145,9 @@ def write(
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
     verification(target.verify)
-    made, writer, row = plan_for(checkpoint, destination, target, resources)
     url = os.fspath(destination)
+    checkpoint = order.fitted(checkpoint, _row(checkpoint, url, target).name)
+    made, writer, row = plan_for(checkpoint, destination, target, resources)
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
         at = unpublished(files.split(url.rstrip("/"))[1])
@@ -207,7 +218,9 @@ def save(
     ties = tensors.ties if isinstance(tensors, Checkpoint) else ()
     if metadata is None:
         metadata = tensors.metadata if isinstance(tensors, Checkpoint) else {}
-    return write(Checkpoint(made, dict(metadata), ties, "memory"), path, target, found.resources)
+    given_as = tensors if isinstance(tensors, Checkpoint) else Checkpoint({}, format="memory")
+    made_of = Checkpoint(made, dict(metadata), ties, given_as.format, details=given_as.details)
+    return write(made_of, path, target, found.resources)
 
 
 def _held(name: str, array: Any) -> Tensor:

@@ -135,7 +135,7 @@ def compile_plan(
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, placement.slots, memory))
-    return Plan(folder, placement, jobs, tensors, memory, checkpoint.notes, moved or {})
+    return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), moved or {})
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:

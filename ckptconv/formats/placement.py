@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import (
     Unrepresentable,
     UsageError,
@@ -43,6 +43,7 @@ class Placement(NamedTuple):
     stale: names in the destination's folder (a regular expression) that belong to an older checkpoint of this name.
     unit: the output is a folder without an index: it is replaced as a whole.
     renamed: what a tensor will be called when it is read, where the format does not keep its name.
+    notes: what a person should know of this layout, such as an order that was guessed.
     """
 
     files: Sequence[OutputFile]
@@ -52,6 +53,7 @@ class Placement(NamedTuple):
     stale: str = ""
     unit: bool = False
     renamed: Mapping[str, str] = {}
+    notes: Sequence[Note] = ()
 
     def named(self, found: Checkpoint) -> Checkpoint:
         """What was read, under the names that it had when it was placed."""

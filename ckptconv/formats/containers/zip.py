@@ -42,6 +42,7 @@ class Member(NamedTuple):
     size: int
     crc: int
     method: int
+    extra: bytes = b""  # the extra fields of its entry in the directory
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     entries = list(_central(f.read(start, size), count, f.url))
     _check_names([e.name for e in entries], f.url, files)
     starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
-    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method) for e in entries}
+    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
 
 
 class _Entry(NamedTuple):
@@ -70,6 +71,7 @@ class _Entry(NamedTuple):
     packed: int
     size: int
     at: int  # of the local header
+    extra: bytes
 
 
 def _end(f: Ranges) -> tuple[int, int, int]:
@@ -138,13 +140,13 @@ def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
         if size > RATIO * packed + 64:
             text = f"the member {printable(name)} claims to expand from {packed} to {size} bytes"
             raise UnsafeCheckpoint(text, url=url)
-        yield _Entry(name, raw, flags, method, crc, packed, size, where)
+        yield _Entry(name, raw, flags, method, crc, packed, size, where, data[at + n : at + n + extra])
         at = end
     if at != len(data):
         raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
 
 
-def _fields(extra: bytes, wanted: int) -> Iterator[bytes]:
+def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
     """The contents of the extra fields of one kind."""
     at = 0
     while at + 4 <= len(extra):
@@ -156,7 +158,7 @@ def _fields(extra: bytes, wanted: int) -> Iterator[bytes]:
 
 def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
     """Refuse a field that gives the member another name, which some readers follow."""
-    for said in _fields(extra, _OTHER_NAME):
+    for said in fields(extra, _OTHER_NAME):
         if said[5:] not in (raw, b""):
             text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(said[5:])[:200])}"
             raise UnsafeCheckpoint(text, url=url)
@@ -164,7 +166,7 @@ def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
 
 def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
     """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
-    for said in _fields(extra, 1):
+    for said in fields(extra, 1):
         words = [w for (w,) in struct.iter_unpack("<Q", said[: len(said) // 8 * 8])]
         if len(words) >= values.count(_MAX32):
             rest = iter(words)

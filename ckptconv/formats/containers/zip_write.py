@@ -18,6 +18,7 @@ class Entry(NamedTuple):
     at: int
     start: int
     size: int
+    extra: bytes = b""  # extra fields of its entry in the directory
 
 
 def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Entry], int]:
@@ -59,7 +60,7 @@ def directory(entries: Sequence[Entry], crcs: Mapping[bytes, int], at: int) -> b
 
 def _directory_entry(e: Entry, crc: int) -> bytes:
     wide = [n for n in (e.size, e.size, e.at) if n >= _MAX32]
-    extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    extra = (struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b"") + e.extra
     size, at = min(e.size, _MAX32), min(e.at, _MAX32)
     version = 45 if wide else 20
     head = _ENTRY.pack(

@@ -49,6 +49,46 @@ OPTIONAL = {  # what a layer's config may switch off
 }
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
 
+# What else one class creates, in this order: attention, quantised layers, batch normalization of Keras 1.
+_MORE = (
+    ("scale", "concat_score_weight"), ("kernel", "bias", "kernel_scale"), ("vector_u",), ("sn_u",),
+    ("adapt_mean", "adapt_variance", "count"),
+    ("gamma", "beta", "moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"),
+)  # fmt: skip
+FIXED = {  # what nothing trains
+    "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
+    "renorm_mean", "renorm_stddev",
+    "kernel_scale", "vector_u", "sn_u", "seed_generator_state",
+}  # fmt: skip
+NAMES = {name for names in (*VARIABLES.values(), *_MORE) for name in names}
+# The objects inside a layer of Keras, by the family that they make together.
+_PLACES = {
+    "query": ("attention", 0), "key": ("attention", 1), "value": ("attention", 2),
+    "attention_output": ("attention", 3), "output": ("attention", 3),
+}  # fmt: skip
+
+
+def bare(leaf: str) -> str:
+    """A variable's name without what frameworks put around it: "_kernel:0" -> "kernel"."""
+    return leaf.removesuffix(":0").lstrip("_")
+
+
+def created(leaves: Sequence[str]) -> list[int] | None:
+    """The places of a layer's variables in the order of creation; None if no class of Keras has these together."""
+    names = [bare(leaf) for leaf in leaves]
+    for known in (*VARIABLES.values(), *_MORE):
+        if set(names) <= set(known) and len(set(names)) == len(names):
+            return [known.index(n) for n in names]
+    return None
+
+
+def place(word: str) -> tuple[str, int] | None:
+    """The family of an object inside a layer, and its place in it; None for an object of no such family."""
+    for way, at in (("forward_", 0), ("backward_", 1)):
+        if word.startswith(way):
+            return "bidirectional", at
+    return _PLACES.get(word.lstrip("_").removesuffix("_dense"))
+
 
 def snake(name: str) -> str:
     """Spell a class as Keras does in paths: LSTMCell -> lstm_cell, Conv2D -> conv2d."""

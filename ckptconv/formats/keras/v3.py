@@ -34,7 +34,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
-from . import legacy, naming
+from . import legacy, naming, order, paths
 
 if TYPE_CHECKING:
     from .write import Keras3Writer
@@ -98,7 +98,21 @@ def open(url: str, how: Reading) -> Checkpoint:
     names = object_names(shelf)
     details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
     details["kinds"] = kinds(shelf, labels, names)
+    weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
+    details |= order.detailed(_order(shelf, weights))
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
+
+
+def _order(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Order:
+    """The layers as a legacy file lists them; `weights` by their paths."""
+    listed = list(naming.configured(shelf.config))
+    rank = {path: i for i, (path, *_) in enumerate(listed)}
+    objects = {p.rpartition("vars")[0].rstrip("/") for t in shelf.trees for p in t.groups if is_vars(p)} | rank.keys()
+    place = {t.name: shelf.found[path].stored.offset for path, t in weights.items()}
+    integer = {t.name for t in weights.values() if t.dtype.kind not in "fc"}
+    frozen = {path for path, _, _, own in listed if own.get("trainable") is False}
+    model = paths.Model(rank, frozen, objects, place, integer)
+    return paths.of_paths({p: t.name for p, t in weights.items()}, model, {t.name: t.shape for t in weights.values()})
 
 
 def role(path: str, name: str, stored: Stored) -> str:
@@ -215,18 +229,18 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     labels: dict[str, str] = {}
     guessed: list[str] = []
     rank = {path: i for i, path in enumerate(listed)}
-    for owner, paths in sorted(owners.items(), key=lambda item: _rank(item[0], rank)):
-        if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in paths):
-            labels |= {p: p for p in paths}
+    for owner, held in sorted(owners.items(), key=lambda item: _rank(item[0], rank)):
+        if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
+            labels |= {p: p for p in held}
             continue
         kind, called, config = listed.get(owner, ("", names.get(owner, ""), {}))
-        stored = [shelf.found[p].stored for p in paths]
+        stored = [shelf.found[p].stored for p in held]
         kind = kind or naming.kind_of(owner, called)
         own, guess = [str(s.attrs.get("name", "")) for s in stored], False
         if not all(own):
             own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], config)
         prefix = called_path(owner, names)
-        new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(paths, own, strict=True)}
+        new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(held, own, strict=True)}
         labels |= new
         guessed += new.values() if guess else ()
     return _unique(labels), guessed

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoint import Checkpoint, Tensor
+from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
 from ...output.destination import OutputFile
@@ -25,14 +25,15 @@ from ...storage.files import split
 from ..hdf5 import skeleton
 from ..hdf5.write import placed, resealed
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from . import order
 from .naming import OPTIMIZER, TOP, join
+from .order import Order
+from .position import layered
 
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without one, Keras takes the file for Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
 SHARD = 5 << 30
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
-
-Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
 
 
 def cannot_hold(tensor: Tensor) -> str:
@@ -60,11 +61,13 @@ class LegacyWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras legacy HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
-        layers = remembered(checkpoint) or derived(checkpoint)
+        found = layered(checkpoint)
+        notes = self._doubt(found)
+        layers = found.layers
         slots = {n: n.removeprefix(OPTIMIZER + "/") for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
         base = "model_weights" if whole else ""
-        about = VERSION | checkpoint.metadata
+        about = VERSION | {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}
         listed = {"layer_names": [skeleton.encode(layer) for layer, _ in layers if layer != TOP]}
         groups: dict[str, skeleton.Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
         if not whole:
@@ -76,31 +79,29 @@ class LegacyWriter:
         if slots:
             groups[OPTIMIZER] = {"weight_names": [skeleton.encode(n) for n in slots.values()]}
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
+        if lost := [n for n in checkpoint if n not in set(paths.values())]:
+            raise Unrepresentable(f"two weights of one layer would have one name in the file:\n{listing(lost)}")
         placement, self.made = _place(self.url, checkpoint, paths, groups)
-        return placement
+        return placement._replace(notes=notes)
+
+    def _doubt(self, found: Order) -> tuple[Note, ...]:
+        """A note where the order is a guess; Unrepresentable where a wrong guess would not be noticed."""
+        if not found.guess:
+            return ()
+        names = tuple(found.names())
+        by_name = split(self.url)[1] == "tf_model.h5" and any(n.startswith("tf_") for n in names)
+        if found.doubts and not by_name:
+            rows = [" and ".join(group) for group in found.doubts]
+            raise Unrepresentable(
+                "Keras loads this file by position, and the order of the model is not known: these have the same "
+                "shapes and could be exchanged without an error. Convert from a file that Keras wrote (.keras, legacy "
+                ".h5), or from what this program made of one, or call ckptconv.save with the tensors in the order of "
+                f"model.layers:\n{listing(rows)}"
+            )
+        return (Note("assumed", f"Keras loads by position; the order of layers is guessed, {found.guess}", names),)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return resealed(self.made, metadata)
-
-
-def remembered(checkpoint: Checkpoint) -> Layers:
-    """The layers that the source listed, if they are still these tensors; else []."""
-    said = checkpoint.details.get("layers") if checkpoint.format == "keras" else None
-    rows = [(str(layer), [(str(n), str(w)) for n, w in weights]) for layer, weights in said or ()]
-    named = {n for _, weights in rows for n, _ in weights}
-    have = {n for n in checkpoint if not n.startswith(OPTIMIZER + "/")}
-    return rows if named == have else []
-
-
-def derived(checkpoint: Checkpoint) -> Layers:
-    """Layers from the names alone, in the order in which they come."""
-    names = [n for n in checkpoint if not n.startswith(OPTIMIZER + "/")]
-    heads = {n.split("/")[0] for n in names}
-    level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in names) else 0
-    layers: dict[str, list[tuple[str, str]]] = {}
-    for name in names:
-        layers.setdefault(name.split("/")[level], []).append((name, name + ":0"))
-    return list(layers.items())
 
 
 def _place(
@@ -133,8 +134,8 @@ class Keras3Writer:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras 3")
         paths = by_path(checkpoint)
-        names = checkpoint.details.get("names", {}) if checkpoint.format == "keras3" else {}
-        groups: dict[str, dict[str, Any]] = {"": dict(checkpoint.metadata)}
+        names = order.said(checkpoint).get("names", {})
+        groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
         groups |= {join(path, "vars"): {"name": name} for path, name in names.items()}
         for path, name in paths.items():
             groups.setdefault(path.rpartition("/")[0], {})
@@ -198,7 +199,7 @@ def homes(paths: Mapping[str, str]) -> set[str]:
 
 def by_path(checkpoint: Checkpoint) -> dict[str, str]:
     """The tensors by the path where Keras looks for them; Unrepresentable lists those that have none."""
-    known = checkpoint.details.get("paths", {}) if checkpoint.format == "keras3" else {}
+    known = order.said(checkpoint).get("paths", {})
     paths = {str(known.get(name, name)): name for name in checkpoint}
     lost = [name for path, name in paths.items() if not re.search(r"(^|/)vars/\d+$", path)]
     if lost or len(paths) < len(checkpoint):

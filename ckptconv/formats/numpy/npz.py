@@ -6,12 +6,15 @@
 
 A stored array is read where it lies. The zip's checksum is of head and elements together; that of the elements alone
 follows from it, because CRCs combine. A deflated array is inflated as a stream. We write stored, elements aligned.
+The order of a Keras model's layers (keras/order.py) is an extra field of the directory, which NumPy does not see.
 Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
@@ -23,8 +26,9 @@ from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
 from ..containers.inflate import unpack
-from ..containers.zip import STORED, Member, members
+from ..containers.zip import STORED, Member, fields, members
 from ..containers.zip_write import Entry, directory, lay_out, local_header
+from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
 from .npy import (
@@ -41,6 +45,9 @@ from .npy import (
     unpickled,
 )
 
+ORDER = 0x4B43  # "CK": the extra field of the first member
+LONGEST = 65_000
+
 
 def sniff(seen: Seen) -> int:
     if any(name.endswith(SUFFIX) for name in seen.members):
@@ -55,10 +62,12 @@ def open(url: str, how: Reading) -> Checkpoint:
             raise UnsafeCheckpoint(f"members that are taken for one another:\n{listing(twins)} (and {SUFFIX})", url=url)
         found = names.values()
         arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for m in found if m.name.endswith(SUFFIX)]
+        order = next((text for m in found for text in fields(m.extra, ORDER)), b"")
     others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
-    return collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
+    made = collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
+    return replace(made, metadata={KEY: order.decode(errors="replace")}) if order else made
 
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -178,6 +187,9 @@ class NpzWriter:
         self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
         sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
         entries, self.end = lay_out(sizes)
+        order = checkpoint.metadata.get(KEY, "").encode()
+        if entries and 0 < len(order) <= LONGEST:
+            entries[0] = entries[0]._replace(extra=struct.pack("<2H", ORDER, len(order)) + order)
         self.entries = dict(zip(checkpoint, entries, strict=True))
         slots = {
             name: Slot(self.file, e.start + len(self.heads[name]), e.size - len(self.heads[name]))

@@ -23,15 +23,19 @@ from ...messages import listing
 from ...moves.part import Coded, Data, Part, Span, c_strides, elements
 from ...storage.checksum import unmask
 from ...storage.files import Reader
+from ...storage.ranges import InMemory
+from ..keras.order import KEY
 from . import dtypes, slices, strings
 from .shards import Entry, Shards
 from .table import Table
+from .wire import messages
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+ORDER = 7001  # a field of the header that TensorFlow skips: the order of a Keras model's layers (keras/order.py)
 
 
 # --- the index --------------------------------------------------------------------------------------------------
@@ -46,13 +50,15 @@ class Bundle(NamedTuple):
     urls: tuple[str, ...]
     notes: tuple[Note, ...]
     details: dict[str, Any]
+    metadata: dict[str, str]
 
 
 def read(index: str, *, salvage: bool = False) -> Bundle:
     """Read and check an index against its shards; no tensor is read."""
     with Reader(index) as f:
         pairs = iter(Table(f))
-        header = _header(index, next(pairs, None))
+        first = next(pairs, None)
+        header = _header(index, first)
         items = _parse(index, pairs)
     shards = Shards(index, header.num_shards)
     builder = _Builder(index, header.endianness == 1, shards, items)
@@ -66,7 +72,15 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
             with suppress(CkptError) if salvage else nullcontext():
                 graph = b"".join(strings.decode(data))
     details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
-    return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details)
+    metadata = _order(index, first[1] if first else b"")
+    return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details, metadata)
+
+
+def _order(index: str, header: bytes) -> dict[str, str]:
+    """The order of layers, which only our own files have."""
+    raw = InMemory(index, header)
+    found = [header[a:b] for a, b in messages(raw, 0, len(header), ORDER)]
+    return {KEY: found[-1].decode(errors="replace")} if found else {}
 
 
 def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:

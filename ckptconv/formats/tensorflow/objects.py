@@ -10,7 +10,9 @@ Specification: tensorflow/core/protobuf/trackable_object_graph.proto.
 
 from __future__ import annotations
 
+import base64
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint
+from ..keras import order
+from . import layers
 from .bundle import FORMAT, Bundle
 
 if TYPE_CHECKING:
@@ -43,7 +47,8 @@ def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
     if not bundle.graph:
         said = (*notes, *bundle.notes)
-        return Checkpoint(bundle.tensors, format=FORMAT, urls=bundle.urls, notes=said, details=dict(bundle.details))
+        about = dict(bundle.details)
+        return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, said, about)
     names, collisions = readable(bundle.tensors)
     checkpoint = renamed(bundle, parse(bundle), names)
     if collisions:
@@ -62,7 +67,37 @@ def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, 
     }
     notes = (*bundle.notes, Note("skipped", "descriptions of layers in JSON", tuple(text))) if text else bundle.notes
     details = {**bundle.details, "object_graph": len(graph.nodes)}
-    return Checkpoint(tensors, format=FORMAT, urls=bundle.urls, notes=notes, details=details)
+    weights = {key: tensors[name] for key, name in names.items() if name in tensors}
+    if found := layers.of_graph(graph, weights, {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}):
+        details |= order.detailed(found)
+    details["graph"] = {"keys": {n: k for k, n in names.items() if n in tensors}, "proto": _packed(bundle.graph)}
+    return Checkpoint(tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
+
+
+def _packed(graph: bytes) -> str:
+    """The graph as text, for `details`."""
+    return base64.b64encode(zlib.compress(graph)).decode()
+
+
+def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
+    """The object graph of a checkpoint with the keys of its tensors; nothing where a tensor is not in the graph.
+
+    Attributes whose tensors are no longer there are taken out of the graph.
+    """
+    from . import messages_pb2 as pb
+
+    said = checkpoint.details.get("graph", {})
+    keys = {n: k for n, k in said.get("keys", {}).items() if n in checkpoint}
+    if not said or len(keys) < len(checkpoint):
+        return b"", {}
+    graph = pb.TrackableObjectGraph.FromString(zlib.decompress(base64.b64decode(said["proto"])))
+    there = set(keys.values())
+    for node in graph.nodes:
+        left = [a for a in node.attributes if a.checkpoint_key in there]
+        if len(left) < len(node.attributes):
+            del node.attributes[:]
+            node.attributes.extend(left)
+    return graph.SerializeToString(), keys
 
 
 def parse(bundle: Bundle) -> pb.TrackableObjectGraph:

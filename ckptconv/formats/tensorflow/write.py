@@ -2,6 +2,7 @@
 
 P.data-00000-of-00002 ...    raw elements, no alignment; tied names share one range
 P.index                      known when all checksums are (seal)
+                             the object graph of a TensorFlow source and its keys, if its tensors kept their names
 checkpoint                   the state file by which tf.train.latest_checkpoint finds P
 """
 
@@ -11,16 +12,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...checkpoint import Checkpoint, Tensor
+from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import UsageError
 from ...output.destination import OutputFile
 from ...storage.checksum import mask
 from ...storage.files import split
+from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_unheld
-from . import strings
-from .bundle import OBJECT_GRAPH
+from . import objects, strings
+from .bundle import OBJECT_GRAPH, ORDER
 from .locate import prefix_of
-from .table import build
+from .table import build, varint
 
 STATE = "checkpoint"
 
@@ -33,6 +35,9 @@ class BundleWriter:
     max_shard_size: int | None = None
     _placed: list[tuple[Tensor, Slot, int]] = field(default_factory=list)  # tensor, slot, shard
     _strings: dict[str, int] = field(default_factory=dict)  # CRCs of string tensors, which no slot's bytes have
+    _keys: dict[str, str] = field(default_factory=dict)  # of tensors in the object graph, by name
+    _graph: tuple[Slot, int, int] | None = None  # where the object graph lies, its shard, its CRC
+    _order: str = ""  # of a Keras model's layers, for the header
 
     @property
     def base(self) -> str:
@@ -61,6 +66,8 @@ class BundleWriter:
         names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
         files = [OutputFile(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
         self._placed.clear()
+        graph, self._keys = objects.kept(checkpoint)
+        self._order = "" if graph else checkpoint.metadata.get(KEY, "")
         slots: dict[str, Slot] = {}
         for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
             at = 0
@@ -69,11 +76,22 @@ class BundleWriter:
                 slots |= dict.fromkeys(group, slot)
                 self._placed += [(checkpoint[n], slot, i) for n in group]
                 at += size
+        patches, notes = [], []
+        self._graph = None
+        if graph:
+            payload, crc = strings.pack([graph])
+            self._graph = Slot(names[-1], files[-1].size, len(payload)), len(shards) - 1, crc
+            patches.append(Patch(names[-1], files[-1].size, payload))
+            files[-1] = OutputFile(names[-1], files[-1].size + len(payload))
+        elif "graph" in checkpoint.details:
+            text = "the object graph is left out: it has other names. tf.train.Checkpoint cannot read the result"
+            notes.append(Note("dropped", f"{text}; tf.train.load_checkpoint and tf.compat.v1.train.Saver can"))
         state = _state(self.base)
         files += [OutputFile(f"{self.base}.index", 0), OutputFile(STATE, len(state), shared=True)]
         ours = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
         ordered = {name: slots[name] for name in checkpoint}
-        return Placement(files, ordered, [Patch(STATE, 0, state)], check="crc32c", stale=ours)
+        patches.append(Patch(STATE, 0, state))
+        return Placement(files, ordered, patches, check="crc32c", stale=ours, notes=notes)
 
     def _cut(self, checkpoint: Checkpoint) -> list[list[tuple[Sequence[str], int, bytes | None]]]:
         """Groups of tied names with their sizes, in order, cut into shards of the size asked for."""
@@ -105,7 +123,9 @@ class BundleWriter:
 
         count = 1 + max((shard for _, _, shard in self._placed), default=0)
         header = pb.BundleHeaderProto(num_shards=count, version=pb.VersionDef(producer=1))
-        pairs = {b"": header.SerializeToString()}
+        said = self._order.encode()
+        more = varint(ORDER << 3 | 2) + varint(len(said)) + said if said else b""
+        pairs = {b"": header.SerializeToString() + more}
         for tensor, slot, shard in self._placed:
             crc = self._strings.get(tensor.name, checks[tensor.name])
             shape = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in tensor.shape])
@@ -113,7 +133,15 @@ class BundleWriter:
             entry = pb.BundleEntryProto(
                 dtype=kind, shape=shape, shard_id=shard, offset=slot.start, size=slot.size, crc32c=mask(crc)
             )
-            pairs[tensor.name.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
+            key = self._keys.get(tensor.name, tensor.name)
+            pairs[key.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
+        if self._graph:
+            slot, shard, crc = self._graph
+            entry = pb.BundleEntryProto(
+                dtype="DT_STRING", shape=pb.TensorShapeProto(), shard_id=shard, offset=slot.start, size=slot.size,
+                crc32c=mask(crc),
+            )  # fmt: skip
+            pairs[OBJECT_GRAPH.encode()] = entry.SerializeToString()
         return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
 
 

@@ -1,0 +1,184 @@
+"""In which order Keras lists layers and their weights: it loads a legacy file by position, whatever the names say.
+
+The order is known from a legacy file, from a Keras 3 file with its configuration, and from TensorFlow's object graph.
+Through formats that have no place for it, or that sort, it travels as one entry of the metadata:
+
+    ckptconv.keras   {"layers": [["dense", ["dense/kernel:0", "dense/bias:0"]], ...],    weight names, in order
+                      "paths": {"dense/kernel": "layers/dense/vars/0"}, "names": {...},  of a Keras 3 source
+                      "rest": [...],                                                     tensors that are in no layer
+                     "guess": "...", "doubts": [["a/kernel", "b/kernel"]]}              where it was not known
+
+A weight name that is not the tensor's name with ":0" or without is a pair [tensor, weight]. Above 30,000 characters
+the text is compressed: "zlib:" and base64. Names that a converter changes one for one are followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...checkpoint import Checkpoint, Note
+from . import naming
+from .naming import OPTIMIZER
+from .parts import Part, Shapes, doubts, guessed
+
+KEY = "ckptconv.keras"
+LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
+MOST = 64 << 20  # bytes of an entry that is expanded
+
+SAID = ("layers", "guess", "doubts", "paths", "names")  # what the details of a checkpoint have of an order
+
+Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
+
+
+class Order(NamedTuple):
+    """Layers in order. guess: what the order was guessed from, '' if it is known; doubts: see parts.doubts."""
+
+    layers: Layers
+    guess: str = ""
+    doubts: tuple[tuple[str, ...], ...] = ()
+
+    def names(self) -> list[str]:
+        """All tensors in the order in which Keras takes them; what layers share comes again."""
+        return [name for _, weights in self.layers for name, _ in weights]
+
+
+def derived(layers: Layers, parts: Sequence[Part], shapes: Shapes, source: str) -> Order:
+    """The order that was made of these parts, with all that is a guess in it."""
+    sure = not guessed(parts)
+    return Order(layers, "" if sure else source, tuple(doubts(parts, shapes)))
+
+
+def detailed(order: Order) -> dict[str, Any]:
+    """The order as details of a checkpoint."""
+    out: dict[str, Any] = {"layers": [[layer, [list(w) for w in weights]] for layer, weights in order.layers]}
+    if order.guess:
+        out |= {"guess": order.guess, "doubts": [list(names) for names in order.doubts]}
+    return out
+
+
+# --- what a checkpoint says of it ---------------------------------------------------------------------------------
+
+
+def said(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint's metadata or details say of Keras, under the names it has now; {} if it is of other names."""
+    own = {k: v for k, v in checkpoint.details.items() if k in SAID}
+    carried = _unpacked(checkpoint.metadata[KEY]) if KEY in checkpoint.metadata else {}
+    if not own and not carried:
+        return {}
+    now = _followed(checkpoint)
+    return _of_now(carried, checkpoint, now) or _of_now(own, checkpoint, now)
+
+
+def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What was found, under the names that `now` gives for those of the source."""
+    rows = [
+        (str(layer), [(new, weight if new == old else new) for old, weight in weights for new in now.get(old, ())])
+        for layer, weights in found.get("layers", ())
+    ]
+    out: dict[str, Any] = {"guess": str(found.get("guess", ""))}
+    out["doubts"] = [[n for old in names for n in now.get(old, ())] for names in found.get("doubts", ())]
+    listed = {n for _, weights in rows for n, _ in weights}
+    aside = {n for old in found.get("rest", ()) for n in now.get(old, ())}
+    rest = [n for n in checkpoint if n not in listed]
+    if listed and all(n in aside or checkpoint[n].role or n.startswith(OPTIMIZER + "/") for n in rest):
+        out |= {"layers": rows, "rest": rest}
+    paths = {new: path for old, path in found.get("paths", {}).items() for new in now.get(old, ())}
+    if paths:
+        out |= {"paths": paths, "names": dict(found.get("names", {}))}
+    return out if len(out) > 2 else {}
+
+
+def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """What the tensors of the source are called now, where each became one other."""
+    moved: Mapping[str, Any] = checkpoint.details.get("moved", {})
+    now: dict[str, list[str]] = {}
+    for name in checkpoint:
+        old = moved.get(name, {}).get("from", [name])
+        if len(old) == 1:
+            now.setdefault(old[0], []).append(name)
+    return {old: names for old, names in now.items() if len(names) == 1}
+
+
+def known(checkpoint: Checkpoint) -> Order | None:
+    """The order that the checkpoint says, if it is of its tensors."""
+    found = said(checkpoint)
+    if "layers" not in found:
+        return None
+    left = tuple(tuple(names) for names in found["doubts"] if len(names) > 1)
+    return Order(found["layers"], found["guess"], left)
+
+
+def is_keras(checkpoint: Checkpoint) -> bool:
+    """Whether these are weights of Keras, as far as the source tells."""
+    return checkpoint.format in ("keras", "keras3") or bool(said(checkpoint))
+
+
+def may_be_keras(checkpoint: Checkpoint) -> bool:
+    """Whether all names end as those of Keras do, in a checkpoint that does not tell what it is of."""
+    if checkpoint.format in ("", "memory", "hdf5"):
+        return False
+    return bool(checkpoint) and all("/" in n and naming.bare(n.rpartition("/")[2]) in naming.NAMES for n in checkpoint)
+
+
+# --- through other formats ----------------------------------------------------------------------------------------
+
+
+def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
+    """The checkpoint as the format `target` takes it: with the order in its metadata, or without random seeds."""
+    found = said(checkpoint)
+    if target == "keras":
+        return _without_seeds(checkpoint, found)
+    if target == "keras3" or (not found and KEY not in checkpoint.metadata):
+        return checkpoint
+    if found:
+        return replace(checkpoint, metadata={**checkpoint.metadata, KEY: _packed(found)})
+    note = Note("dropped", "the order of Keras layers, in the metadata, because it is of other names")
+    metadata = {k: v for k, v in checkpoint.metadata.items() if k != KEY}
+    return replace(checkpoint, metadata=metadata, notes=(*checkpoint.notes, note))
+
+
+def _without_seeds(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Checkpoint:
+    seeds = {n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state")}
+    if not seeds:
+        return checkpoint
+    note = Note("dropped", "states of random number generators; a legacy file keeps none", tuple(seeds))
+    return checkpoint.with_tensors({n: t for n, t in checkpoint.items() if n not in seeds}, note)
+
+
+def _packed(found: Mapping[str, Any]) -> str:
+    def entry(name: str, weight: str) -> Any:
+        return weight if weight.removesuffix(":0") == name else [name, weight]
+
+    rows = [[layer, [entry(*w) for w in weights]] for layer, weights in found.get("layers", ())]
+    document = {**found, "layers": rows}
+    text = json.dumps({k: v for k, v in document.items() if v}, separators=(",", ":"))
+    return text if len(text) <= LONG else "zlib:" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    """What an entry says; {} if it is not sound: others may write metadata, too."""
+    try:
+        if text.startswith("zlib:"):
+            text = zlib.decompressobj().decompress(base64.b64decode(text[5:]), MOST).decode()
+        found = json.loads(text)
+        layers = [(str(layer), [_pair(w) for w in weights]) for layer, weights in found.get("layers", ())]
+        paths = {str(k): str(v) for k, v in found.get("paths", {}).items()}
+        names = {str(k): str(v) for k, v in found.get("names", {}).items()}
+        unsure = [[str(n) for n in group] for group in found.get("doubts", ())]
+        rest = [str(n) for n in found.get("rest", ())]
+    except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        return {}
+    guess = str(found.get("guess", ""))
+    return {"layers": layers, "rest": rest, "paths": paths, "names": names, "doubts": unsure, "guess": guess}
+
+
+def _pair(entry: Any) -> tuple[str, str]:
+    if isinstance(entry, str):
+        return entry.removesuffix(":0"), entry
+    name, weight = entry
+    return str(name), str(weight)

@@ -1,0 +1,112 @@
+"""The objects of a model as a tree, and the order in which Keras lists their weights.
+
+A legacy file lists for every layer what is trained, of all objects in it, and then what is not:
+
+    block                     trained            not trained
+      own weights             scale
+      dense                   kernel, bias
+      batch_normalization     gamma, beta        moving_mean, moving_variance
+    -> scale, kernel, bias, gamma, beta, moving_mean, moving_variance
+
+Own weights come before those of the objects inside, in the order of creation, which naming.py knows by their names.
+What no file says is a guess; `doubts` finds the tensors of equal shapes that a wrong guess would exchange unseen.
+Source: `_legacy_weights` in keras/src/legacy/saving/legacy_h5_format.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from . import naming
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass
+class Part:
+    """An object: tensor names of its own weights in order, and the objects in it in order.
+
+    series: siblings of one series are in their order for sure; those of two series may be exchanged.
+    unsure: own weights whose place is guessed. frozen: nothing in it is trained.
+    """
+
+    series: str = ""
+    trained: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    frozen: bool = False
+
+    def take(self, weights: Sequence[tuple[str, str]], *, whole: Callable[[str], bool], sure: bool) -> None:
+        """Take own weights, given as (variable's name, tensor's name) in the best order known.
+
+        whole: whether a tensor holds integers, which nothing trains. sure: the order given is that of Keras.
+        """
+        known = naming.created([leaf for leaf, _ in weights])
+        if known is not None:
+            weights = [w for _, w in sorted(zip(known, weights, strict=True))]
+        elif len(weights) > 1 and not sure:
+            self.unsure += [name for _, name in weights]
+        for leaf, name in weights:
+            (self.fixed if naming.bare(leaf) in naming.FIXED or whole(name) else self.trained).append(name)
+
+    def split(self) -> tuple[list[str], list[str]]:
+        """All weights inside: those that are trained, and the others."""
+        trained, fixed = list(self.trained), list(self.fixed)
+        for part in self.parts:
+            more, rest = part.split()
+            trained += more
+            fixed += rest
+        if self.frozen:
+            return [], [*self.trained, *self.fixed, *(n for p in self.parts for n in p.listed())]
+        return trained, fixed
+
+    def listed(self) -> list[str]:
+        """All weights inside in the order of a legacy file."""
+        trained, fixed = self.split()
+        return trained + fixed
+
+
+def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
+    """Groups of tensors that a wrong guess would exchange without an error, for their shapes are equal."""
+    alike: dict[tuple[tuple[int, ...], ...], list[Part]] = {}
+    for part in parts:
+        if names := part.listed():
+            alike.setdefault(tuple(shapes[n] for n in names), []).append(part)
+    for group in alike.values():
+        if len({p.series for p in group}) > 1:
+            yield tuple(p.listed()[0] for p in group)
+    for part in parts:
+        own: dict[tuple[int, ...], list[str]] = {}
+        for name in (*part.trained, *part.fixed):
+            own.setdefault(shapes[name], []).append(name)
+        unsure = set(part.unsure)
+        yield from (tuple(names) for names in own.values() if len(names) > 1 and unsure & set(names))
+        yield from doubts(part.parts, shapes)
+
+
+def guessed(parts: Sequence[Part]) -> bool:
+    """Whether anything in the order of these siblings, or in them, is a guess."""
+    return len({p.series for p in parts if p.listed()}) > 1 or any(p.unsure or guessed(p.parts) for p in parts)
+
+
+def in_family(words: Iterable[str]) -> dict[str, int]:
+    """Places of siblings that belong to a class of Keras, such as query, key and value; {} unless all do."""
+    found = {w: naming.place(w) for w in words}
+    families = {place[0] for place in found.values() if place}
+    if None in found.values() or len(families) != 1:
+        return {}
+    return {w: place[1] for w, place in found.items() if place}
+
+
+def numbered(word: str) -> tuple[str, int]:
+    """Split what Keras numbers in the order of a list: dense_12 -> dense, 12; the first has no number."""
+    found = re.fullmatch(r"(.*?)_(\d{1,9})", word)
+    return (found[1], int(found[2])) if found else (word, 0)
+
+
+def natural(word: str) -> list[tuple[str, int]]:
+    """A key that sorts 2 before 10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", word)]

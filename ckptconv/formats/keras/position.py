@@ -1,0 +1,59 @@
+"""What stands where in a legacy file of Keras: the layers to write, and whether a file has them as Keras takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...checkpoint import Checkpoint
+from ...errors import Unrepresentable, VerifyError
+from ...messages import listing
+from . import order
+from .naming import OPTIMIZER
+from .order import Order
+from .paths import of_names
+
+
+def layered(checkpoint: Checkpoint) -> Order:
+    """The layers that the source listed, if they are still these tensors; else those that the names tell."""
+    weights = {n: t for n, t in checkpoint.items() if not n.startswith(OPTIMIZER + "/")}
+    found = order.known(checkpoint)
+    if found is None:
+        names = list(weights)
+        integer = {n for n, t in weights.items() if t.dtype.kind not in "fc"}
+        shapes = {n: t.shape for n, t in weights.items()}
+        # a caller's dict has the order that it was given; formats that know no order sort
+        ordered = checkpoint.format in ("", "memory") or names != sorted(names)
+        return of_names(names, shapes, integer.__contains__, ordered=ordered)
+    listed = set(found.names())
+    if extra := [n for n in weights if n not in listed]:
+        raise Unrepresentable(
+            "these belong to no layer, and a legacy file has no place for them; --weights-only leaves them out:\n"
+            + listing(extra)
+        )
+    return found
+
+
+def misplaced(expected: Checkpoint, got: Checkpoint) -> Iterator[str]:
+    """Weights of a legacy file that Keras would take for others, as lines for people.
+
+    expected: what the file was made from. Where the order of its layers is a guess, each layer is looked at alone.
+    """
+    meant, found = layered(expected), order.known(got)
+    if found is None:
+        return
+    rows = [([n for n, _ in weights], layer) for layer, weights in found.layers if weights]
+    due = [[n for n, _ in weights] for _, weights in meant.layers if weights]
+    if meant.guess:
+        by_set = {frozenset(names): names for names in due}
+        due = [by_set.get(frozenset(names), names) for names, _ in rows]
+    for i, (names, layer) in enumerate(rows):
+        wanted = due[i] if i < len(due) else []
+        if names != wanted:
+            yield f"{layer} lists {', '.join(names)}, where Keras takes {', '.join(wanted) or 'nothing'}"
+
+
+def refuse_misplaced(expected: Checkpoint, got: Checkpoint, url: str) -> None:
+    """Raise VerifyError where Keras, which loads the file `got` by position, would take a weight for another."""
+    if wrong := list(misplaced(expected, got)):
+        text = f"{len(wrong)} layers list their weights in another order, and Keras loads by position"
+        raise VerifyError(f"{text}:\n{listing(wrong)}", url=url)

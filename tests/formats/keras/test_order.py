@@ -1,0 +1,294 @@
+"""Keras loads legacy files by position: the order of layers and weights, through formats that have no place for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from kit import FIXTURES
+
+import ckptconv
+from ckptconv.api.options import Change
+from ckptconv.api.reading import prepare
+from ckptconv.errors import Unrepresentable, UsageError, VerifyError
+from ckptconv.formats.keras import naming, order
+from ckptconv.formats.keras.position import layered
+
+GOLDEN = FIXTURES / "keras"
+VIA = ("x.safetensors", "x.npz", "x.pt", "x.ckpt", "x.hdf5", "folder")
+
+Layers = dict[str, dict[str, tuple[int, ...]]]
+
+
+def legacy(path: Path, layers: Layers) -> dict[str, list[str]]:
+    """A file as Keras writes it, every weight with values of its own."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as f:
+        f.attrs["layer_names"] = [n.encode() for n in layers]
+        for layer, weights in layers.items():
+            f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
+            for name, shape in weights.items():
+                f[layer][name] = rng.normal(size=shape).astype("f4")
+    return {layer: list(weights) for layer, weights in layers.items()}
+
+
+def lists(path: Path) -> dict[str, list[str]]:
+    """The layers of a legacy file that have weights, and their weights, as Keras reads them."""
+    with h5py.File(path) as f:
+        f = f.get("model_weights", f)
+        names = [n if isinstance(n, str) else n.decode() for n in f.attrs["layer_names"]]
+        found = {n: [w.decode() if isinstance(w, bytes) else str(w) for w in f[n].attrs["weight_names"]] for n in names}
+    return {n: w for n, w in found.items() if w}
+
+
+def through(source: Path, via: str, folder: Path) -> Path:
+    middle = folder / via
+    ckptconv.convert(source, middle, **({"to": "hf"} if via == "folder" else {"to": "hdf5"} if "hdf5" in via else {}))
+    ckptconv.convert(middle, folder / "back.h5")
+    return folder / "back.h5"
+
+
+BN = {"gamma:0": (4,), "beta:0": (4,), "moving_mean:0": (4,), "moving_variance:0": (4,)}
+CONV_BN: Layers = {
+    "conv2": {"conv2/kernel:0": (4, 4)},
+    "bn2": {f"bn2/{n}": s for n, s in BN.items()},
+    "conv10": {"conv10/kernel:0": (4, 4)},
+    "bn10": {f"bn10/{n}": s for n, s in BN.items()},
+}
+NESTED: Layers = {
+    "z": {"dense/kernel:0": (4, 4), "dense/bias:0": (4,)},
+    "a": {"dense_1/kernel:0": (4, 4), "dense_1/bias:0": (4,), "own": (4,)},
+    "top_level_model_weights": {"scale:0": (4,)},
+}
+
+
+@pytest.mark.parametrize("via", VIA)
+@pytest.mark.parametrize("layers", [CONV_BN, NESTED], ids=["conv_bn", "nested"])
+def test_lists_survive_every_format(layers: Layers, via: str, tmp_path: Path) -> None:
+    """Also those that sort names or keep no metadata; and `.h5` means a file for Keras."""
+    wanted = legacy(tmp_path / "a.h5", layers)
+    assert lists(through(tmp_path / "a.h5", via, tmp_path)) == {
+        k: v for k, v in wanted.items() if k != "top_level_model_weights"
+    }
+    with h5py.File(tmp_path / "back.h5") as f:
+        top = f["top_level_model_weights"].attrs["weight_names"]
+        assert [w.decode() for w in top] == list(layers.get("top_level_model_weights", {}))
+
+
+def test_lists_survive_a_chain_of_formats(tmp_path: Path) -> None:
+    wanted = legacy(tmp_path / "a.h5", CONV_BN)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz")
+    ckptconv.convert(tmp_path / "b.npz", tmp_path / "c.safetensors")
+    ckptconv.convert(tmp_path / "c.safetensors", tmp_path / "d.ckpt")
+    assert lists(through(tmp_path / "d.ckpt.index", "e.pt", tmp_path)) == wanted
+
+
+def test_optimizer_and_selection_do_not_lose_the_order(tmp_path: Path) -> None:
+    wanted = lists(GOLDEN / "full_tf_keras.h5")
+    assert lists(through(GOLDEN / "full_tf_keras.h5", "x.npz", tmp_path)) == wanted
+    legacy(tmp_path / "a.h5", CONV_BN)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.safetensors", exclude=["conv2/*", "*/moving*"])
+    ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "b.h5")
+    assert lists(tmp_path / "b.h5") == {
+        "bn2": ["bn2/gamma:0", "bn2/beta:0"], "conv10": ["conv10/kernel:0"], "bn10": ["bn10/gamma:0", "bn10/beta:0"],
+    }  # fmt: skip
+
+
+def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", CONV_BN)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", rename=["bn2/{x...}=norm/{x...}"])
+    ckptconv.convert(tmp_path / "b.npz", tmp_path / "b.h5")
+    assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
+
+
+def foreign(tensors: dict[str, np.ndarray], path: Path, text: str) -> None:
+    """A file of another program that has an entry of our name."""
+    pytest.importorskip("safetensors.numpy", reason="safetensors is not installed").save_file(
+        tensors, path, {order.KEY: text}
+    )
+
+
+def test_metadata_of_other_names_is_not_followed(tmp_path: Path) -> None:
+    text = order.fitted(ckptconv.open(GOLDEN / "full_tf_keras.h5"), "npz").metadata[order.KEY]
+    foreign({"x/kernel": np.ones((2, 3))}, tmp_path / "a.safetensors", text)
+    done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.pt")
+    assert [n.text for n in done.notes] == ["the order of Keras layers, in the metadata, because it is of other names"]
+    ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.h5", to="keras")
+    assert lists(tmp_path / "b.h5") == {"x": ["x/kernel:0"]}
+
+
+JUNK = ["", "{", "[]", "3", '{"layers": 3}', '{"layers": [["a"]]}', '{"layers": [["a", [["x/kernel"]]]]}', "zlib:!",
+        "zlib:eJw=", '{"paths": []}', '{"layers": [["a", [["x/kernel", 3]]]], "doubts": 1}', "[" * 100_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", JUNK, ids=range(len(JUNK)))
+def test_metadata_by_others_may_be_anything(text: str, tmp_path: Path) -> None:
+    foreign({"x/kernel": np.ones((2, 3))}, tmp_path / "a.safetensors", text)
+    ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.h5", to="keras")
+    assert lists(tmp_path / "b.h5") == {"x": ["x/kernel:0"]}
+
+
+@pytest.mark.parametrize("weights", [["same", "same"], ["a//b", "c"], ["../x", "y"], ["", "y"], ["a", "a/b"]])
+def test_metadata_may_not_lose_a_weight(weights: list[str], tmp_path: Path) -> None:
+    text = json.dumps({"layers": [["l", [["x/kernel", weights[0]], ["x/bias", weights[1]]]]]})
+    tensors = {"x/kernel": np.ones((2, 3)), "x/bias": np.ones(3)}
+    foreign(tensors, tmp_path / "a.safetensors", text)
+    try:
+        ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.h5", to="keras")
+    except ckptconv.CkptError:
+        return
+    assert set(ckptconv.open(tmp_path / "b.h5")) == set(tensors)
+
+
+def test_a_long_order_is_compressed(tmp_path: Path) -> None:
+    names = [f"{'a_long_name_' * 5}{i}/kernel" for i in range(1200, 0, -1)]
+    ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", format="keras")
+    for via in ("x.npz", "x.ckpt", "x.hdf5"):
+        (tmp_path / via[2:]).mkdir()
+        back = ckptconv.open(through(tmp_path / "a.h5", via, tmp_path / via[2:]))
+        assert back.details["layers"] == ckptconv.open(tmp_path / "a.h5").details["layers"]
+    assert len(ckptconv.open(tmp_path / "hdf5" / "x.hdf5").metadata[order.KEY]) < 64_000
+
+
+# --- names alone -------------------------------------------------------------------------------------------------
+
+
+def sorted_file(shapes: dict[str, tuple[int, ...]], folder: Path) -> Path:
+    """What others write: names in the order of the alphabet, nothing about layers."""
+    folder.mkdir(exist_ok=True)
+    ckptconv.save({n: np.ones(s, "f4") for n, s in shapes.items()}, folder / "a.safetensors")
+    return folder / "a.safetensors"
+
+
+WITHIN = {
+    "conv": ["kernel", "bias"], "batch": ["gamma", "beta", "moving_mean", "moving_variance"], "ln": ["gamma", "beta"],
+    "lstm": ["kernel", "recurrent_kernel", "bias"], "sep": ["depthwise_kernel", "pointwise_kernel", "bias"],
+    "norm": ["mean", "variance", "count"], "emb": ["embeddings"], "p": ["alpha"], "rms": ["scale"],
+    "mha": [f"{w}/{v}" for w in ("query", "key", "value", "attention_output") for v in ("kernel", "bias")],
+    "bi": [f"{w}_lstm/lstm_cell/{v}" for w in ("forward", "backward") for v in ("kernel", "recurrent_kernel", "bias")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", WITHIN)
+def test_weights_of_a_layer_come_in_the_order_of_creation(layer: str, tmp_path: Path) -> None:
+    """Equal shapes: swapped, they would load without an error."""
+    source = sorted_file({f"{layer}/{n}": (4,) for n in sorted(WITHIN[layer])}, tmp_path)
+    done = ckptconv.convert(source, tmp_path / "b.h5", to="keras")
+    assert lists(tmp_path / "b.h5") == {layer: [f"{layer}/{n}:0" for n in WITHIN[layer]]}
+    assert [n.kind for n in done.notes] == ["assumed"]
+
+
+def test_trained_weights_of_all_parts_come_first(tmp_path: Path) -> None:
+    """As Keras lists the weights of a nested model."""
+    parts = {"inner/dense/kernel": (3, 4), "inner/dense/bias": (4,), **{f"inner/norm/{n[:-2]}": (4,) for n in BN}}
+    ckptconv.save({f"net/{n}": np.ones(s, "f4") for n, s in {**parts, "b/kernel": (9, 9)}.items()}, tmp_path / "b.h5",
+                  format="keras")  # fmt: skip
+    assert lists(tmp_path / "b.h5")["inner"] == [
+        f"net/inner/{n}:0" for n in ("dense/kernel", "dense/bias", "norm/gamma", "norm/beta", "norm/moving_mean",
+                                      "norm/moving_variance")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "named"),
+    [({"a/kernel": (4, 4), "b/kernel": (4, 4)}, "a/kernel and b/kernel"),
+     ({"a/kernel": (4, 4), "a/bias": (4,), "c/kernel": (4, 4), "c/bias": (4,), "b/kernel": (3, 4)}, "a/kernel and c/"),
+     ({"l/in/kernel": (4, 4), "l/out/kernel": (4, 4)}, "l/in/kernel and l/out/kernel"),
+     ({"l/bias": (4,), "l/scale": (4,)}, "l/bias and l/scale"),
+     ({"l/own": (4,), "l/state": (4,)}, "l/own and l/state")],
+)  # fmt: skip
+def test_a_guess_that_could_exchange_equal_shapes_is_an_error(
+    shapes: dict[str, tuple[int, ...]], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Unrepresentable, match=f"(?s)by position.*{named}"):
+        ckptconv.convert(sorted_file(shapes, tmp_path), tmp_path / "b.h5", to="keras")
+    ckptconv.save(dict(reversed([(n, np.ones(s)) for n, s in shapes.items()])), tmp_path / "b.h5", format="keras")
+
+
+def test_weights_that_are_loaded_by_name_may_be_guessed(tmp_path: Path) -> None:
+    """transformers finds the weights of tf_model.h5 by their names."""
+    source = sorted_file({f"tf_bert/bert/layer_._{i}/kernel": (4, 4) for i in range(3)}, tmp_path)
+    done = ckptconv.convert(source, tmp_path / "tf_model.h5")
+    assert [n.kind for n in done.notes] == ["assumed"]
+
+
+def test_h5_of_weights_that_look_like_keras_is_asked_for(tmp_path: Path) -> None:
+    source = sorted_file({"conv/kernel": (3, 4), "conv/bias": (4,), "bn/gamma": (4,)}, tmp_path)
+    with pytest.raises(UsageError, match="use --to keras or hdf5"):
+        ckptconv.convert(source, tmp_path / "b.h5")
+    ckptconv.convert(source, tmp_path / "b.h5", to="hdf5")
+    assert ckptconv.open(tmp_path / "b.h5").format == "hdf5"
+    ckptconv.convert(sorted_file({"layer.0.weight": (3,)}, tmp_path / "c"), tmp_path / "c.h5")
+    assert ckptconv.open(tmp_path / "c.h5").format == "hdf5"
+
+
+@pytest.mark.parametrize("file", ["net.keras", "net.weights.h5"])
+def test_h5_of_keras_3_is_a_file_for_keras(file: str, tmp_path: Path) -> None:
+    done = ckptconv.convert(GOLDEN / file, tmp_path / "a.h5", weights_only=True)
+    assert done.target_format == "keras"
+    assert list(lists(tmp_path / "a.h5")) == ["first", "enc", "att", "ln", "batch_normalization", "both", "head"]
+    guess = "Keras loads by position; the order of layers is guessed, by their places in the file"
+    assert [n.text for n in done.notes if "guessed" in n.text] == ([] if file == "net.keras" else [guess])
+    with pytest.raises(Unrepresentable, match=r"(?s)--weights-only.*optimizer/vars/2"):
+        ckptconv.convert(GOLDEN / file, tmp_path / "b.h5")
+
+
+@pytest.mark.parametrize("via", ["x.safetensors", "x.pt", "x.hdf5", "x.ckpt"])
+def test_paths_of_keras_3_survive_other_formats(via: str, tmp_path: Path) -> None:
+    ckptconv.convert(GOLDEN / "net.keras", tmp_path / via, **({"to": "hdf5"} if "hdf5" in via else {}))
+    ckptconv.convert(tmp_path / via, tmp_path / "b.weights.h5")
+    was, now = ckptconv.open(GOLDEN / "net.keras"), ckptconv.open(tmp_path / "b.weights.h5")
+    assert now.details["paths"] == was.details["paths"]
+    ckptconv.verify(GOLDEN / "net.keras", tmp_path / "b.weights.h5")
+
+
+def test_save_of_an_opened_checkpoint_keeps_the_order(tmp_path: Path) -> None:
+    ckptconv.save(ckptconv.open(GOLDEN / "net.keras", weights_only=True), tmp_path / "a.h5", format="keras")
+    assert list(lists(tmp_path / "a.h5"))[:2] == ["first", "enc"]
+
+
+# --- verify -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "guessed"])
+def test_verify_finds_weights_out_of_place(known: bool, tmp_path: Path) -> None:
+    """All names are right, and Keras would exchange gamma and beta."""
+    legacy(tmp_path / "a.h5", CONV_BN)
+    source = tmp_path / "a.safetensors"
+    ckptconv.convert(tmp_path / "a.h5", source)
+    if not known:
+        ckptconv.save(dict(ckptconv.open(source)), tmp_path / "b.safetensors", metadata={})
+        source = tmp_path / "b.safetensors"
+    ckptconv.verify(source, tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "a") as f:
+        names = f["bn2"].attrs["weight_names"]
+        f["bn2"].attrs["weight_names"] = names[[1, 0, 2, 3]]
+    with pytest.raises(VerifyError, match=r"(?s)by position.*bn2 lists bn2/beta, bn2/gamma"):
+        ckptconv.verify(source, tmp_path / "a.h5")
+
+
+def test_verify_finds_layers_out_of_place(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", CONV_BN)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz")
+    with h5py.File(tmp_path / "a.h5", "a") as f:
+        f.attrs["layer_names"] = f.attrs["layer_names"][[2, 1, 0, 3]]
+    with pytest.raises(VerifyError, match=r"(?s)conv10 lists conv10/kernel, where Keras takes conv2/kernel"):
+        ckptconv.verify(tmp_path / "a.npz", tmp_path / "a.h5")
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+
+def test_every_class_agrees_with_itself() -> None:
+    for names in naming.VARIABLES.values():
+        assert naming.created([*reversed(names)]) == [*range(len(names))][::-1]
+    assert naming.created(["scale", "bias"]) is None  # no class of Keras has both
+    assert naming.created(["kernel", "kernel"]) is None
+
+
+def test_names_of_a_dict_are_taken_in_its_order() -> None:
+    found = layered(prepare([GOLDEN / "legacy3.h5"], ckptconv.api.options.Select(), Change()))
+    assert found.guess == ""
