@@ -130,7 +130,17 @@ def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 def outline(module: torch.nn.Module) -> Checkpoint:
     """Names, dtypes and shapes of a module, without values."""
     made = {n: Tensor(n, _kind(t), tuple(t.shape), ()) for n, t in state(module).items()}
-    return Checkpoint(made, ties=ties(module), format="torch module")
+    return Checkpoint(made, ties=ties(module), format="torch module", details={"kinds": _classes(module)})
+
+
+def _classes(module: torch.nn.Module) -> dict[str, str]:
+    """The class of the module that holds each tensor, in small letters; '' for one that is not torch's own."""
+    out = {}
+    for home, part in module.named_modules():
+        own = type(part).__name__.lower() if type(part).__module__.startswith("torch.nn.modules") else ""
+        for name in (*part._parameters, *part._buffers):
+            out[f"{home}.{name}" if home else name] = own
+    return out
 
 
 def snapshot(module: torch.nn.Module) -> Checkpoint:

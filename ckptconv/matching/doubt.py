@@ -1,4 +1,4 @@
-"""The order of axes of a pair that names found, and what is doubtful about it. Pure.
+"""Choose the order of axes for a pair that names or modules found, and record any doubt. Pure.
 
 kernel [6, 6] -> weight [6, 6]          a convention says i o -> o i; shapes would allow the identity too: doubtful
 q [6, 6] -> q.weight [6, 6]             as most matrices do whose shapes tell: doubtful
@@ -7,11 +7,12 @@ weight_ih [12, 5], kernel [5, 12]       gates may be in another order: doubtful
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ..checkpoint import Tensor
-from . import orders
+from . import conventions, orders
 from .orders import Order
 from .pairs import Pair, leaf
 
@@ -19,63 +20,107 @@ GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices that are not multiplied but looked up
 
+KEPT_GATES = "the order of the gates is that of Keras and torch"
+CHOSEN = "a convention chose among the orders of axes that the shapes allow"
+SHAPED = "only the shapes tell the order of axes"
+FLAT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+EVERY = ("", "")  # words of all matrices
+VOTED = "the order of axes is that of the other matrices"
+
+
+class Judged(NamedTuple):
+    """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely."""
+
+    order: Order
+    doubt: str = ""
+    real: bool = False
+
 
 class Judge:
     """What is known of the source as a whole: which widths its layers have."""
 
     def __init__(self, a: Mapping[str, Tensor]) -> None:
-        self.channels = {t.shape[-1] for t in a.values() if len(t.shape) in (4, 5) and t.shape[-1] > 1}
+        self.channels = {t.shape[-1] for t in a.values() if len(t.shape) in (3, 4, 5) and t.shape[-1] > 1}
         self.widths = {t.shape[-1] for t in a.values() if len(t.shape) == 2} | self.channels
 
-    def order(self, a: Tensor, b: Tensor) -> tuple[Order | None, str]:
-        """The order that names and shapes tell, None if there is none, and the doubt."""
+    def order(self, a: Tensor, b: Tensor) -> Judged | None:
+        """The order that names and shapes give; None if there is none."""
         known = orders.simple(a.shape, b.shape)
         leaves = leaf(a.name), leaf(b.name)
-        told = orders.convention(a.shape, b.shape, *leaves)
-        found = told or (known[0] if known else None)
+        convention = conventions.convention(a.shape, b.shape, *leaves)
+        found = convention or (known[0] if known else None)
         if found is None:
-            return None, ""
+            return None
         if leaves[1].startswith(RECURRENT):
             gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
-            return (Order(GATES) if gru else found), "the order of the gates is that of Keras and torch"
+            return Judged(Order(GATES) if gru else found, KEPT_GATES)
         if orders.distinct(known, a.shape) > 1:
-            if told is None:
-                return found, f"shapes allow {len(known)} orders of axes and no convention is known"
-            return found, "a convention chose among the orders of axes that the shapes allow"
-        if told is None and a.shape != b.shape:
-            return found, "only the shapes tell the order of axes"
-        return found, self._flattened(a)
+            if convention is None:
+                return Judged(found, f"shapes allow {len(known)} orders of axes and no convention is known", True)
+            return Judged(found, self._flattened(a) or CHOSEN, bool(self._flattened(a)))
+        if convention is None and a.shape != b.shape:
+            return Judged(found, SHAPED)
+        return Judged(found, self._flattened(a), bool(self._flattened(a)))
 
     def _flattened(self, a: Tensor) -> str:
         """Doubt, if a dense layer may stand behind a flattened image."""
-        if len(a.shape) != 2 or "kernel" not in leaf(a.name):
+        if len(a.shape) != 2 or not conventions.is_kernel(leaf(a.name)):
             return ""
         n = a.shape[0]
-        if n not in self.widths and any(n % c == 0 for c in self.channels):
-            return "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
-        return ""
+        return FLAT if n not in self.widths and any(n % c == 0 for c in self.channels) else ""
 
 
 def voted(pairs: Iterable[Pair], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Pair]:
-    """Square matrices of which no convention is known, turned as most others are whose shapes tell."""
+    """Square matrices turned as most others are whose shapes tell: those of the same two words, else all."""
     found = list(pairs)
-    plain = [p for p in found if _matrix(p, a, b)]
-    votes = Counter(p.order.text for p in plain if len(set(a[p.sources[0]].shape)) == 2)
-    if votes["a b -> b a"] + votes["i o -> o i"] <= votes[""]:
-        return found
-    square = {p for p in plain if not p.order.text and len(set(a[p.sources[0]].shape)) == 1}
-    turned = {p for p in square if "kernel" not in leaf(p.sources[0])}
-    why = "the order of axes is that of the other matrices"
-    return [p._replace(order=Order("i o -> o i"), sure=False, why=(*p.why, why)) if p in turned else p for p in found]
+    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
+    matrices = [p for p in found if _matrix(p, a, b)]
+    for p in matrices:
+        if len(_wide(a[p.sources[0]])) == 2:
+            for kind in (_leaves(p), EVERY):
+                votes[kind][_turned(p, a)] += 1
+    out = {}
+    for p in matrices:
+        kind = _leaves(p) if _leaves(p) in votes else EVERY
+        said = votes[kind]
+        known = conventions.is_kernel(leaf(p.sources[0])) != conventions.is_kernel(leaf(p.targets[0]))
+        if len(_wide(a[p.sources[0]])) == 1 and said[True] != said[False] and not (known and kind == EVERY):
+            out[p] = _turn(p, a, b, said[True] > said[False])
+    return [out.get(p, p) for p in found]
+
+
+def _leaves(p: Pair) -> tuple[str, str]:
+    return leaf(p.sources[0]), leaf(p.targets[0])
+
+
+def _turn(p: Pair, a: Mapping[str, Tensor], b: Mapping[str, Tensor], turned: bool) -> Pair:
+    """The pair with its square matrix turned, or not turned."""
+    x, y = a[p.sources[0]], b[p.targets[0]]
+    fits = [o for o in orders.simple(x.shape, y.shape) if _swaps(o, x) is turned]
+    if not fits or _turned(p, a) is turned:
+        return p
+    return p._replace(order=fits[0], sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
+
+
+def _swaps(order: Order, t: Tensor) -> bool:
+    found = orders.essence(order, t.shape)
+    return isinstance(found, tuple) and len(found) == 2 and found[0] > found[1]
+
+
+def _turned(p: Pair, a: Mapping[str, Tensor]) -> bool:
+    return _swaps(p.order, a[p.sources[0]])
+
+
+def _wide(t: Tensor) -> set[int]:
+    """The two dimensions of a matrix, one if it is square."""
+    return {n for n in t.shape if n != 1}
 
 
 def _matrix(p: Pair, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Whether a pair by names is of weights that are multiplied."""
     names = p.sources + p.targets
-    return (
-        p.evidence in ("names", "shape")
-        and len(names) == 2
-        and len(a[names[0]].shape) == len(b[names[1]].shape) == 2
-        and leaf(names[1]) == "weight"
-        and not any(word in n.lower() for n in names for word in TABLES)
-    )
+    if p.evidence not in ("names", "shape") or len(names) != 2:
+        return False
+    matrices = all(sum(n != 1 for n in t.shape) == 2 for t in (a[names[0]], b[names[1]]))
+    looked_up = any(word in n.lower() for n in names for word in TABLES)
+    return matrices and leaf(names[1]) == "weight" and not looked_up

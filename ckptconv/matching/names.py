@@ -1,8 +1,5 @@
 """Pairs by name: words, numbers, order; shapes only allow or forbid. Solved for all tensors at once, not greedily.
 
-    bert/encoder/layer_3/attention/self/query/kernel    bert encoder layer # attention self query weight    (3,)
-    encoder.layer.3.attention.self.query.weight              encoder layer # attention self query weight    (3,)
-
 Names that differ in numbers only are one template. Templates are paired by a linear assignment over the likeness of
 their words times the number of tensors they could pair, then the numbers of the two are aligned: as they are, shifted,
 or in order. What is left over is tried again. Memory is bounded by comparing only templates that share a shape.
@@ -11,98 +8,27 @@ or in order. What is left over is tried again. Memory is bounded by comparing on
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
-from ..rules.templates import MAX_NAME
 from .numbering import Unique, aligned
-from .pairs import WORDS, Item, Named, Sort, folded, leaf, parent
+from .pairs import Item, Named, Sort
+from .words import KINDS, items
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
 
-# Variables by what they are called in one place and the other. The last word decides what a tensor is.
-LEAVES = {
-    "kernel": "weight", "gamma": "weight", "scale": "weight", "embeddings": "weight", "embedding": "weight",
-    "w": "weight", "weights": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
-    "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
-    "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
-    "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
-}  # fmt: skip
-SAME = {
-    "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
-    "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
-    "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
-    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
-    "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
-}  # fmt: skip
-KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
-RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 12
 FEW = 500  # names of equal tensors that are compared one by one
 CHUNK = 500  # rows of likeness at a time, where all would not fit
 ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
-
-
-def words(name: str) -> tuple[str, ...]:
-    """The words of a name in the order they stand, numbers as #, spellings made one."""
-    name = re.sub(r":[0-9]+$", "", name)
-    *scopes, last = re.split(r"[/.]+", name)
-    out: list[str] = []
-    for segment in scopes:
-        out += _split(segment)
-    last = last.lstrip("_") or last
-    told = LEAVES.get(last.lower())
-    out += ["norm"] if last.lower() in ("gamma", "beta") and "norm" not in out[-2:] else []
-    return (*out, *([told] if told else _leaf(last)))
-
-
-def _leaf(last: str) -> list[str]:
-    if m := RECURRENT.fullmatch(last.lower()):
-        return ["reverse", m[1]] if m[2] else [m[1]]
-    return [last.lower()] if last.lower() in KINDS else _split(last)
-
-
-def _split(segment: str) -> list[str]:
-    segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
-    found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
-    out = [x for w in found if (x := SAME.get(w, w))]
-    return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]
-
-
-def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
-    """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
-    every = list(names)
-    known = {folded(n)[0] for n in every}
-    cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
-    out = []
-    for at, name in enumerate(every):
-        text = _numbered(name, known)
-        home, last = parent(name), leaf(name)
-        if cells and last in ("kernel", "bias") and f"{home}/" in cells:
-            text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"
-        out.append(Item(name, words(text), folded(text)[1], groups[name], at / max(1, len(every) - 1)))
-    return out
-
-
-def _numbered(name: str, known: set[str]) -> str:
-    """`dense/kernel` as `dense_0/kernel`, if there is a `dense_1/kernel`: Keras counts so."""
-    if len(name) > MAX_NAME:
-        return name
-    parts = re.split(r"([/.])", name)
-    for k in range(0, len(parts), 2):
-        other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])
-        if folded(other)[0] in known and not re.search(r"[0-9]$", parts[k]):
-            return other
-    return name
 
 
 # --- likeness ---------------------------------------------------------------------------------------------------------
@@ -137,15 +63,16 @@ def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any
     total = len(a) + len(b)
     index = {f: i for i, f in enumerate(seen)}
     weight = np.array([math.log(1 + total / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
-    made = []
-    for side in rows:
+
+    def table(side: list[Counter[str]]) -> Any:
         lengths = [len(r) for r in side]
         at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
         n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
-        table = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
-        norm = np.sqrt(np.asarray((table * table).sum(axis=1)).reshape(-1))
-        made.append(sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ table)
-    return made
+        made = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
+        norm = np.sqrt(np.asarray((made * made).sum(axis=1)).reshape(-1))
+        return sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ made
+
+    return [table(side) for side in rows]
 
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
@@ -193,21 +120,19 @@ def match(
     `unique` knows the names of all tensors, if these are but what is left of them.
     """
     out: list[Named] = []
-    left_a, left_b = list(a), list(b)
+    left = [list(a), list(b)]
     unique = unique or Unique(a, b)
     for _ in range(ROUNDS):
-        shared = {i.group for i in left_a} & {i.group for i in left_b}
-        sorts_a = sorts(i for i in left_a if i.group in shared)
-        sorts_b = sorts(i for i in left_b if i.group in shared)
+        shared = {i.group for i in left[0]} & {i.group for i in left[1]}
         if not shared:
             break
-        made = _round(sorts_a, sorts_b, unique, homes or {})
+        found = [sorts(i for i in side if i.group in shared) for side in left]
+        made = _round(found[0], found[1], unique, homes or {})
         if not made:
             break
         out += made
-        done_a, done_b = {n.a for n in made}, {n.b for n in made}
-        left_a = [i for i in left_a if i.name not in done_a]
-        left_b = [i for i in left_b if i.name not in done_b]
+        done = {n.a for n in made}, {n.b for n in made}
+        left = [[i for i in side if i.name not in names] for side, names in zip(left, done, strict=True)]
     return out
 
 

@@ -34,31 +34,41 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
     if len(s.members) == len(t.members) == 1:
         a, b = s.members[0], t.members[0]
         return ([(a, b)], _fixed(s, t)) if a.group == b.group else ([], "")
-    whole = {i.numbers: i for i in t.members}
-    same = [(i, j) for i in s.members if (j := whole.get(i.numbers)) is not None and j.group == i.group]
+    same = _paired(s, t, [i.numbers for i in s.members], [i.numbers for i in t.members], lambda n: n)
     if len(same) == min(len(s.members), len(t.members)) and s.members[0].numbers:
         return same, ""
     rows, columns = _telling(s.members), _telling(t.members)
     if len(rows[0]) != len(columns[0]) or len(rows[0]) > MAX_COLUMNS:
         return [], ""
-    known = dict(zip(columns, t.members, strict=True))
+    best, how = _best(s, t, rows, columns)
+    if len({j.name for _, j in best}) < len(best):
+        return [], ""
+    return best, how or _fixed(s, t)
+
+
+def _best(s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers]) -> tuple[list[tuple[Item, Item]], str]:
+    """The order of the numbers and the map between them that pair most."""
     best: list[tuple[Item, Item]] = []
     how = ""
     for order in permutations(range(len(rows[0]))):
         turned = [tuple(r[k] for k in order) for r in rows]
-        for change, told in _maps(turned, columns):
-            pairs = [
-                (i, j)
-                for i, n in zip(s.members, turned, strict=True)
-                if (j := known.get(change(n))) is not None and j.group == i.group
-            ]
+        for change, assumed in _maps(turned, columns):
+            pairs = _paired(s, t, turned, columns, change)
             if len(pairs) > len(best):
-                best, how = pairs, told or ("" if list(order) == sorted(order) else "the numbers of the names swap")
+                swapped = "" if list(order) == sorted(order) else "the numbers of the names swap"
+                best, how = pairs, assumed or swapped
         if len(best) == min(len(rows), len(columns)):
             break
-    if len({j.name for _, j in best}) < len(best):
-        return [], ""
-    return best, how or _fixed(s, t)
+    return best, how
+
+
+def _paired(
+    s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers], change: Callable[[Numbers], Numbers]
+) -> list[tuple[Item, Item]]:
+    """Members of one class whose numbers, changed, are the other's."""
+    known = dict(zip(columns, t.members, strict=True))
+    found = ((i, known.get(change(n))) for i, n in zip(s.members, rows, strict=True))
+    return [(i, j) for i, j in found if j is not None and j.group == i.group]
 
 
 def _fixed(s: Sort, t: Sort) -> str:

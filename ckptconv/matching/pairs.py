@@ -22,16 +22,24 @@ class Proposal:
     target_only: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     every: tuple[str, ...] = ()  # all names of the source: no rule may take others than its own
+    doubt: str = ""  # why the two may not be one model
 
     @property
     def assumed(self) -> list[Pair]:
+        """Pairs that neither values nor equal names and a convention prove."""
         return [p for p in self.pairs if not p.sure]
+
+    @property
+    def doubtful(self) -> list[Pair]:
+        """The assumed pairs for which another pair or order is likely."""
+        return [p for p in self.pairs if p.real and not p.sure]
 
     def to_json(self) -> dict[str, Any]:
         rows = [
             {
                 "from": list(p.sources), "to": list(p.targets), "layout": p.order.text, "sizes": dict(p.order.sizes),
-                "evidence": p.evidence, "assumed": not p.sure, "why": list(p.why), "candidates": list(p.rivals),
+                "evidence": p.evidence, "assumed": not p.sure, "doubtful": p.real, "why": list(p.why),
+                "candidates": list(p.rivals), "fill": {n: list(v) for n, v in p.fills},
             }
             for p in self.pairs
         ]  # fmt: skip
@@ -48,7 +56,10 @@ class Pair(NamedTuple):
     """Tensors that become others; `sure` unless something was assumed: `why` says what, `rivals` what else could be.
 
     `evidence` is values (bit for bit), equal (values that others have too, so names decide), names, or shape.
+    `real` says that another pair or order is likely: what a person should look at, and what a check tries.
     `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
+    `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
+    blocks.
     """
 
     sources: tuple[str, ...]
@@ -59,6 +70,8 @@ class Pair(NamedTuple):
     why: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     axis: str = ""
+    real: bool = False
+    fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
 
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")

@@ -1,246 +1,167 @@
-"""Propose a converter for a source and a target: by values, else by names, with shapes as constraints.
+"""Propose a converter for a source and a target: by values, else by names and modules, with shapes as constraints.
 
     match(source, target)   Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
         values.py           the same elements, in which order of axes: proved bit for bit
-        names.py            words and numbers, solved for all at once; numbering.py: which number is which
+        names.py            equal words and numbers: numbering.py says which number is which
+        bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
+        modules.py          modules of one signature, by names, neighbours and order; cells.py: recurrent ones
         orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
     toml(proposal, ...)     toml.py: rules over indices, with evidence; `-c` takes the file as it is
 
-Nothing is guessed in silence: what was not proved by values or said by equal names and a convention is `assumed`.
+Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
+values or said by equal names and a convention is `assumed`, and `real` where another answer is likely.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
 from ..errors import CkptError
 from ..rules import passes
 from . import names as by_name
-from . import orders
-from .doubt import Judge, voted
-from .numbering import Unique
-from .pairs import Named, Pair, Proposal, leaf, parent
+from .doubt import voted
+from .named import Known, Sides, by_names, by_same_names, known_of, left
+from .pairs import Pair, Proposal, leaf
+from .side import weights
+from .structure import by_modules
+from .values import Found, find
+from .words import items
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
-ALIKE = 0.2  # likeness below which names say nothing
-CLOSE = 0.3  # likeness that goes before equal dimensions
-Group = tuple[Hashable, ...]  # kind, dimensions, content: what two tensors must share to be paired
+FOLDED = (
+    "batch normalisation seems to be folded into {}: that changes values, which no rule does; "
+    "unfold it in the target, or fold the source first"
+)
 
 
-def match(source: Checkpoint, target: Checkpoint, *, values: bool = True, workers: int = 1) -> Proposal:
-    """Propose pairs; CkptError if the two have too little in common for any proposal to be of use."""
-    made = _Match(source, target, workers)
-    if values:
-        made.by_values()
-    made.by_names()
-    return made.done()
+def match(
+    source: Checkpoint,
+    target: Checkpoint,
+    *,
+    values: bool = True,
+    workers: int = 1,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Proposal:
+    """Propose which tensors of two checkpoints belong together.
+
+    `values` compares contents first; without, or where the target is not trained, names, shapes and the order of
+    modules decide, and every pair that these do not settle is marked. `workers` read in parallel. `include` and
+    `exclude` are globs, each of names in the source or the target.
+
+    Raises CkptError if not one pair can be proposed. `Proposal.doubt` says when the two may not be one model.
+    """
+    source, target = passes.select_either(source, target, include, exclude)
+    source_cast, notes = _of_one_dtype(source, target)
+    sides = weights(source_cast), weights(target)
+    found = _by_values(sides, workers) if values else Found()
+    notes += found.notes
+    if found.trained:
+        sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
+    known = known_of(sides, found.trained)
+    pairs = list(found.pairs)
+    done = set(found.copies), {n for t in found.ties for n in t}
+    if found.trained:
+        pairs = by_names(sides, known, pairs, done)
+    else:
+        pairs += by_same_names(left(sides, pairs, done), known, pairs)
+        pairs += by_modules(left(sides, pairs, done), known, pairs)
+        pairs = by_names(sides, known, pairs, done)
+        pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
+    notes += _folded_note(sides, known, pairs)
+    ties = [*found.ties, *_tied(target, pairs, done[1])]
+    copies = found.copies | _copied(source, pairs)
+    rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
+    if found.trained:
+        notes += _contradicted(rest)
+    return _proposal(sides, pairs, ties, copies, rest, notes, source)
 
 
-class _Match:
-    """The pairs as they are found."""
-
-    def __init__(self, source: Checkpoint, target: Checkpoint, workers: int) -> None:
-        self.notes: list[str] = []
-        self.whole = source
-        source = self._of_one_dtype(source, target)
-        self.source, self.target, self.workers = source, target, workers
-        self.a = {n: t for n, t in source.items() if not t.role}
-        self.b = {n: t for n, t in target.items() if not t.role}
-        self.judge = Judge(self.a)
-        self.unique = Unique(*(by_name.items(side, dict.fromkeys(side)) for side in (self.a, self.b)))
-        self.pairs: list[Pair] = []
-        self.ties: list[tuple[str, ...]] = []
-        self.copies: dict[str, str] = {}
-        self.prints: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
-        self.trained = False
-        self.lone: set[str] = set()  # of the target: the only ones of their shape, as on the other side
-
-    def _of_one_dtype(self, source: Checkpoint, target: Checkpoint) -> Checkpoint:
-        kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
-        if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
-            (other,) = kinds[1]
-            self.notes.append(f"the target is {other}: convert with --dtype {other}")
-            return passes.cast(source, DTYPES[other])
-        return source
-
-    # --- values ---------------------------------------------------------------------------------------------------
-
-    def by_values(self) -> None:
-        from .values import Values
-
-        if not any(t.parts for t in self.b.values()) or not any(t.parts for t in self.a.values()):
-            return
-        search = Values(self.a, self.b, self.workers)
-        found = search.run()
-        self.pairs += found.pairs
-        self.ties += found.ties
-        self.copies.update(found.copies)
-        self.notes += found.notes
-        self.trained = found.trained
-        if found.trained:
-            self.prints = search.prints
-        elif not found.pairs:
-            self.notes.append("no values agree: the target was not made from this source, or it is not trained")
-
-    # --- names ----------------------------------------------------------------------------------------------------
-
-    def by_names(self) -> None:
-        """Pair what values did not: what is alike first, of the same dimensions or as many elements."""
-        for least in (CLOSE, 0.0):
-            self._named(lambda t: tuple(sorted(n for n in t.shape if n != 1)), "", least)
-            self._named(lambda t: t.count, "the dimensions differ", least)
-        self.pairs = voted(self.pairs, self.a, self.b)
-        self._tied()
-
-    def _open(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        done_a = {n for p in self.pairs for n in p.sources} | set(self.copies)
-        done_b = {n for p in self.pairs for n in p.targets} | {n for t in self.ties for n in t}
-        return (
-            {n: t for n, t in self.a.items() if n not in done_a},
-            {n: t for n, t in self.b.items() if n not in done_b},
-        )
-
-    def _named(self, dims: Any, told: str, least: float) -> None:
-        open_a, open_b = self._open()
-        if told and not (open_a and open_b):
-            return
-        groups = [
-            {n: self._group(n, t, side, dims) for n, t in tensors.items()}
-            for side, tensors in enumerate((open_a, open_b))
-        ]
-        if not told and not self.trained:
-            self._nearest(groups, (open_a, open_b))
-        if not set(groups[0].values()) & set(groups[1].values()):
-            return
-        items_a, items_b = (by_name.items(g, g) for g in groups)
-        proved = [p for p in self.pairs if p.sure or p.evidence == "equal"]
-        homes = {(p.sources[0], p.targets[0]) for p in proved if len(p.sources) == len(p.targets) == 1}
-        near = Counter((_home(x), _home(y)) for x, y in homes)
-        found = by_name.match(items_a, items_b, dict.fromkeys(near, 1.0), self.unique)
-        known = [p for p in proved if p.evidence == "values" and not told]  # modules whose other tensors are proved
-        at_home = {(parent(p.sources[0]), parent(p.targets[0])) for p in known}
-        counts = [Counter(g.values()) for g in groups]
-        self.lone |= {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not told}
-        for named in self._sound([n for n in found if n.likeness >= least]):
-            self._pair(named, told, (parent(named.a), parent(named.b)) in at_home)
-
-    def _nearest(self, groups: list[dict[str, Group]], sides: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
-        """Let tensors whose dimensions the other side lacks be of the class they can be reshaped to: heads apart."""
-        shapes = [{g: sides[k][n].shape for n, g in groups[k].items()} for k in (0, 1)]
-        for k in (0, 1):
-            other = shapes[1 - k]
-            for group, shape in shapes[k].items():
-                if group in other or len(shape) not in (2, 3):
-                    continue
-                fits = [g for g, s in other.items() if len(s) == len(shape) - 1 and g[0] == group[0]]
-                fits = [g for g in fits if orders.simple(shape, other[g])]
-                if fits:
-                    groups[k].update({n: fits[0] for n, g in groups[k].items() if g == group})
-
-    def _group(self, name: str, t: Tensor, side: int, dims: Any) -> Group:
-        """What two tensors must share to be paired: in a trained target the content too."""
-        return (t.dtype.kind, dims(t), self.prints[side].get(name) if self.trained else None)
-
-    def _sound(self, found: list[Named]) -> Iterator[Named]:
-        """Without kernels into which a batch normalisation was folded: copying does not make those."""
-        statistics = [any(by_name.words(n)[-1:] == ("running_var",) for n in side) for side in (self.a, self.b)]
-        if statistics != [True, False]:
-            yield from found
-            return
-        biased = [{parent(n) for n in side if by_name.words(n)[-1:] == ("bias",)} for side in (self.a, self.b)]
-        bad = [
-            n for n in found
-            if leaf(n.a).endswith("kernel") and parent(n.b) in biased[1] and parent(n.a) not in biased[0]
-        ]  # fmt: skip
-        homes = {parent(n.b) for n in bad}
-        if bad:
-            shown = ", ".join(n.b for n in bad[:SHOWN])
-            self.notes.append(
-                f"batch normalisation seems to be folded into {shown}: that changes values, which no rule does; "
-                "unfold it in the target, or fold the source first"
-            )
-        yield from (n for n in found if parent(n.b) not in homes)
-
-    def _pair(self, named: Named, told: str, at_home: bool) -> None:
-        a, b = self.a[named.a], self.b[named.b]
-        order, doubt = self.judge.order(a, b)
-        if order is None:
-            return
-        if self._equal(named) and self.prints[0][named.a].constant:
-            doubt = ""
-        evidence = "equal" if self._equal(named) else "names" if named.likeness >= ALIKE else "shape"
-        why = () if at_home else named.why
-        if evidence == "shape":
-            why = ("no other tensor has this shape" if named.b in self.lone else "others have this shape too",)
-        kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
-        why = tuple(dict.fromkeys(w for w in (*why, told, doubt, kinds) if w))
-        dims = sorted(n for n in b.shape if n != 1)
-        rivals = tuple(r for r in named.rivals if why and sorted(n for n in self.b[r].shape if n != 1) == dims)
-        self.pairs.append(Pair((named.a,), (named.b,), order, evidence, not why, why, rivals))
-
-    def _equal(self, named: Named) -> bool:
-        return self.trained and named.a in self.prints[0] and named.b in self.prints[1]
-
-    # --- the end --------------------------------------------------------------------------------------------------
-
-    def _tied(self) -> None:
-        """Names of the target that share a tensor with one that is paired; copies in the source."""
-        done = {n for p in self.pairs for n in p.targets}
-        known = {n for t in self.ties for n in t}
-        for group in self.target.ties:
-            inside = [n for n in group if n in done]
-            rest = [n for n in group if n not in done and n not in known]
-            if inside and rest:
-                self.ties.append((inside[0], *rest))
-        used = {n for p in self.pairs for n in p.sources}
-        for group in self.source.ties:
-            inside = [n for n in group if n in used]
-            self.copies.update({n: inside[0] for n in group if inside and n not in used})
-
-    def done(self) -> Proposal:
-        open_a, open_b = self._open()
-        paired = sum(len(p.targets) for p in self.pairs)
-        telling = [p for p in self.pairs if p.evidence != "shape" or p.targets[0] in self.lone]
-        hope = HOPE * max(1, min(len(self.a), len(self.b)))
-        if not self.trained and (paired < hope or 2 * len(telling) < len(self.pairs)):
-            raise CkptError(self._hopeless(paired, len(telling)))
-        if self.trained:
-            self._contradicted(open_a, open_b)
-        order = {n: k for k, n in enumerate(self.a)}
-        pairs = sorted(self.pairs, key=lambda p: order[p.sources[0]])
-        return Proposal(
-            tuple(pairs), tuple(self.ties), self.copies, tuple(open_a), tuple(open_b), tuple(self.notes),
-            tuple(n for n, t in self.whole.items() if not t.role),
-        )  # fmt: skip
-
-    def _hopeless(self, paired: int, telling: int) -> str:
-        shapes = [Counter(tuple(sorted(t.shape)) for t in side.values()) for side in (self.a, self.b)]
-        common = sum((shapes[0] & shapes[1]).values())
-        return (
-            f"these do not look like the same model: of {len(self.a)} tensors in the source and {len(self.b)} in the "
-            f"target {common} have a shape in common and {paired} could be paired, {telling} of them by values, names "
-            "or a shape of their own. Nothing was written"
-        )
-
-    def _contradicted(self, open_a: Mapping[str, Tensor], open_b: Mapping[str, Tensor]) -> None:
-        """Say which tensors names would pair but values do not."""
-        self.prints = ({}, {})
-        groups = [{n: tuple(sorted(t.shape)) for n, t in side.items()} for side in (open_a, open_b)]
-        if not set(groups[0].values()) & set(groups[1].values()):
-            return
-        found = by_name.match(by_name.items(groups[0], groups[0]), by_name.items(groups[1], groups[1]))
-        lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
-        more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
-        self.notes += lines[:SHOWN] + more
+def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """The source as if cast to the target's dtype, where each has one."""
+    kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
+    if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
+        (other,) = kinds[1]
+        return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with --dtype {other}"]
+    return source, []
 
 
-def _home(name: str) -> str:
-    return " ".join(by_name.words(name)[:-1])
+def _by_values(sides: Sides, workers: int) -> Found:
+    if not all(any(t.parts for t in side.tensors.values()) for side in sides):
+        return Found()
+    found = find(sides[0].tensors, sides[1].tensors, workers)
+    if not found.trained and not found.pairs:
+        found.notes.append("no values agree: the target was not made from this source, or it is not trained")
+    return found
+
+
+def _folded_note(sides: Sides, known: Known, pairs: Sequence[Pair]) -> list[str]:
+    if not known.folded:
+        return []
+    done = {n for p in pairs for n in p.targets}
+    bad = [n for n, t in sides[1].tensors.items() if n not in done and len(t.shape) > 2 and leaf(n) == "weight"]
+    return [FOLDED.format(", ".join(bad[:SHOWN]))] if bad else []
+
+
+def _tied(target: Checkpoint, pairs: Sequence[Pair], known: set[str]) -> list[tuple[str, ...]]:
+    """Names of the target that share a tensor with one that is paired."""
+    done = {n for p in pairs for n in p.targets}
+    out = []
+    for group in target.ties:
+        inside = [n for n in group if n in done]
+        rest = [n for n in group if n not in done and n not in known]
+        if inside and rest:
+            out.append((inside[0], *rest))
+    return out
+
+
+def _copied(source: Checkpoint, pairs: Sequence[Pair]) -> dict[str, str]:
+    """Names of the source that share a tensor with one that is paired."""
+    used = {n for p in pairs for n in p.sources}
+    firsts = ((group, next((n for n in group if n in used), "")) for group in source.ties)
+    return {n: first for group, first in firsts if first for n in group if n not in used}
+
+
+def _proposal(
+    sides: Sides, pairs: list[Pair], ties: list[tuple[str, ...]], copies: Mapping[str, str], rest: Sides,
+    notes: list[str], source: Checkpoint,
+) -> Proposal:  # fmt: skip
+    if not pairs:
+        raise CkptError(f"{_unlike(sides, 0)}: nothing can be proposed")
+    paired = sum(len(p.targets) for p in pairs)
+    hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
+    order = {n: k for k, n in enumerate(sides[0].tensors)}
+    return Proposal(
+        tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
+        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
+        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
+    )  # fmt: skip
+
+
+def _unlike(sides: Sides, paired: int) -> str:
+    shapes = [Counter(tuple(sorted(t.shape)) for t in side.tensors.values()) for side in sides]
+    common = (shapes[0] & shapes[1]).total()
+    return (
+        f"these do not look like the same model: of {len(sides[0].tensors)} tensors in the source and "
+        f"{len(sides[1].tensors)} in the target {common} have a shape in common and {paired} could be paired"
+    )
+
+
+def _contradicted(rest: Sides) -> list[str]:
+    """Say which tensors names would pair but values do not."""
+    groups: list[dict[str, Any]] = [{n: tuple(sorted(t.shape)) for n, t in side.tensors.items()} for side in rest]
+    if not set(groups[0].values()) & set(groups[1].values()):
+        return []
+    found = by_name.match(items(groups[0], groups[0]), items(groups[1], groups[1]))
+    lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
+    more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
+    return lines[:SHOWN] + more
 
 
 __all__ = ["Pair", "match"]

@@ -98,6 +98,29 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
 
 
+def select_either(
+    a: Checkpoint, b: Checkpoint, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> tuple[Checkpoint, Checkpoint]:
+    """Select from two checkpoints whose names differ: a glob must match in one of them at least.
+
+    A checkpoint in which no glob of `include` matches is kept whole: they are about the other one. UsageError if a
+    glob matches nothing in either.
+    """
+    names = [*a.tensors, *b.tensors]
+    for glob in (*include, *exclude):
+        if not any(map(_matcher([glob])[0], names)):
+            near = nearest(glob, names, 3)
+            hint = f"; near are {', '.join(map(printable, near))}" if near else ""
+            raise UsageError(f"no tensor of either checkpoint matches {glob!r}{hint}")
+
+    def one(checkpoint: Checkpoint) -> Checkpoint:
+        here = [g for g in include if any(map(_matcher([g])[0], checkpoint))]
+        away = [g for g in exclude if any(map(_matcher([g])[0], checkpoint))]
+        return select(checkpoint, here, away)
+
+    return one(a), one(b)
+
+
 def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
     """The test that `select` makes, for names of another checkpoint, where a glob may match nothing."""
     yes, no = _matcher(include)[0], _matcher(exclude)[0]

@@ -260,6 +260,97 @@ def test_copies_in_the_source_are_taken_once() -> None:
     assert set(leads(found, a, b)) == {"w", "b"}
 
 
+STACK = [noise(4, 3) for _ in range(24)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_many_slices_take_linear_time(axis: int, turned: bool) -> None:
+    """What tried all orders of the slices took 12! steps for twelve layers."""
+    whole = checkpoint({"layers/kernel": np.ascontiguousarray(np.stack(STACK, axis))})
+    parts = checkpoint({f"layer.{i}.weight": np.ascontiguousarray(x.T if turned else x) for i, x in enumerate(STACK)})
+    for a, b in ((whole, parts), (parts, whole)):
+        found = match(a, b)
+        assert not found.target_only
+        leads(found, a, b)
+        assert toml(found).count("[[rule]]") == 1
+
+
+def test_slices_in_another_order_are_found() -> None:
+    order = [3, 1, 2, 0, 4, 5, 7, 6]
+    a = checkpoint({"moe/w": np.stack([STACK[k] for k in order])})
+    b = checkpoint({f"e.{i}.w": STACK[i] for i in range(8)})
+    leads(match(a, b), a, b)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_heads_that_hold_query_key_and_value_are_found(heads: int) -> None:
+    """Megatron and GPT-NeoX store q, k and v of a head beside each other."""
+    q, k, v = (noise(6, 8) for _ in range(3))
+    fused = np.stack([x.reshape(6, heads, -1) for x in (q, k, v)], axis=2).reshape(6, 24)
+    a = checkpoint({"att/qkv/kernel": fused})
+    b = checkpoint({f"att.{n}.weight": x.T.copy() for n, x in zip("qkv", (q, k, v), strict=True)})
+    assert not match(a, b).assumed
+    leads(match(a, b), a, b)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def ports() -> Any:
+    pytest.importorskip("torch", reason="ports are into modules of torch")
+    spec = importlib.util.spec_from_file_location("match_ports", ROOT / "benchmarks" / "match_ports.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PORTS = ["conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe"]
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_ports_into_fresh_modules(name: str, tmp_path: Path) -> None:
+    """No values to compare: names, shapes and the order of modules decide, and nothing that is wrong is unmarked."""
+    row = ports().run(ports().PORTS[name], tmp_path)
+    assert row.unmarked == 0
+    assert row.names is (name != "conv-bn")  # its dense layer behind the image is only seen by its outputs
+    assert row.total - row.right <= (name == "conv-bn")
+
+
+def test_a_bias_of_a_norm_never_meets_one_of_a_convolution() -> None:
+    """Keras counts each class of layers by itself; all these vectors have one shape."""
+    a: dict[str, tuple[int, ...]] = {}
+    b: dict[str, tuple[int, ...]] = {}
+    for k in range(3):
+        a |= {f"conv1d_{k + 1}/kernel": (3, 8, 8), f"conv1d_{k + 1}/bias": (8,)}
+        a |= {f"batch_normalization_{k + 1}/{v}": (8,) for v in ("gamma", "beta", "moving_mean", "moving_variance")}
+        b |= {f"net.{2 * k}.weight": (8, 8, 3), f"net.{2 * k}.bias": (8,)}
+        b |= {f"net.{2 * k + 1}.{v}": (8,) for v in ("weight", "bias", "running_mean", "running_var")}
+    found = by_name(a, b)
+    for p in found.pairs:
+        kind, number, _ = (
+            p.sources[0].replace("/", "_").rsplit("_", 2) if "moving" not in p.sources[0] else ("", "", "")
+        )
+        if kind:
+            k = 2 * (int(number) - 1) + kind.startswith("batch")
+            assert p.targets[0].startswith(f"net.{k}."), p
+    assert len(found.pairs) == 18
+    assert len(found.doubtful) == 18
+
+
+def test_reasons_are_given_once_and_doubts_come_first() -> None:
+    a = {f"c{k}/kernel": (3, 3, 4, 4) for k in range(5)} | {"head/kernel": (4, 7)}
+    b = {f"blocks.{k}.weight": (4, 4, 3, 3) for k in range(5)} | {"head.weight": (7, 4)}
+    text = toml(by_name(a, b))
+    assert text.startswith("# Proposed by `ckptconv match`: 6 tensors of the target found, 5 of them assumed")
+    rules = text.split("[[rule]]")[1:]
+    assert "c{i}/kernel" in rules[0]
+    assert "# names and shapes" in rules[-1]
+    assert len(rules) == 2
+
+
 # --- traps, by names --------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +394,9 @@ def test_gates_are_assumed() -> None:
     kernels = {p.targets[0]: p for p in found.pairs if "kernel" in p.sources[0]}
     assert kernels["rnn.weight_ih_l0"].sources == ("rnn/gru_cell/kernel",)
     assert kernels["rnn.weight_hh_l0"].order.text == "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"
-    assert len(found.target_only) == 1  # one bias for two
+    (bias,) = (p for p in found.pairs if "bias" in p.sources[0])  # one bias for two: the other is filled with zeros
+    assert (bias.targets, bias.fills, bias.real) == (("rnn.bias_ih_l0",), (("rnn.bias_hh_l0", (0.0,)),), True)
+    assert not found.target_only
 
 
 def test_folded_batch_norm_is_reported_and_not_matched() -> None:
@@ -337,18 +430,27 @@ def test_a_dense_layer_behind_an_image_is_assumed() -> None:
     assert "out.weight" not in doubts
 
 
-def test_a_hopeless_pair_is_refused() -> None:
+def test_nothing_in_common_is_refused() -> None:
     a = {f"a/{i}/kernel": (3, 4 + i) for i in range(6)}
     with pytest.raises(CkptError, match="do not look like the same model") as e:
         by_name(a, {f"z.{i}": (50 + i,) for i in range(9)})
     assert e.value.exit_code == 1
 
 
-def test_shapes_alone_are_not_enough() -> None:
+def test_shapes_alone_are_proposed_and_marked() -> None:
     a = {f"{w}/kernel": (4, 4) for w in ("apple", "pear", "plum", "fig")}
     b = {f"{w}.gain": (4, 4) for w in ("north", "south", "east", "west")}
-    with pytest.raises(CkptError, match="do not look like the same model"):
-        by_name(a, b)
+    found = by_name(a, b)
+    assert len(found.doubtful) == 4
+    assert "4 to look at" in toml(found)
+
+
+def test_a_pair_with_little_in_common_says_so() -> None:
+    a = {f"a/{i}/kernel": (3, 4 + i) for i in range(6)}
+    found = by_name(a, {f"z.{i}": (50 + i,) for i in range(9)} | {"z.k": (4, 3)})
+    assert found.doubt.startswith("these do not look like the same model")
+    assert not any(p.sure for p in found.pairs)
+    assert "# Doubtful as a whole" in toml(found)
 
 
 # --- names that are hard to write down --------------------------------------------------------------------------------
@@ -462,6 +564,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert command("match", a, b, "--json", "-q") == 0
     assert len(json.loads(capsys.readouterr().out)["pairs"]) == 3
+    assert command("match", a, b, "--include", "l_1*", "-q") == 0
+    assert "l_0" not in capsys.readouterr().out
+    assert command("match", a, b, "--include", "nothing*") == 2
+    assert "no tensor of either checkpoint matches 'nothing*'" in capsys.readouterr().err
     bad = tmp_path / "bad.toml"
     assert command("match", a, c, "-o", str(bad)) == 1
     assert not bad.exists()

@@ -1,0 +1,195 @@
+"""Pair modules of one signature: by their names, their neighbours and their order, for all of a class at once.
+
+    conv2d_1, conv2d_2, conv2d_3          stem.conv, blocks.0.conv, blocks.1.conv      k-th with k-th
+    batch_normalization_3 after conv2d_3  blocks.1.bn after blocks.1.conv              their neighbours are a pair
+
+The k-th of a class in the natural order of the source's names goes with the k-th in the order in which the target
+defines its modules, unless names or neighbours say otherwise. The order of the file is tried as well, if it is not
+alphabetic; the better of the two is taken, and where they differ the pair is a real doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .doubt import TABLES
+from .names import assigned, likeness
+from .pairs import LISTED, Pair
+from .side import Side
+from .units import SIGNATURES, Unit, units
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+MAX_CLASS = 1000  # modules of one signature that are solved at once; names alone decide beyond
+ROUNDS = 3  # neighbours that were paired in one round are evidence in the next
+SAME = 0.5  # weight of equal words
+ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
+BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
+CLEAR = 0.1  # likeness by which a pair must be above all others of its class to be said by its names
+INSIDE = 0.4  # weight of what holds them: blocks whose other modules are paired
+TABLE = 0.5  # against an embedding table and a matrix that is multiplied
+
+ONLY = "the only module of its shape on both sides"
+NAMES = "the names are alike, not the same"
+NUMBERS = "numbers paired in order"
+PLACE = "several modules have this shape, paired in order"
+SOME = "several modules have this shape, not as many on both sides"
+
+
+Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
+
+
+class Match(NamedTuple):
+    """Two modules that go together, why that is not certain, whether it is a real doubt, and what else it could be."""
+
+    a: Unit
+    b: Unit
+    why: tuple[str, ...]
+    real: bool
+    rivals: tuple[str, ...]
+
+
+class Sides(NamedTuple):
+    """The modules of both sides, and which are known to go together."""
+
+    a: list[Unit]
+    b: list[Unit]
+    known: dict[str, str]
+
+
+def pair(a: Side, b: Side, known: Iterable[Pair]) -> list[Match]:
+    """Pair the modules of two checkpoints; those that share a tensor of `known` stay together."""
+    ours = units(b)
+    if list(b.tensors) == sorted(b.tensors):  # a file, which has lost the order of definition
+        ours.sort(key=lambda u: u.natural)
+    sides = Sides(units(a), ours, {})
+    owners = [{t.name: u.home for u in side for t in u.members.values()} for side in (sides.a, sides.b)]
+    for p in known:
+        if len(p.sources) == len(p.targets) == 1 and p.sources[0] in owners[0] and p.targets[0] in owners[1]:
+            sides.known.setdefault(owners[0][p.sources[0]], owners[1][p.targets[0]])
+    found = _solved(sides, a, b, lambda u: u.natural)
+    if list(a.tensors) == sorted(a.tensors):
+        return found[1]
+    other = _solved(sides, a, b, lambda u: u.at)
+    best, second = (found, other) if found[0] >= other[0] else (other, found)
+    rest = {m.a.home: m.b.home for m in second[1]}
+    return [
+        m if m.b.home == rest.get(m.a.home, m.b.home) else m._replace(real=True, rivals=(rest[m.a.home], *m.rivals))
+        for m in best[1]
+    ]
+
+
+def _solved(sides: Sides, a: Side, b: Side, place: Callable[[Unit], int]) -> tuple[float, list[Match]]:
+    """All pairs if the source's modules come in this order, and how well they agree."""
+    done = dict(sides.known)
+    total, out = 0.0, _known(sides)
+    beside = _beside(sorted(sides.a, key=place)), _beside(sides.b)
+    for signature, even in [(s, e) for e in (True, False) for s in SIGNATURES]:
+        classes = [(x, y) for x, y in _classes(sides, done, signature) if len(x) == len(y) or not even]
+        made: list[tuple[float, Match]] = []
+        for _ in range(ROUNDS if any(len(x) > 1 or len(y) > 1 for x, y in classes) else 1):
+            near = _near(done | {m.a.home: m.b.home for _, m in made}, beside)
+            made = [m for x, y in classes for m in _class(sorted(x, key=place), y, (a, b), near)]
+        done |= {m.a.home: m.b.home for _, m in made}
+        total += sum(score for score, _ in made)
+        out += [m for _, m in made]
+    return total, out
+
+
+def _known(sides: Sides) -> list[Match]:
+    by_home = {u.home: u for u in sides.b}
+    return [Match(u, by_home[sides.known[u.home]], (), False, ()) for u in sides.a if u.home in sides.known]
+
+
+def _classes(
+    sides: Sides, done: Mapping[str, str], signature: Callable[[Unit], Hashable]
+) -> list[tuple[list[Unit], list[Unit]]]:
+    """Unpaired modules of one signature."""
+    taken = set(done.values())
+    found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+    for u in sides.a:
+        if u.home not in done:
+            found[signature(u)][0].append(u)
+    for u in sides.b:
+        if u.home not in taken:
+            found[signature(u)][1].append(u)
+    return [(x, y) for x, y in found.values() if x and y and max(len(x), len(y)) <= MAX_CLASS]
+
+
+def _beside(many: Sequence[Unit]) -> Beside:
+    """The neighbours of each module, before it and after it."""
+    homes = ["", *(u.home for u in many), ""]
+    return {home: (homes[k - 1], homes[k + 1]) for k, home in enumerate(homes) if home}
+
+
+class Near(NamedTuple):
+    """What pairs say about their surroundings: neighbours on both sides, and how far two blocks hold the same."""
+
+    pairs: Mapping[str, str]
+    beside: tuple[Beside, Beside]
+    blocks: Mapping[tuple[str, str], float]
+
+    def gain(self, a: str, b: str) -> float:
+        """What speaks for a pair of homes."""
+        around = zip(self.beside[0][a], self.beside[1][b], strict=True)
+        inside = sum(self.blocks.get((x, y), 0.0) for x in _blocks(a) for y in _blocks(b))
+        return BESIDE * sum(bool(x) and self.pairs.get(x) == y for x, y in around) + INSIDE * inside
+
+
+def _near(pairs: Mapping[str, str], beside: tuple[Beside, Beside]) -> Near:
+    votes = Counter((x, y) for a, b in pairs.items() for x in _blocks(a) for y in _blocks(b))
+    sums = Counter(x for a in pairs for x in _blocks(a)), Counter(y for b in pairs.values() for y in _blocks(b))
+    shares = {(x, y): n / max(sums[0][x], sums[1][y]) for (x, y), n in votes.items() if n > 1}
+    return Near(pairs, beside, shares)
+
+
+@lru_cache(maxsize=2**16)
+def _blocks(home: str) -> tuple[str, ...]:
+    """The blocks that hold a module: what stands before it in its name and ends in a numbered segment."""
+    spans = [m.span() for m in re.finditer(r"[^/.]+", home)]
+    return tuple(home[:end] for start, end in spans[:-1] if any(c.isdigit() for c in home[start:end]))
+
+
+def _class(a: list[Unit], b: list[Unit], sides: tuple[Side, Side], near: Near) -> list[tuple[float, Match]]:
+    """Pair the modules of one class."""
+    if len(a) == len(b) == 1:
+        return [(1.0, Match(a[0], b[0], (ONLY,), False, ()))]
+    import numpy as np
+
+    like = likeness([u.words for u in a], [u.words for u in b])
+    tables = [np.array([_table(u, side) for u in many]) for many, side in zip((a, b), sides, strict=True)]
+    same = np.array([[u.words == v.words for v in b] for u in a])
+    like += SAME * same - TABLE * (tables[0][:, None] != tables[1][None, :])
+    rows, columns = (np.linspace(0, 1, len(many)) for many in (a, b))
+    agree = like - ORDER * (rows[:, None] - columns[None, :]) ** 2
+    for r, u in enumerate(a):
+        for c, v in enumerate(b):
+            agree[r, c] += near.gain(u.home, v.home)
+    chosen = assigned(agree + 10)
+    return [(float(agree[r, c]), _judged(a, b, r, c, like)) for r, c in chosen]
+
+
+def _table(u: Unit, side: Side) -> bool:
+    """Whether a matrix is looked up rather than multiplied, as its class or its name says."""
+    kind = side.kinds.get(u.members[u.main].name, "")
+    return kind == "embedding" if kind else any(word in u.home.lower() for word in TABLES) or "embeddings" in u.words
+
+
+def _judged(a: list[Unit], b: list[Unit], r: int, c: int, like: Array) -> Match:
+    """A pair of a class with what is doubtful about it."""
+    u, v = a[r], b[c]
+    twins = [w.words == v.words for w in b], [w.words == u.words for w in a]
+    others = [float(like[r, k]) for k, same in enumerate(twins[0]) if not same]
+    others += [float(like[k, c]) for k, same in enumerate(twins[1]) if not same]
+    if like[r, c] >= max(others, default=0.0) + CLEAR and sum(twins[0]) == sum(twins[1]):
+        numbered = (NUMBERS,) if sum(twins[0]) > 1 else ()
+        return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
+    near = sorted((k for k in range(len(b)) if k != c), key=lambda k: (-round(float(like[r, k]), 2), abs(k - c)))
+    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))

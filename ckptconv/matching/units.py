@@ -1,0 +1,161 @@
+"""Modules as they show in names: tensors that belong together, each with its role.
+
+    conv1/kernel, conv1/bias                     conv1        {weight, bias}
+    block.0.bn.weight, .bias, .running_mean ...  block.0.bn   {weight, bias, running_mean, running_var}
+    sep/depthwise_kernel, sep/pointwise_kernel   sep/depthwise {weight}, sep/pointwise {weight}
+    rnn.weight_ih_l1_reverse, ...                rnn/backward/l1 {weight_ih, weight_hh, bias_ih, bias_hh}
+
+A unit's signature is its kind, its roles and their dimensions: a norm's bias never meets a convolution's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ..checkpoint import Tensor
+from . import conventions
+from .pairs import leaf, parent
+from .side import Side
+from .words import KINDS, LEAVES, RECURRENT, words
+
+Dims = tuple[int, ...]
+PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
+NORMED = {"0": "weight_g", "1": "weight_v"}
+TABLE = ("embedding", "embeddings")
+GATES = 4  # of an LSTM
+
+
+class Unit(NamedTuple):
+    """A module: its name, its tensors by role, and its place in the natural order of all and in the file."""
+
+    home: str
+    members: Mapping[str, Tensor]
+    words: tuple[str, ...]
+    natural: int
+    at: int
+
+    @property
+    def main(self) -> str:
+        """The role that the module is known by."""
+        likely = ("weight", "weight_ih", "joint", "running_mean", "bias")
+        return next((r for r in likely if r in self.members), min(self.members))
+
+    @property
+    def kind(self) -> str:
+        if {"weight_ih", "joint"} & set(self.members):
+            return "cell"
+        if "running_mean" in self.members:
+            return "batch norm"
+        return "norm" if len(_dims(self.members[self.main].shape)) < 2 else "weight"
+
+
+def units(side: Side) -> list[Unit]:
+    """The modules of a checkpoint, in the order of their first tensors."""
+    cells = {parent(n) for n in side.tensors if leaf(n) == "recurrent_kernel"}
+    separable = {parent(n) for n in side.tensors if leaf(n) == "pointwise_kernel"}
+    made: dict[str, dict[str, Tensor]] = {}
+    for name, t in side.tensors.items():
+        home, role = _place(name, cells, separable)
+        if role in made.get(home, {}):  # two tensors in one place: each is by itself
+            home, role = name, "weight"
+        made.setdefault(home, {})[role] = t
+    order = {home: k for k, home in enumerate(sorted(made, key=natural))}
+    made = {home: _joint(home, m) for home, m in made.items()}
+    return [Unit(home, m, _words(home, m), order[home], at) for at, (home, m) in enumerate(made.items())]
+
+
+def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An LSTM of TensorFlow 1 holds one kernel for inputs and state, [inputs + state, 4 state]."""
+    shape = members["weight"].shape if "weight" in members else ()
+    if "lstm" not in home.lower() or len(shape) != 2 or shape[1] % GATES or shape[0] <= shape[1] // GATES:
+        return members
+    names = {"weight": "joint", "bias": "bias_ih"}
+    return {names.get(role, role): t for role, t in members.items()}
+
+
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key by which layer_2 goes before layer_10."""
+    found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
+    return tuple((not digits, int(digits or 0), text) for digits, text in found)
+
+
+def _words(home: str, members: Mapping[str, Tensor]) -> tuple[str, ...]:
+    first = leaf(next(iter(members.values())).name)
+    return words(f"{home}/{'embeddings/' if first in TABLE else ''}weight")[:-1]
+
+
+def _place(name: str, cells: set[str], separable: set[str]) -> tuple[str, str]:
+    """The module that a tensor belongs to, and its role there."""
+    home, last = parent(name), leaf(name)
+    if m := PARAMETRIZED.fullmatch(name):
+        return m[1], NORMED[m[3]]
+    if m := RECURRENT.fullmatch(last):
+        layer = re.search(r"_l([0-9]+)", last)
+        return f"{home}/{'backward/' if m[2] else ''}l{layer[1] if layer else 0}", m[1]
+    if home in cells:
+        return home, {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih"}.get(last, last)
+    if home in separable:
+        kind = "depthwise" if last == "depthwise_kernel" else "pointwise"
+        return f"{home}/{kind}", "bias" if last == "bias" else "weight"
+    if last.endswith(("depthwise_weights", "depthwise_kernel")):
+        return f"{home}/depthwise", "weight"
+    if last in LEAVES or last in KINDS or last in ("weight_g", "weight_v"):
+        return home, LEAVES.get(last, last)
+    head, _, tail = last.rpartition("_")
+    if head and (tail in LEAVES or tail in KINDS):
+        return f"{home}/{head}", LEAVES.get(tail, tail)
+    return name, "weight"
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def _dims(shape: Sequence[int]) -> Dims:
+    return tuple(n for n in shape if n != 1)
+
+
+def oriented(t: Tensor) -> Dims:
+    """The dimensions in torch's order where the name says which they are: outputs, inputs, space."""
+    shape, last = t.shape, leaf(t.name)
+    if len(shape) in (3, 4) and "depthwise" in last:
+        *space, inputs, each = shape
+        return _dims((inputs * each, *space))
+    if len(shape) > 1 and conventions.is_kernel(last):
+        *space, inputs, outputs = shape
+        return _dims((outputs, inputs, *space))
+    return _dims(shape)
+
+
+def _sorted(t: Tensor) -> Dims:
+    return tuple(sorted(_dims(t.shape)))
+
+
+def _cell(u: Unit) -> tuple[Dims, Dims] | None:
+    """The dimensions of the matrices of a recurrent cell for its inputs and for its state; None if it is not one."""
+    if "joint" in u.members:
+        rows, columns = u.members["joint"].shape
+        return (columns, rows - columns // GATES), (columns, columns // GATES)
+    if {"weight_ih", "weight_hh"} <= set(u.members):
+        return oriented(u.members["weight_ih"]), oriented(u.members["weight_hh"])
+    return None
+
+
+def _whole(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
+    return lambda u: _cell(u) or (u.kind, frozenset((role, dims(t)) for role, t in u.members.items()))
+
+
+def _main(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
+    return lambda u: _cell(u) or (u.kind, dims(u.members[u.main]))
+
+
+def _count(u: Unit) -> Hashable:
+    return _cell(u) or prod(u.members[u.main].shape)
+
+
+# What two modules must share to be the same, the strictest first.
+SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
+    _whole(oriented), _main(oriented), _whole(_sorted), _main(_sorted), _count,
+)  # fmt: skip
