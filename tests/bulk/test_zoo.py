@@ -331,6 +331,7 @@ def test_what_lies_at_a_place_is_a_strangers(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_others_wrote_is_never_replaced(tmp_path: Path, cli: Run) -> None:
     make(tmp_path / "in", 2)
     theirs = tmp_path / "out" / "run0" / "m0.safetensors"
@@ -378,6 +379,7 @@ def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
         run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> None:
     make(tmp_path / "in", 60)

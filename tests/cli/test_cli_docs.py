@@ -126,6 +126,7 @@ def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:
     """Installed as a package would be: a module, and metadata with an entry point."""
     text = (ROOT / "docs/write-a-format.md").read_text(encoding="utf-8")

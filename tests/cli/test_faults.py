@@ -217,6 +217,7 @@ def test_misuse_is_json_too(cli: Run) -> None:
     assert done.stderr == f"error: {told['message']}\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_as_documented(tmp_path: Path) -> None:
     ckptconv.save({f"layer_{i}/w": np.ones(1, "f4") for i in range(20_000)}, tmp_path / "m.safetensors")
     command = [sys.executable, "-m", "ckptconv", "inspect", str(tmp_path / "m.safetensors")]

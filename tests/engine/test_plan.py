@@ -84,6 +84,7 @@ if sys.platform == "linux":  # ru_maxrss would be that of the process that start
 TRANSPOSE = 'title = "t"\nsource = "s"\ntarget = "t"\n[[rule]]\nfrom = "w"\nto = "w"\nlayout = "a b -> b a"\n'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_large_transpose_stays_within_the_limit_and_the_constant(tmp_path: Path) -> None:
     array = np.arange(6000 * 6000, dtype="<f4").reshape(6000, 6000)  # 144 MB

@@ -215,6 +215,7 @@ def test_two_runs_cannot_write_one_destination(source: Path, tmp_path: Path) -> 
     convert(source, out, nested, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
     code = (

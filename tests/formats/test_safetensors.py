@@ -221,6 +221,7 @@ def test_header_size_bounds_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(ckptconv.open(tmp_path / "m.safetensors")) == set(arrays)
 
 
+@pytest.mark.slow
 def test_200_000_tensors_take_about_a_second(tmp_path: Path) -> None:
     """Measured against a loop of the same length, so that a slow machine does not fail it."""
     names = [f"layers.{i % 97}.experts.{i}.weight" for i in range(200_000)]

@@ -69,6 +69,7 @@ def test_hostile_files_take_no_more_than_they_weigh(fixtures: Path) -> None:
     assert not over
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.npz", "m.ckpt", "m.msgpack", "m.hdf5", "m.h5"])
 def test_headers_of_sound_files_take_a_multiple_of_their_size(name: str, tmp_path: Path) -> None:

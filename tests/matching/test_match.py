@@ -112,6 +112,7 @@ def test_crepe_by_names_and_shapes() -> None:
     leads(found, a, b)  # the axis orders too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases())
 def test_samples(case: Any) -> None:
     a, b = case.open()

@@ -109,6 +109,7 @@ def readable(folder: Path, kind: str) -> str:
     raise AssertionError(f"a third thing: {sorted(got)}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="kill -9 is not Windows'")
 def test_killed_at_any_moment(sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path) -> None:
     """Each kind of output in turn, with and without a checkpoint to replace."""
@@ -147,6 +148,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("force", [False, True])
 def test_killed_between_any_two_renames(
@@ -202,6 +204,7 @@ def interrupted(do: Callable[[], object], steps: int, monkeypatch: pytest.Monkey
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("fault", [OSError(errno.EIO, "input/output error"), KeyboardInterrupt()])
 def test_any_step_of_the_publication_may_fail(

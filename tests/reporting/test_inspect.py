@@ -118,6 +118,7 @@ def test_names_cannot_drive_the_terminal(cli: Run, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_tensors(cli: Run, tmp_path: Path) -> None:
     """Time is checked loosely here, machines differ; benchmarks measure it."""
     count = 200_000

@@ -132,6 +132,7 @@ def test_equal_input_gives_equal_pages(hostile: str) -> None:
     assert render(again | {"url": HOSTILE[1]}) == hostile
 
 
+@pytest.mark.slow
 def test_page_stays_small() -> None:
     """Pictures are bounded: 40,000 tensors have histograms for half of them and heat maps for a few hundred."""
     data = survey.survey(checkpoint({f"w{i}": np.ones(4, "f4") for i in range(40_000)}), values=True)

@@ -229,6 +229,7 @@ def test_pieces_are_few() -> None:
     assert len(parts) == 1
 
 
+@pytest.mark.slow
 def test_steps_that_never_divide_end_in_an_error() -> None:
     box = Part(Held(None), DTYPES["float32"], (2**30,), 0, (1,), 0, (3,))
     odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))

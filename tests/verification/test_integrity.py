@@ -142,6 +142,7 @@ def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: P
     assert api.verify(tmp_path / "m.safetensors").hashed == 57
 
 
+@pytest.mark.slow
 def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
     shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
     done = cli("verify", "g2p")
@@ -166,6 +167,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_keep_going_salvages_the_good(cli: Run, fixtures: Path, tmp_path: Path) -> None:
     shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
     flip(next((tmp_path / "g2p").glob("*.data*")), 4_000_000)
@@ -324,6 +326,7 @@ SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
 CHANGES = [{}, {"dtype": "float16"}, {"renames": ["layer{i}.w=l{i}.v : a b -> b a"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("change", CHANGES, ids=["as it is", "cast", "transposed"])
 @pytest.mark.parametrize("target", ["safetensors", "npz", "tf"])

@@ -367,6 +367,7 @@ def test_load_state_dict_and_an_empty_one(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "empty.pt", weights_only=True) == {}
 
 
+@pytest.mark.slow
 def test_many_tensors_need_zip64(tmp_path: Path) -> None:
     row = DTYPES["uint8"]
     many = {f"t{i}": plain(f"t{i}", row, (2,), Span("absent", 0, 2)) for i in range(66_000)}
