@@ -20,11 +20,13 @@ PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"),
     (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
+    (4, b"ET12", "is an ExecuTorch program (.pte), which is not read; take the checkpoint that it was made from"),
     (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
     (0, b"\x1f\x8b", PACKED.format("gzip")),
     (0, b"\x28\xb5\x2f\xfd", PACKED.format("zstd")),
     (0, b"\xfd7zXZ\0", PACKED.format("xz")),
     (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
+    *((0, bytes([0x78, level]), PACKED.format("zlib (by joblib?)")) for level in (0x01, 0x5E, 0x9C, 0xDA)),
     (0, b"BZh", PACKED.format("bzip2")),
     (257, b"ustar", "is a tar; unpack it first"),
 )
@@ -49,10 +51,22 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
         return "holds no checkpoint: it is empty"
     if ORBAX & set(files):
         return "is an Orbax checkpoint, which is not read; restore it and save it as msgpack, safetensors or .npz"
+    if deepspeed := _deepspeed(files):
+        return deepspeed
     single = [n for n in files if n.lower().endswith(suffixes)]
     if single:
         return f"is no checkpoint itself; name a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint: its files are {_some(files)}"
+
+
+def _deepspeed(files: Sequence[str]) -> str:
+    """What to take of a DeepSpeed checkpoint: the model's file, in the newest of its steps."""
+    states = sorted(n for n in files if n.startswith("mp_rank_") and n.endswith("_model_states.pt"))
+    steps = sorted((n for n in files if n.startswith("global_step") and n[11:].isdigit()), key=lambda n: int(n[11:]))
+    if not states and not steps:
+        return ""
+    model = states[0] if states else f"{steps[-1]}/mp_rank_00_model_states.pt"
+    return f"is a DeepSpeed checkpoint; its weights are in {model} (of ZeRO-3 what its zero_to_fp32.py writes)"
 
 
 def _some(files: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ TABLE: tuple[Format, ...] = (
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
+    Format("pt2", "torch.export", _HERE + "pytorch.export", (), True, False),
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
     Format("npz", "NumPy .npz", _HERE + "numpy.npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),

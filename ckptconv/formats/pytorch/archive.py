@@ -26,6 +26,7 @@ from ..containers.inflate import contents
 from ..containers.zip import STORED, Member, members
 from ..placement import Writer
 from ..reading import Reading
+from .dense import densified
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import load
@@ -61,11 +62,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         raw = archive.pickle(f, "data.pkl")
         root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=how.opaque, url=url)
         made = checkpoint(root, len(raw), url=url, format="torch", notes=archive.notes())
-    if how.densify:
-        from .dense import densified
-
-        return densified(made)
-    return made
+    return densified(made) if how.densify else made
 
 
 def writer(url: str, max_shard_size: int | None = None) -> Writer:
@@ -126,13 +123,17 @@ class Archive:
                 f"the member {printable(name)} has {m.size} bytes where {count} elements of {kind.name} need {size}",
                 url=self.url,
             )
-        data: Data = Span(self.url, self.base + m.start, m.size, f"crc32:{m.crc:08x}" if m.crc else "")
-        if m.method != STORED:
-            if self.base:
-                text = f"the member {printable(name)} is compressed in an archive within a file, which is not read"
-                raise CorruptCheckpoint(text, url=self.url)
-            data = Coded(__name__, self.url, m.name, m.size)
-        return Storage(kind, name, data, size, swapped=self.swapped)
+        return Storage(kind, name, self.member(name, size), size, swapped=self.swapped)
+
+    def member(self, name: str, size: int) -> Data:
+        """Where the bytes of a member lie."""
+        m = self.members[name]
+        if m.method == STORED:
+            return Span(self.url, self.base + m.start, size, f"crc32:{m.crc:08x}" if m.crc else "")
+        if self.base:
+            text = f"the member {printable(name)} is compressed in an archive within a file, which is not read"
+            raise CorruptCheckpoint(text, url=self.url)
+        return Coded(__name__, self.url, m.name, size)
 
     def notes(self) -> list[Note]:
         """What no tensor referred to."""

@@ -4,7 +4,8 @@
     {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
     {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
 
-Paddle keeps bfloat16 as uint16 and does not say so. Specification: Lib/pickletools.py; paddle/framework/io.py.
+What joblib wrote uncompressed is read as well (joblib.py). Paddle keeps bfloat16 as uint16 and does not say so.
+Specification: Lib/pickletools.py; paddle/framework/io.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .arrays import PickledArray
 from .flatten import checkpoint
+from .joblib import JOBLIB
 from .known import TORCH
 from .legacy import MAGIC
 from .pickle import load
 
 MAX_PICKLE = 2**33  # the arrays lie within
-SUFFIXES = (".pkl", ".pickle", ".pdparams", ".pdopt", ".pdiparams")
+SUFFIXES = (".pkl", ".pickle", ".joblib", ".pdparams", ".pdopt", ".pdiparams")
 SPLIT = "UnpackBigParamInfor@@"
 
 
@@ -42,7 +44,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         if f.size > MAX_PICKLE:
             raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}", url=url)
         raw = f.read(0, f.size)
-    root = load(raw, allowed=TORCH, opaque=how.opaque, url=url)
+    root = load(raw, allowed=TORCH | JOBLIB, opaque=how.opaque, url=url)
     if isinstance(root, dict):
         if SPLIT in root:
             raise CorruptCheckpoint(

@@ -23,6 +23,7 @@ from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..reading import Reading
+from .dense import densified
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import Truncated, load_some
@@ -58,7 +59,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         left = f.size - storages.place(f, stream.at, keys)
         notes = [Note("unread", f"{left} bytes that follow the last storage")] if left else []
         stream.at = start
-        return checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy", notes=notes)
+        made = checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy", notes=notes)
+    return densified(made) if how.densify else made
 
 
 class _Stream:

@@ -163,8 +163,10 @@ class Machine:
         else:
             raise CorruptCheckpoint(f"items are appended to a {type(target).__name__} at byte {self.at}", url=self.url)
 
-    def build(self, target: Any, state: Any) -> None:
+    def build(self, target: Any, state: Any) -> Any:
         """BUILD: attributes of an OrderedDict, the state of a placeholder, or what our own stub makes of it."""
+        if hasattr(type(target), "inline"):
+            return target.inline(state, self.take)
         if type(target) is Inert:
             if target.state is not None:
                 raise UnsafeCheckpoint(f"{target.path} is given a second state at byte {self.at}", url=self.url)
@@ -178,3 +180,4 @@ class Machine:
         else:
             kinds = f"a {type(target).__name__} is given a {type(state).__name__} as its state"
             raise CorruptCheckpoint(f"{kinds} at byte {self.at}", url=self.url)
+        return target

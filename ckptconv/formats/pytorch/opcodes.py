@@ -44,7 +44,7 @@ def _newobj_ex(m: Machine) -> None:
 
 def _build(m: Machine) -> None:
     state = m.stack.pop()
-    m.build(m.stack[-1], state)
+    m.stack[-1] = m.build(m.stack[-1], state)
 
 
 def _persistent(m: Machine) -> None:

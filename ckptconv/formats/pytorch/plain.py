@@ -46,7 +46,7 @@ def shown(value: Any, depth: int = 3) -> str:
         return repr(value[:100])
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (tuple, list)):
+    if type(value) in (tuple, list):
         if not depth:
             return "..."
         inside = ", ".join([shown(v, depth - 1) for v in value[:4]] + (["..."] if len(value) > 4 else []))
@@ -159,7 +159,7 @@ _BUILTINS = (
     _both("complex", _complex),
     _both("slice", lambda *a: a),
 )
-_NAMES = ("int", "float", "bool", "str", "object", "NoneType")
+_NAMES = ("long", "unicode", "int", "float", "bool", "str", "object", "NoneType")
 
 PLAIN: dict[tuple[str, str], Any] = {
     **{(m, known.path): known for m in ("builtins", "__builtin__") for known in _BUILTINS},

@@ -104,7 +104,7 @@ def parameter(value: Any = None, grad: Any = True) -> Any:
         return Hollow(None)
     if type(bare(value)) not in (View, Pieces, Absent):
         raise CorruptCheckpoint(f"a parameter is made of {shown(value)}")
-    return value
+    return value if type(value) is Tagged else bare(value)
 
 
 def rebuild_parameter(value: Any, grad: Any, hooks: Any) -> Any:

@@ -165,9 +165,10 @@ def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -
 
 def _order(storage: Storage, row: DType) -> tuple[str, ...]:
     """Torch swaps the bytes of a big-endian file by the storage's type, and those of an untyped storage not at all."""
-    if not storage.swapped or row.itemsize == 1:
+    if not storage.swapped:
         return ()
-    if storage.type.row is None or storage.type.row.word != row.word:
+    kind = storage.type.row or (BYTE if storage.type == UNTYPED else None)
+    if kind is None or kind.word != row.word:
         raise UnsafeCheckpoint(
             f"a tensor of {row} lies big-endian in {storage.type.name}, by which torch cannot restore its order"
         )

@@ -143,8 +143,8 @@ class Walk:
     def notes(self) -> Iterator[Note]:
         if self.refused:
             raise UnsafeCheckpoint(
-                f"{len(self.refused)} tensors are of kinds that are not read; save full, plain tensors, or with "
-                f"torch.distributed.checkpoint:\n{listing(self.refused)}", url=self.url,
+                "it holds tensors of kinds that are not read; save them as full, plain tensors:\n"
+                f"{listing(self.refused)}", url=self.url,
             )  # fmt: skip
         if self.cyclic:
             yield Note("skipped", "containers that hold themselves, left out where they repeat", tuple(self.cyclic))

@@ -1,0 +1,116 @@
+"""torch.export's .pt2: a zip of a program and of the tensors that it uses.
+
+    R/archive_format                               "pt2"
+    R/models/model.json                            the program, never looked at
+    R/data/weights/weight_0                        a storage; names that share one are tied
+    R/data/weights/model_weights_config.json       {"config": {"fc.weight": {
+        "path_name": "weight_0", "use_pickle": false, "tensor_meta": {"dtype": 7, "sizes": [{"as_int": 3}],
+        "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7}}, ...}}
+    R/data/constants/...                           the same for tensors that are not in the state dict
+
+Specification: torch/export/pt2_archive/_package.py; ScalarType and Layout of torch/_export/serde/schema.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...checkpoint import Checkpoint, Note
+from ...dtypes import DTYPES
+from ...errors import CorruptCheckpoint, UnknownFormat
+from ...messages import printable
+from ...moves.part import MAX_AXES
+from ...storage.files import Reader, Seen
+from ..reading import Reading
+from ..shard_index import parse_json
+from .archive import Archive, enter
+from .flatten import checkpoint
+from .views import Storage, StorageType, TorchType, View, look
+
+WEIGHTS, CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
+OLD = ("serialized_exported_program.json", "serialized_state_dict.pt", "serialized_state_dict.json")
+STRIDED = 7
+_NAMES = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
+    10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
+    30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu", 34: "uint32", 35: "uint64",
+}  # fmt: skip
+TYPES = {number: DTYPES[name] for number, name in _NAMES.items() if name in DTYPES}
+
+
+def sniff(seen: Seen) -> int:
+    ends = {m.partition("/")[2] or m for m in seen.members}
+    return 3 if "archive_format" in ends or ends & set(OLD) else 0
+
+
+def open(url: str, how: Reading) -> Checkpoint:
+    with Reader(url) as f:
+        archive = enter(f) if b"archive_format" in b"".join(m.encode() for m in Seen(url).members) else None
+        if archive is None or WEIGHTS not in archive.members:
+            raise UnknownFormat(_other(archive), url=url)
+        raw = archive.pickle(f, WEIGHTS)
+        tensors = _tensors(archive, raw, "data/weights")
+        notes = []
+        if CONSTANTS in archive.members:
+            others = _config(archive.pickle(f, CONSTANTS), url)
+            notes.append(Note("unread", "constants of the program, not in its state dict", tuple(others)))
+    return checkpoint(tensors, len(raw), url=url, format="pt2", notes=[n for n in notes if n.names])
+
+
+def _other(archive: Archive | None) -> str:
+    """What a .pt2 is that has no table of weights."""
+    if archive is None:
+        return (
+            "is a torch.export program of torch before 2.8, which is not read; unpack it: its serialized_state_dict.pt "
+            "is a checkpoint"
+        )
+    return (
+        "is a compiled PyTorch package (AOTInductor) without a table of weights; take the checkpoint it was made from"
+    )
+
+
+def _config(raw: bytes, url: str) -> dict[str, Any]:
+    table = parse_json(raw, url)
+    config = table.get("config") if type(table) is dict else None
+    if type(config) is not dict:
+        raise CorruptCheckpoint("its table of weights has no config", url=url)
+    return config
+
+
+def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
+    """A view for each name; names of one file share its storage."""
+    out, storages = {}, {}
+    for name, about in _config(raw, archive.url).items():
+        try:
+            path, said = str(about["path_name"]), about["tensor_meta"]
+            kind, layout, pickled = said["dtype"], said["layout"], about["use_pickle"]
+            sizes, strides = (_numbers(said[key]) for key in ("sizes", "strides"))
+            (offset,) = _numbers([said["storage_offset"]])
+        except (KeyError, TypeError, ValueError) as e:
+            text = f"its table of weights has no proper entry for it: {type(e).__name__} {e}"
+            raise CorruptCheckpoint(text, url=archive.url, tensor=name) from None
+        row = TYPES.get(kind) if type(kind) is int else None
+        if row is None or layout != STRIDED or pickled:
+            text = f"is stored in a way that is not read (dtype {kind}, layout {layout}{', pickled' * bool(pickled)})"
+            raise CorruptCheckpoint(text, url=archive.url, tensor=name)
+        member = archive.members.get(f"{folder}/{path}")
+        if member is None:
+            raise CorruptCheckpoint(f"its data {printable(path)} is missing", url=archive.url, tensor=name)
+        if path not in storages:
+            stored = StorageType(row.name, row, row.itemsize * 8)
+            whole = archive.member(f"{folder}/{path}", member.size)
+            storages[path] = Storage(stored, path, whole, member.size, swapped=archive.swapped)
+        if archive.swapped and storages[path].type.row != row:
+            raise CorruptCheckpoint(
+                "shares big-endian data with a tensor of another dtype", url=archive.url, tensor=name
+            )
+        out[name] = look(storages[path], TorchType(row.torch or row.name, row), offset, sizes, strides)
+    return out
+
+
+def _numbers(said: Any) -> list[int]:
+    """[{"as_int": 3}, ...]; symbolic sizes are not sizes of weights."""
+    found = [item["as_int"] for item in said]
+    if len(found) > MAX_AXES or any(type(n) is not int for n in found):
+        raise ValueError("a size that is not a whole number")
+    return found

@@ -1,0 +1,316 @@
+"""What torch.load gives is what we give, or a refusal: files of each kind, and random ones of torch's own grammar."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import ROOT
+
+import ckptconv
+from ckptconv.formats.detect import open_checkpoint
+from ckptconv.formats.reading import Reading
+
+torch = pytest.importorskip("torch")
+
+
+def bits(t: Any) -> bytes:
+    return t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+
+
+def agree(path: Path, **options: Any) -> ckptconv.Checkpoint:
+    """Our tensors are those of torch.load, which is flat."""
+    got, expected = ckptconv.open(path, **options), torch.load(path, weights_only=False)
+    assert list(got) == list(expected)
+    for name, t in expected.items():
+        assert (got[name].shape, got[name].numpy().tobytes()) == (tuple(t.shape), bits(t)), name
+    return got
+
+
+def test_random_files_of_the_grammar(tmp_path: Path) -> None:
+    """More of them: python fuzz/grammar.py 20000."""
+    spec = spec_from_file_location("grammar", ROOT / "fuzz" / "grammar.py")
+    assert spec
+    assert spec.loader
+    grammar = module_from_spec(spec)
+    spec.loader.exec_module(grammar)
+    outcomes, different = grammar.run(int(os.environ.get("CKPTCONV_GRAMMAR", "150")), 0, tmp_path)
+    assert different == []
+    assert outcomes["equal"] > sum(outcomes.values()) / 4
+
+
+@pytest.mark.parametrize("members", [("data.pkl", "data/0", "byteorder", "version"), ("byteorder",), ("data/0",)])
+def test_deflated(members: tuple[str, ...], tmp_path: Path) -> None:
+    """A zip program has packed it again."""
+    big = torch.arange(6000.0).reshape(60, 100)
+    torch.save({"w": big, "t": big.T, "row": big[3, 5:90:7], "n": torch.tensor(5)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as z, zipfile.ZipFile(tmp_path / "b.pt", "w") as out:
+        for name in z.namelist():
+            packed = zipfile.ZIP_DEFLATED if name.partition("/")[2] in members else zipfile.ZIP_STORED
+            out.writestr(zipfile.ZipInfo(name), z.read(name), packed)
+    agree(tmp_path / "b.pt")
+    ckptconv.convert(tmp_path / "b.pt", tmp_path / "b.safetensors")
+    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["t"].numpy(), big.T.numpy())
+
+
+def test_bytes_after_a_stream(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with open(tmp_path / "a.pt", "ab") as f:
+        f.write(b"more")
+    assert any("4 bytes that follow" in n.text for n in agree(tmp_path / "a.pt").notes)
+
+
+def old_tar(objects: dict[str, Any], path: Path) -> None:
+    """What torch.save of 2016 did, on Python 3, whose tar notes times of day in extended headers."""
+    order = list(objects.values())
+    parts = {"sys_info": pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2)}
+    storages, tensors = [pickle.dumps(len(order), 2)], [pickle.dumps(len(order), 2)]
+    for i, t in enumerate(order):
+        kind = getattr(torch, t.type().rpartition(".")[2].replace("Tensor", "Storage"))
+        raw = bytes(t.untyped_storage())
+        storages += [pickle.dumps((i, "cpu", kind), 2), struct.pack("<q", len(raw) // t.element_size()), raw]
+        numbers = struct.pack(f"<i4x{t.dim()}q{t.dim()}qq", t.dim(), *t.shape, *t.stride(), t.storage_offset())
+        tensors += [pickle.dumps((100 + i, i, torch.FloatTensor), 2), numbers]
+    storages.append(pickle.dumps([], 2))
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> int | None:
+            return next((100 + i for i, t in enumerate(order) if obj is t), None)
+
+    out = io.BytesIO()
+    Pickler(out, 2).dump(objects)
+    parts |= {"pickle": out.getvalue(), "tensors": b"".join(tensors), "storages": b"".join(storages)}
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in parts.items():
+            head = tarfile.TarInfo(name)
+            head.size, head.mtime = len(data), 1479999999.25
+            tar.addfile(head, io.BytesIO(data))
+
+
+def test_the_tar_of_pytorch_0_1(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    old_tar({"w": whole, "t": whole.clone().T, "n": torch.arange(3)}, tmp_path / "a.pt")
+    assert agree(tmp_path / "a.pt").format == "torch-legacy"
+
+
+def test_an_extended_header_that_renames_is_refused(tmp_path: Path) -> None:
+    old_tar({"w": torch.ones(2)}, tmp_path / "a.pt")
+    raw = (tmp_path / "a.pt").read_bytes()
+    assert b"mtime=" in raw
+    (tmp_path / "a.pt").write_bytes(raw.replace(b" mtime=", b" xpath="))
+    with pytest.raises(ckptconv.CkptError, match="another b'xpath'"):
+        ckptconv.open(tmp_path / "a.pt")
+
+
+def old_pickle(path: Path, *body: bytes) -> None:
+    """An archive with this pickle, of two storages of floats."""
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("a/data.pkl", b"\x80\x02" + b"".join(body) + b".")
+        z.writestr("a/version", b"3\n")
+        z.writestr("a/data/0", np.arange(4, dtype="<f4").tobytes())
+
+
+def test_tensors_made_empty_and_filled_by_their_state(tmp_path: Path) -> None:
+    """FloatTensor() and Variable() of 2016, whose data are their state."""
+    storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\4tQ"
+    filled = b"ctorch\nFloatTensor\n)\x81(" + storage + b"K\1K\2\x85K\1\x85tb"
+    view = b"ctorch._utils\n_rebuild_tensor\n(" + storage + b"K\0K\2\x85K\1\x85tR"
+    variable = b"ctorch.nn.parameter\nParameter\n" + filled + b"\x85R(\x89\x89ccollections\nOrderedDict\n)Rtb"
+    old_pickle(tmp_path / "a.pt", b"}(X\1\0\0\0a", filled, b"X\1\0\0\0b", view, b"X\1\0\0\0c", variable, b"u")
+    agree(tmp_path / "a.pt")
+
+
+def test_numpy_byte_order_is_the_states(tmp_path: Path) -> None:
+    """dtype('>f4') with the state '<' is little-endian."""
+
+    class Odd:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return np.dtype, (">f4", False, True), (3, "<", None, None, None, -1, -1, 0)
+
+    class Array:
+        def __reduce__(self) -> tuple[Any, ...]:
+            fresh = np.ndarray((0,), "f4").__reduce__()
+            return *fresh[:2], (1, (2,), Odd(), False, np.array([1, 2], "<f4").tobytes())
+
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": Array()}, 2))
+    expected = pickle.loads((tmp_path / "a.pkl").read_bytes())
+    assert ckptconv.open(tmp_path / "a.pkl")["w"].numpy().tolist() == expected["w"].tolist() == [1, 2]
+
+
+def test_attributes_hung_on_tensors_are_noted(tmp_path: Path) -> None:
+    w = torch.nn.Parameter(torch.arange(3.0))
+    w.tag, w.main_grad = "x", torch.ones(2)
+    torch.save({"w": w}, tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt")
+    assert {n: t.role for n, t in got.items()} == {"w": "", "w.main_grad": "state"}
+    assert ("w.tag",) in [n.names for n in got.notes]
+
+
+# --- subclasses and modules ---------------------------------------------------------------------------------------
+
+
+def test_dtensors_of_one_process(tmp_path: Path) -> None:
+    """The shard of one process is the tensor; one of several is refused by name."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    init = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        whole = torch.arange(8.0).reshape(4, 2)
+        sharded = distributed.distribute_tensor(whole, init("cpu", (1,)), [distributed.Shard(0)])
+        part = distributed.DTensor.from_local(
+            whole, sharded.device_mesh, [distributed.Shard(0)], run_check=False, shape=torch.Size((8, 2)), stride=(2, 1)
+        )
+        partial = distributed.DTensor.from_local(whole, sharded.device_mesh, [distributed.Partial()], run_check=False)
+        torch.save({"w": sharded, "b": torch.ones(2)}, tmp_path / "one.pt")
+        torch.save({"w": part, "v": partial}, tmp_path / "many.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="DTensor"):
+        ckptconv.open(tmp_path / "one.pt")
+    got = ckptconv.open(tmp_path / "one.pt", opaque=True)
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": whole.tolist(), "b": [1, 1]}
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match=r"w: a DTensor.*\[4, 2\] of \[8, 2\](.|\n)*v: a DTensor"):
+        ckptconv.open(tmp_path / "many.pt", opaque=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jagged_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
+    torch.save({"n": jagged}, tmp_path / "a.pt")
+    for opaque in (False, True):
+        with pytest.raises(ckptconv.UnsafeCheckpoint, match="nested"):
+            ckptconv.open(tmp_path / "a.pt", opaque=opaque)
+
+
+class Inner(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2))
+        self.cache = [torch.zeros(1)]
+
+
+class Net(torch.nn.Module):
+    """A module of everything that says `state_dict()` and what does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Inner()  # not an entry, although it is called so
+        self.fc = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2))
+        self.lstm = torch.nn.LSTM(2, 3, bidirectional=True)
+        self.bn = torch.nn.BatchNorm1d(2)
+        self.tied = self.bn
+        self.stride = torch.tensor([8.0, 16.0])
+        self.register_buffer("kept", torch.ones(1))
+        self.register_buffer("transient", torch.ones(1), persistent=False)
+        self.register_buffer("nothing", None)
+        self.many = torch.nn.ModuleDict({"a": torch.nn.MultiheadAttention(4, 2)})
+        self.some = torch.nn.ParameterList([torch.ones(1)])
+        self.spectral = torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2))
+        self.hidden = [Inner()]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("new", [False, True])
+def test_modules_give_the_names_of_their_state_dict(wrapped: bool, new: bool, tmp_path: Path) -> None:
+    net = Net()
+    saved = {"model": net, "epoch": 3} if wrapped else net
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+    got = ckptconv.open(tmp_path / "a.pt", opaque=True, weights_only=True)
+    expected = net.state_dict()
+    assert list(got) == list(expected)
+    assert all(got[n].numpy().tobytes() == bits(t) for n, t in expected.items())
+    left = {name.removeprefix("model.") for n in got.notes if "plain attributes" in n.text for name in n.names}
+    assert {"fc.weight", "lstm._flat_weights.0", "stride", "transient", "hidden.0.w"} <= left | {"cache.0"}
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_subclasses_are_read_with_a_note(tmp_path: Path) -> None:
+    made = torch.arange(3.0).as_subclass(Tagged)
+    made.scale = torch.ones(2)
+    torch.save({"w": made}, tmp_path / "a.pt")
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="Tagged"):
+        ckptconv.open(tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt", opaque=True)
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": [0, 1, 2], "w.scale": [1, 1]}
+    assert any("Tagged" in name for n in got.notes for name in n.names)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_densify_of_a_stream(tmp_path: Path) -> None:
+    q = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
+    torch.save({"q": q}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    got = open_checkpoint(str(tmp_path / "a.pt"), Reading(densify=True))
+    assert np.array_equal(got["q"].numpy(), q.dequantize().numpy())
+
+
+# --- other programs' files ----------------------------------------------------------------------------------------
+
+
+def test_joblib() -> None:
+    """Written by joblib 1.5 of arrays in C and Fortran order, big-endian, empty, and one twice."""
+    got = ckptconv.open(ROOT / "fixtures" / "torch" / "arrays.joblib")
+    x = [[0, 1, 2], [3, 4, 5]]
+    expected = {"coef": x, "F": x, "f.b": [0, 1, 2], "f.z": [], "again": x}
+    assert {n: t.numpy().tolist() for n, t in got.items()} == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_exported_programs(tmp_path: Path) -> None:
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(3, 3)
+            self.bn = torch.nn.BatchNorm1d(3)
+            self.tied = self.fc
+            self.narrow = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+            self.register_buffer("turned", torch.arange(6.0).reshape(2, 3).T)
+            self.register_buffer("transient", torch.arange(3.0), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.bn(self.fc(x)) + self.narrow.float() + self.turned[:, 0] + self.transient + self.tied(x)
+
+    program = torch.export.export(Small().eval(), (torch.ones(2, 3),))
+    torch.export.save(program, tmp_path / "m.pt2")
+    got, expected = ckptconv.open(tmp_path / "m.pt2"), program.state_dict
+    assert got.format == "pt2"
+    assert set(got) == set(expected)
+    assert all(got[n].numpy().tobytes() == bits(t) for n, t in expected.items())
+    assert {frozenset(group) for group in got.ties} >= {frozenset({"fc.weight", "tied.weight"})}
+    assert any(n.names == ("transient",) for n in got.notes)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"m.pte": b"\x1c\0\0\0ET12" + bytes(64)}, "ExecuTorch"),
+        ({"m.joblib": b"x\x9c" + bytes(64)}, "zlib"),
+        (
+            {"latest": b"global_step20", "global_step3/x": b"", "global_step20/y": b""},
+            "global_step20/mp_rank_00_model_",
+        ),
+        (
+            {"zero_pp_rank_0_mp_rank_00_optim_states.pt": b"", "mp_rank_00_model_states.pt": b""},
+            "mp_rank_00_model_states",
+        ),
+    ],
+)
+def test_what_is_not_read_is_named(files: dict[str, bytes], words: str, tmp_path: Path) -> None:
+    for name, raw in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
+    with pytest.raises(ckptconv.UnknownFormat, match=words):
+        ckptconv.open(tmp_path / next(iter(files)) if len(files) == 1 else tmp_path)
