@@ -1,11 +1,15 @@
 """Convert checkpoints between frameworks' formats without any of the frameworks.
 
-    ckptconv.open(path)                     a lazy mapping from names to tensors: t.dtype, t.shape, t.numpy()
-    ckptconv.save(arrays, path)             write a mapping of arrays
+    ckptconv.open(path)                     a lazy mapping from names to tensors: t.dtype, t.shape, t[0:2], t.numpy()
+    ckptconv.save(arrays, path)             write arrays, a state dict or a module
     ckptconv.convert(source, destination)   convert, with the options of the command line as keywords
     ckptconv.dry_run(source, destination)   what convert would do
+    ckptconv.inspect(path)                  names, shapes, totals, statistics
     ckptconv.diff(a, b)                     all differences, measured
     ckptconv.verify(source, destination)    whether the destination is what convert would write
+    ckptconv.match(source, target)          propose the rules that lead from one to the other
+    ckptconv.report(source, output=...)     a page for a browser
+    ckptconv.zoo(folder, output)            many at once
 
 Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
 """
@@ -15,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Change, Report, Resources, Select, Target, convert, diff, dry_run, open, save, verify
+    from .bulk.run import Summary
+    from .bulk.zoo import zoo
     from .checkpoint import Checkpoint, Note, Tensor
     from .dtypes import DType
     from .engine.plan import Plan
@@ -35,16 +41,19 @@ if TYPE_CHECKING:
         UsageError,
         VerifyError,
     )
+    from .matching.proposal import Match, match
+    from .reporting.html import report
+    from .reporting.inspection import Inspection, inspect
     from .verification.compare import Diff
     from .verification.hashes import Checked
 
 __version__ = "0.1.0"
 __all__ = [
     "AmbiguousFormat", "Change", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
-    "DType", "Diff", "FormatError", "LayoutError", "MissingExtra", "NameCollision", "Note", "Plan", "Report",
-    "Resources", "Select", "StorageError", "Target", "Tensor", "UnknownFormat", "UnmatchedTensors",
-    "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "convert", "diff", "dry_run", "open",
-    "save", "verify",
+    "DType", "Diff", "FormatError", "Inspection", "LayoutError", "Match", "MissingExtra", "NameCollision", "Note",
+    "Plan", "Report", "Resources", "Select", "StorageError", "Summary", "Target", "Tensor", "UnknownFormat",
+    "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "convert", "diff",
+    "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo",
 ]  # fmt: skip
 
 _HOME = {
@@ -54,12 +63,19 @@ _HOME = {
     "checkpoint": {"Checkpoint", "Note", "Tensor"},
     "dtypes": {"DType"},
     "engine.plan": {"Plan"},
+    "bulk.run": {"Summary"},
+    "bulk.zoo": {"zoo"},
+    "matching.proposal": {"Match", "match"},
+    "reporting.html": {"report"},
+    "reporting.inspection": {"Inspection", "inspect"},
     "verification.compare": {"Diff"},
     "verification.hashes": {"Checked"},
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":  # a module, which imports torch
+        return import_module(f"{__name__}.torch")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((module for module, names in _HOME.items() if name in names), "errors")

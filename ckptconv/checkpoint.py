@@ -21,10 +21,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .dtypes import DTYPES, DType, of_numpy
+from .messages import brief, in_bytes, in_shape, many, nearest, printable, redacted, shortened, table
 from .moves.part import Data, Held, Part, c_strides
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
+
+ROWS, HTML_ROWS = 20, 200  # tensors that a checkpoint shows of itself
 
 
 @contextmanager
@@ -52,10 +56,17 @@ class Note(NamedTuple):
     text: str
     names: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else "")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
-    """A reference to one tensor; `numpy()` reads it. `role` is '' for a weight, else slot, step, average, state."""
+    """A reference to one tensor; nothing is read before it is asked for.
+
+    `numpy()`, `torch()` and numpy.asarray(t) read it whole, `t[0:2, ..., 5]` reads a slice of it (whose checksum, which
+    is of the whole, is not compared). `role` is '' for a weight, else slot, step, average, state.
+    """
 
     name: str
     dtype: DType
@@ -79,8 +90,69 @@ class Tensor:
 
         return read_array(self)
 
+    def torch(self) -> torch.Tensor:
+        """Read the tensor whole, as a torch tensor of the same dtype; MissingExtra without torch."""
+        from .moves.torch import to_torch
+
+        return to_torch(self.numpy(), self.dtype, self.name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a slice, as numpy would give it: integers, slices and `...` read only what lies in their bounds."""
+        from .moves.slices import box
+
+        keys = _per_axis(index, self.shape)
+        if keys is None or self.dtype.kind == "s":
+            return self.numpy()[index]
+        bounds = [(k, k + 1) if isinstance(k, int) else _bounds(k, n) for k, n in zip(keys, self.shape, strict=True)]
+        parts = box(self, bounds)
+        if parts is None:
+            return self.numpy()[index]
+        read = replace(self, shape=tuple(hi - lo for lo, hi in bounds), parts=parts).numpy()
+        return read[tuple(0 if isinstance(k, int) else slice(None, None, k.step) for k in keys)]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        role = f", {self.role}" if self.role else ""
+        dims = "x".join(map(str, self.shape)) or "scalar"
+        return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}, {in_bytes(self.nbytes)}{role}>"
+
     def renamed(self, name: str) -> Tensor:
         return replace(self, name=name)
+
+
+def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
+    """An index of integers, slices and one `...` as one key for each axis; None for all else that numpy takes."""
+    keys = list(index) if isinstance(index, tuple) else [index]
+    if not all(isinstance(k, (int, slice)) or k is ... for k in keys) or any(isinstance(k, bool) for k in keys):
+        return None
+    at = next((i for i, k in enumerate(keys) if k is ...), len(keys))
+    given = len(keys) - (at < len(keys))
+    if given > len(shape) or any(k is ... for k in keys[at + 1 :]):
+        return None  # numpy says why
+    keys[at : at + 1] = [slice(None)] * (len(shape) - given)
+    out: list[int | slice] = []
+    for k, n in zip(keys, shape, strict=True):
+        if isinstance(k, int) and not -n <= k < n:
+            raise IndexError(f"index {k} is out of bounds for an axis of {n}")
+        out.append(k % n if isinstance(k, int) else k)
+    return out
+
+
+def _bounds(key: slice, size: int) -> tuple[int, int]:
+    """The indices between which a slice lies; a step is taken when they were read."""
+    taken = range(*key.indices(size))
+    return (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
 
 
 def origin(t: Tensor) -> tuple[object, ...]:
@@ -144,7 +216,7 @@ def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     return plain(name, kind, array.shape, Held(data), ops=narrow)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint(Mapping[str, Tensor]):
     """An ordered mapping from names to tensors, with what else a file says.
 
@@ -162,7 +234,25 @@ class Checkpoint(Mapping[str, Tensor]):
     hashes: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+        try:
+            return self.tensors[name]
+        except KeyError:
+            near = nearest(str(name), self.tensors, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise KeyError(f"no tensor is called {name!r}{hint}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The tensor, or the default if none has this name."""
+        return self.tensors.get(name, default)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be closed: files are open while they are read."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -173,6 +263,43 @@ class Checkpoint(Mapping[str, Tensor]):
     @cached_property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+    def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Read all tensors, as a dict of arrays."""
+        return {name: t.numpy() for name, t in self.tensors.items()}
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """Read all tensors, as a state dict for `module.load_state_dict`; names that are tied share one tensor."""
+        owners, out = self.owners(), dict[str, Any]()
+        for name, t in self.tensors.items():
+            out[name] = out[owners[name]] if owners[name] in out else t.torch()
+        return out
+
+    def _head(self) -> str:
+        where = f" {brief(printable(redacted(self.urls[0])), 200)!r}" if self.urls else ""
+        return f"{self.format}{where}: {many(len(self), 'tensor')}, {in_bytes(self.nbytes)}".strip()
+
+    def _rows(self, limit: int) -> list[tuple[str, ...]]:
+        """Name, dtype, shape and size of the first tensors."""
+        first = list(self.tensors.values())[:limit]
+        return [(brief(printable(t.name), 100), t.dtype.name, in_shape(t.shape), in_bytes(t.nbytes)) for t in first]
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self._head()}>"
+
+    def __str__(self) -> str:
+        more = [f"... and {len(self) - ROWS} more"] if len(self) > ROWS else []
+        return "\n".join([self._head(), *table(("name", "dtype", "shape", "size"), self._rows(ROWS), "lllr"), *more])
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        from html import escape
+
+        cells = ["".join(f"<td>{escape(c)}</td>" for c in row) for row in self._rows(HTML_ROWS)]
+        more = f"<p>... and {len(self) - HTML_ROWS} more</p>" if len(self) > HTML_ROWS else ""
+        head = "".join(f"<th>{h}</th>" for h in ("name", "dtype", "shape", "size"))
+        rows = "".join(f"<tr>{c}</tr>" for c in cells)
+        return f"<p>{escape(self._head())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
     def owners(self) -> dict[str, str]:
         """For each name the first that it is tied to; what a converter has changed apart owns itself again."""

@@ -97,25 +97,23 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look a dtype up by name; UsageError says which is meant, or lists those there are."""
-    try:
-        return DTYPES[name]
-    except KeyError:
-        meant = _meant(name)
-        hint = f"did you mean {meant}?" if meant else f"known are {', '.join(DTYPES)}"
-        raise UsageError(f"no dtype is called {name!r}; {hint}") from None
+    """Look a dtype up by its name here or elsewhere; UsageError says which is near, or lists those there are."""
+    if found := DTYPES.get(name) or DTYPES.get(_long(name)):
+        return found
+    near = nearest(name.rpartition(".")[2], DTYPES)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(DTYPES)}"
+    raise UsageError(f"no dtype is called {name!r}; {hint}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",
           "fp": "float", "i": "int", "u": "uint"}  # fmt: skip
 
 
-def _meant(name: str) -> str:
-    """The dtype that other programs call so: fp16, bf16, f32, half, torch.float16; '' if there is none."""
+def _long(name: str) -> str:
+    """The name here of what other programs call fp16, bf16, f32, half or torch.float16; it need not exist."""
     word = name.lower().rpartition(".")[2]
     stem = word.rstrip("0123456789")
-    long = _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
-    return next((n for n in (long, *nearest(word, DTYPES)) if n in DTYPES), "")
+    return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 
 
 def castable(kind: DType, to: DType) -> bool:

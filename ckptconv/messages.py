@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
@@ -69,6 +70,47 @@ def _bare(text: str) -> str:
     return re.sub(r"[*?\[\]{}]", "", text).lower()
 
 
+# --- numbers and tables -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def in_bytes(n: int) -> str:
+    """A size as people write it, in decimal units."""
+    value, unit = float(n), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, bigger
+    return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+@lru_cache(maxsize=4096)
+def in_shape(dims: tuple[int, ...]) -> str:
+    """2x3, or scalar."""
+    return "x".join(map(str, dims)) or "scalar"
+
+
+def many(n: int, what: str, plural: str = "") -> str:
+    """1 tensor, 2 tensors."""
+    return f"{n:,} {what if n == 1 else plural or what + 's'}"
+
+
+def in_digits(value: object) -> str:
+    """A number in at most six significant digits; text as it is."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
+    """Lines of aligned columns; a column whose letter in `sides` is r is aligned right."""
+    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
+    line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format
+    return [line(*row).rstrip() for row in (head, *cells)]
+
+
 # --- folding ----------------------------------------------------------------------------------------------------
 
 
@@ -80,6 +122,13 @@ class Fold(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.text} ({len(self.names)})" if len(self.names) > 1 else self.text
+
+
+def shortened(names: Sequence[str], limit: int = 4) -> str:
+    """Names folded by pattern in one line, and how many were left out."""
+    folded = fold(names)
+    left = sum(len(f.names) for f in folded[limit:])
+    return ", ".join(str(f) for f in folded[:limit]) + (f" and {left:,} more" if left else "")
 
 
 _NUMBER = re.compile(r"[0-9]+")

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,10 +33,10 @@ from .messages import fold, listing
 from .moves.part import Held
 from .moves.read import read_array
 from .moves.sources import Sources
+from .moves.torch import to_array, to_torch
 
 Path = str | os.PathLike[str]
 WEIGHTS = Select(weights_only=True)
-NARROW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     The code that is named is imported and run. The working directory is searched first, as with `python -m`.
     """
     where, _, attribute = name.partition(":")
+    where = where.removesuffix(".py")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -81,12 +83,35 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
         for word in attribute.split("."):
             made = getattr(made, word)
     except (ImportError, AttributeError) as e:
+        if _raised_in(e):
+            raise _blamed(name, e) from e
         raise UsageError(f"{name}: {e}") from e
+    except (Exception, SystemExit) as e:  # whatever the module does when it is imported
+        raise _blamed(name, e) from e
     _callable_as_it_is(name, made)
-    module = _called(made, meta) if callable(made) else made
+    try:
+        module = _called(made, meta) if callable(made) else made
+    except (Exception, SystemExit) as e:
+        raise _blamed(name, e) from e
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} gives {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _raised_in(e: BaseException) -> str:
+    """The file and line of the code that raised, neither ours nor the import system's; '' if it is there."""
+    if isinstance(e, SyntaxError):
+        return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
+    own = [f for f in frames if not f.filename.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__)))]
+    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def _blamed(name: str, e: BaseException) -> UsageError:
+    """One line for what a person's own code raised."""
+    said = str(e.msg if isinstance(e, SyntaxError) else e).split("\n")[0]
+    where = _raised_in(e)
+    return UsageError(f"{name} raised {type(e).__name__}: {said}" + (f" ({where})" if where else ""))
 
 
 def _callable_as_it_is(name: str, made: Any) -> None:
@@ -148,7 +173,7 @@ def snapshot(module: torch.nn.Module) -> Checkpoint:
     made, seen = {}, {}
     for name, t in state(module).items():
         if id(t) not in seen:
-            seen[id(t)] = Held(_array(t.detach().cpu().contiguous()))
+            seen[id(t)] = Held(to_array(t))
         made[name] = plain(name, _kind(t), tuple(t.shape), seen[id(t)])
     return Checkpoint(made, ties=ties(module), format="torch module")
 
@@ -158,11 +183,6 @@ def _kind(t: torch.Tensor) -> Any:
     if name not in DTYPES:
         raise UsageError(f"torch's dtype {name} has no place in a checkpoint")
     return DTYPES[name]
-
-
-def _array(t: torch.Tensor) -> Any:
-    """A tensor's memory as an array of its dtype; bfloat16 and the like by way of integers."""
-    return t.view(NARROW[t.element_size()]).numpy().view(_kind(t).np) if t.dim() else _array(t.reshape(1)).reshape(())
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -224,19 +244,11 @@ def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[st
             if target.is_meta:
                 raise UsageError(f"{name} has no memory (device meta); call module.to_empty(device=...) first")
             array = read_array(found[name], sources)
-            value = _tensor(array, found[name])
+            value = to_torch(array, found[name].dtype, name)
             if id(target) in done and not torch.equal(value.to(target.dtype).to(target.device), target):
                 raise ConversionError(f"the module ties {name} to {done[id(target)]}, but the source has two values")
             done[id(target)] = name
             target.copy_(value)
-
-
-def _tensor(array: Any, t: Tensor) -> torch.Tensor:
-    kind = getattr(torch, t.dtype.name, None)
-    if kind is None:
-        raise ConversionError(f"torch has no dtype {t.dtype}", tensor=t.name)
-    flat = torch.from_numpy(array.reshape(-1).view("u1" if t.dtype.kind != "b" else "?"))
-    return (flat if t.dtype.kind == "b" else flat.view(kind)).reshape(t.shape)
 
 
 # --- proof ------------------------------------------------------------------------------------------------------------

@@ -11,73 +11,20 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from ..errors import UsageError
 from ..messages import nearest
+from .values import Verify, bar, params, renames, several, size, verification
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
 
 MEMORY = 512 * 2**20
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-Verify = Literal["none", "receipts", "full"]
 Path = str | os.PathLike[str]
 T = TypeVar("T")
-
-
-# --- what people write for a value ------------------------------------------------------------------------------------
-
-
-def size(value: int | str) -> int:
-    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000' or 1000."""
-    if not isinstance(value, str):
-        return value
-    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
-    if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
-        raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
-    return count
-
-
-def several(value: str | Iterable[str]) -> tuple[str, ...]:
-    """One text, or many."""
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
-    """'FROM=TO', many of them, or a mapping."""
-    return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
-
-
-def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
-    """A mapping, or 'NAME=VALUE' texts, of which whole numbers become numbers."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    out: dict[str, Any] = {}
-    for pair in several(value):
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
-        out[key] = int(text) if re.fullmatch(r"-?\d+", text) else text
-    return out
-
-
-def verification(value: bool | Verify) -> Verify:
-    """True is 'full' and False 'none'."""
-    words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
-    if value not in words:
-        raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
-    return words[value]
-
-
-def floats() -> list[str]:
-    """What `dtype` takes."""
-    from ..dtypes import DTYPES
-
-    return [d.name for d in DTYPES.values() if d.kind == "f"]
 
 
 # --- the groups -------------------------------------------------------------------------------------------------------
@@ -120,7 +67,9 @@ class Change:
     converter: str | None = option(None, "Rename and rearrange by a converter: its name, a .toml file, or auto.")
     inverse: bool = option(False, "Run the converter backwards.")
     params: Mapping[str, Any] = option({}, "A number that the converter asks for.", "param", params)
-    renames: Sequence[str] = option((), "Rename by a template: 'enc/{x...}=dec/{x...}'.", "rename", renames)
+    renames: Sequence[str] = option(
+        (), "Rename a prefix, 'old/=new/', or by a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
+    )
     scopes: Sequence[str] = option((), "Put a source's names under NAME (one for each source).", "scope", several)
     dtype: str | None = option(None, "Cast floating-point tensors.")
 
@@ -146,7 +95,7 @@ class Resources:
     max_memory: int = option(MEMORY, "Bound on buffers (512MB).", clean=size)
     jobs: int | None = option(None, "Threads (as many as processors, at most 8).")
     map: Map | None = option(None, "What runs the jobs, instead of threads.")
-    progress: Progress | None = option(None, "Called with bytes done and bytes in all.")
+    progress: Progress | None = option(None, "Called with bytes done and bytes in all; True shows a bar.", clean=bar)
     engine: str = option("local", "Where jobs run: here, or on a cluster.")
 
     @property
@@ -228,7 +177,6 @@ class SelectOptions(TypedDict, total=False):
     ema: bool
     keep_going: bool
     densify: bool
-    select: Select
 
 
 class ChangeOptions(TypedDict, total=False):
@@ -240,7 +188,6 @@ class ChangeOptions(TypedDict, total=False):
     rename: Mapping[str, str] | str | Sequence[str]
     scope: str | Sequence[str]
     dtype: str | None
-    change: Change
 
 
 class TargetOptions(TypedDict, total=False):
@@ -254,7 +201,6 @@ class TargetOptions(TypedDict, total=False):
     sync: bool
     hash: bool | None
     resume: bool
-    target: Target
 
 
 class ResourcesOptions(TypedDict, total=False):
@@ -263,17 +209,43 @@ class ResourcesOptions(TypedDict, total=False):
     max_memory: int | str
     jobs: int | None
     map: Map | None
-    progress: Progress | None
+    progress: Progress | bool | Literal["rich", "tqdm"] | None
     engine: str
+
+
+class Groups(TypedDict, total=False):
+    """Options that were bundled before."""
+
+    select: Select
+    change: Change
+    target: Target
     resources: Resources
 
 
-class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
+class SaveOptions(TargetOptions, ResourcesOptions, total=False):
+    """What `save` takes beside the format."""
+
+
+class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, Groups, total=False):
     """What verbs take that compare."""
 
 
 class ConvertOptions(ReadOptions, TargetOptions, total=False):
     """What `convert` takes."""
+
+
+class MatchOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
+    """What verbs take that write a page or rules about checkpoints."""
+
+    force: bool
+
+
+class ZooOptions(MatchOptions, total=False):
+    """What `zoo` takes."""
+
+    skip_unrepresentable: bool
+    verify: bool | Verify
+    hash: bool | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
-from ..checkpoint import Checkpoint, Note, Tensor, held
+from ..checkpoint import Checkpoint, Note
 from ..engine import ray
 from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Metadata, Outcome, execute
@@ -18,25 +19,29 @@ from ..formats import table
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
-from ..messages import redacted
+from ..messages import in_bytes, many, redacted, shortened
 from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..rules import passes
 from ..storage import files
 from ..verification.readback import confirm
-from .options import CHANGE, RESOURCES, SELECT, TARGET, Path, Resources, Target, Verify, bundle, takes, verification
+from .memory import gathered
+from .options import CHANGE, RESOURCES, SELECT, TARGET, Path, Resources, Target, bundle, takes
 from .reading import list_of, prepare
+from .values import Verify, verification
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import ConvertOptions, TargetOptions
+    from .options import ConvertOptions, SaveOptions
 
+LOG = logging.getLogger("ckptconv")  # what was done, and what a person should know of it
+LOG.addHandler(logging.NullHandler())
 CONVERT = (*SELECT, *CHANGE, *TARGET, *RESOURCES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What a conversion did."""
 
@@ -54,7 +59,23 @@ class Report:
     verify: Verify
     damaged: Mapping[str, str] = field(default_factory=dict)  # tensors that were left out, and why
 
+    def __str__(self) -> str:
+        """What the command line says when it is done: notes, what a cast lost, and the sum."""
+        lost = many(sum(1 for _ in self.loss), "tensor")
+        infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
+        facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
+        facts += [f"{zero:,} became zero"] * bool(zero)
+        lines = [str(n) for n in self.notes]
+        lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
+        speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if self.seconds > 1 else ""
+        size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
+        return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
+
+    def __repr__(self) -> str:
+        return f"<Report: {str(self).splitlines()[-1]}>"
+
     def to_json(self) -> dict[str, Any]:
+        """All of it as JSON-able values."""
         out = asdict(self)
         out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
         return out
@@ -99,7 +120,9 @@ def plan_for(
 def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
     row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
     if row.name == "hdf5" and not target.format and url.endswith(".h5") and order.may_be_keras(checkpoint):
-        raise UsageError(f"{url!r} could be plain HDF5, or for Keras, whose names these are: use --to keras or hdf5")
+        raise UsageError(
+            f"{url!r} could be plain HDF5, or for Keras, whose names these are: use to='keras' or to='hdf5'"
+        )
     return row
 
 
@@ -167,7 +190,7 @@ def write(
     outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         confirm(made, outcome, url, row, full=target.verify == "full")
-    return Report(
+    done = Report(
         sources=tuple(map(redacted, sources)),
         destination=redacted(url),
         source_format=checkpoint.format,
@@ -182,6 +205,10 @@ def write(
         verify=target.verify,
         damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
     )
+    for note in done.notes:
+        LOG.log(logging.WARNING if note.kind in ("damaged", "lossy") else logging.INFO, "%s", note)
+    LOG.info("%s", done)
+    return done
 
 
 def _hashed(target: Target, row: Format) -> bool:
@@ -205,28 +232,20 @@ def _cleared(outcome: Outcome) -> list[Note]:
 
 @takes(*(k for k in TARGET if k != "to"), *RESOURCES)
 def save(
-    tensors: Mapping[str, Any], path: Path, *, format: str | None = None, metadata: Mapping[str, str] | None = None,
-    **given: Unpack[TargetOptions],
+    tensors: Mapping[str, Any] | Any, path: Path, *, format: str | None = None,
+    metadata: Mapping[str, str] | None = None, **given: Unpack[SaveOptions],
 ) -> Report:  # fmt: skip
-    """Write a mapping of arrays (or of tensors that `open` gave) to a file.
+    """Write arrays to a file: numpy, torch and JAX arrays, tensors that `open` gave, a state dict, or a module.
 
-    `format` is needed where the suffix does not tell; `metadata` replaces that of a checkpoint.
+    Torch tensors that share their memory are tied, where the format knows ties. `format` is needed where the suffix
+    does not tell; `metadata` replaces that of a checkpoint. Raises UsageError that names what is not an array.
     """
     found = bundle(given, *TARGET, *RESOURCES)
     target = replace(found.target, format=format) if format else found.target
-    made = {n: replace(t, name=n) if isinstance(t, Tensor) else _held(n, t) for n, t in tensors.items()}
-    ties = tensors.ties if isinstance(tensors, Checkpoint) else ()
-    if metadata is None:
-        metadata = tensors.metadata if isinstance(tensors, Checkpoint) else {}
-    given_as = tensors if isinstance(tensors, Checkpoint) else Checkpoint({}, format="memory")
-    made_of = Checkpoint(made, dict(metadata), ties, given_as.format, details=given_as.details)
-    return write(made_of, path, target, found.resources)
-
-
-def _held(name: str, array: Any) -> Tensor:
-    import numpy as np
-
-    return held(name, np.asarray(array))
+    made = gathered(tensors)
+    kept = made.metadata if metadata is None else dict(metadata)
+    made = Checkpoint(made.tensors, dict(kept), made.ties, made.format, details=made.details)
+    return write(made, path, target, found.resources)
 
 
 __all__ = ["Report", "convert", "dry_run", "holdable", "plan_for", "save", "write"]

@@ -63,7 +63,7 @@ def discover(sources: Sequence[str], pattern: str = "", *, latest: bool = False,
     once = {f.source: f for f in out}
     kept = [f for f in once.values() if not pattern or _fits(f, pattern)]
     if once and not kept:
-        raise UsageError(f"none of the {len(once)} checkpoints found fits --pattern {pattern!r}")
+        raise UsageError(f"none of the {len(once)} checkpoints found fits pattern={pattern!r}")
     return sorted(_latest(kept) if latest else kept, key=lambda f: (f.name, f.suffix))
 
 

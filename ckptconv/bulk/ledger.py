@@ -79,7 +79,7 @@ class Ledger:
     def _load(self, resume: bool) -> None:
         raw = self._lines.read()
         if raw and not resume:
-            raise StorageError("a zoo was converted here before; --resume goes on with it", url=self.path)
+            raise StorageError("a zoo was converted here before; resume=True goes on with it", url=self.path)
         self.entries = _parse(raw, self.path)
         torn = raw[raw.rfind(b"\n") + 1 :]
         if torn[: len(BEGIN)] != BEGIN[: len(torn)]:

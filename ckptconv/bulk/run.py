@@ -23,7 +23,7 @@ from .. import api
 from ..api import MEMORY, Resources
 from ..engine import ray as ray_engine
 from ..errors import CkptError, UsageError
-from ..messages import redacted
+from ..messages import in_bytes, listing, many, redacted
 from ..output import publish
 from ..storage import files
 from . import pool
@@ -34,6 +34,7 @@ from .planning import DEFAULT, Item, content, identity, plan, remembered, writte
 
 LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
 PROBED = 1000  # sources that a cluster's workers are asked for beforehand
+CAUSES = 20  # shown; the ledger has all
 COMMIT = 1.0  # seconds between two durable batches
 FREE = Resources()
 
@@ -57,7 +58,24 @@ class Summary:
         ordered = sorted(groups.values(), key=len, reverse=True)
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
 
+    def __str__(self) -> str:
+        """What the command line says in the end: each cause of failures with its checkpoints, and the sums."""
+        lines = []
+        for _, message, sources in self.causes[:CAUSES]:
+            lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
+        if len(self.causes) > CAUSES:
+            lines.append(f"failed: {len(self.causes) - CAUSES} more causes are in the ledger")
+        if not self.done + self.skipped + len(self.failed):
+            lines.append("warning: no checkpoint was found")
+        rate = self.done / max(self.seconds, 1e-9)
+        lines.append(
+            f"{self.done} converted, {self.skipped} up to date, {len(self.failed)} failed; "
+            f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
+        )
+        return "\n".join(lines)
+
     def to_json(self) -> dict[str, Any]:
+        """All of it as JSON-able values."""
         return {
             "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
@@ -66,8 +84,10 @@ class Summary:
 
 
 def _pattern(message: str) -> str:
-    """A message without what differs from file to file."""
-    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", message.split("\n")[0])
+    """A message without what differs from file to file: of listed tensors the reasons, without their names."""
+    first, *listed = message.split("\n")
+    reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
+    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", "\n".join([first, *reasons]))
 
 
 # --- what to do -------------------------------------------------------------------------------------------------
@@ -101,7 +121,7 @@ def convert(
     """Convert all that is not done. Failures are in the summary; only what concerns all raises."""
     began = time.monotonic()
     if files.is_remote(folder) and not ledger:
-        raise UsageError("a remote output folder needs --ledger FILE on this machine: object stores cannot append")
+        raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
     with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
         items = plan(sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed)
         if settings.target.force and not resume:

@@ -48,7 +48,7 @@ def converters(incomplete: str) -> list[str]:
 
 def dtypes(incomplete: str) -> list[str]:
     """Floating-point dtypes for --dtype."""
-    from ..api.options import floats
+    from ..api.values import floats
 
     return _starting(floats(), incomplete)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import show
-from .options import CHANGING, READING, Json, Quiet, callable_name, takes
+from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -35,7 +35,11 @@ def convert(
     into: Annotated[
         str, typer.Option("--into", metavar="MODULE:CALLABLE", help="Load into the torch module this builds.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Print what would happen to each tensor, and stop.")
+    ] = False,
+    no_fold: Annotated[bool, typer.Option("--no-fold", help="Of a dry run, a line for each tensor.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name all tensors that a note is about.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -47,7 +51,7 @@ def convert(
     from .. import api
 
     if dry_run and not into:
-        _show_plan(api.dry_run(sources, output, **options), as_json)
+        _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
         return
     found = _loaded(into, sources, options, quiet, dry_run) if into else None
     if dry_run:
@@ -58,16 +62,16 @@ def convert(
         else:
             _, _, target, resources = api.bundle(options | {"progress": progress})
             done = api.write(found, output, target, resources, tuple(sources))
-    _show_done(done, as_json, quiet)
+    _show_done(done, as_json, quiet, verbose)
     if not (options.keys() & {"converter", "rename"} or into or quiet or as_json) and show.is_watched():
         _suggest(sources, options)
 
 
-def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
+def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
     elif not quiet or done.damaged:
-        show.report(done)
+        show.report(done, verbose)
     if done.damaged:
         raise typer.Exit(1)
 
@@ -75,12 +79,13 @@ def _show_done(done: Report, as_json: bool, quiet: bool) -> None:
 def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool, dry_run: bool) -> Checkpoint:
     """The state of a module after the checkpoint was loaded into it; names and shapes are checked first."""
     from .. import api
+    from ..api.values import names_code
     from ..errors import UsageError
     from ..torch import build, check, load_into, snapshot
 
     select, change, target, _ = api.bundle(options)
     found = api.prepare(sources, select, change, guard=target.verify != "none")
-    if not callable_name(into):
+    if not names_code(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
     module = build(into, meta=dry_run)
     if dry_run:
@@ -104,18 +109,10 @@ def _suggest(sources: list[str], options: dict[str, Any]) -> None:
         )
 
 
-def _show_plan(plan: Plan, as_json: bool) -> None:
-    made = plan.to_json()
+def _show_plan(plan: Plan, as_json: bool, no_fold: bool) -> None:
     if as_json:
-        show.as_json(made)
+        show.as_json(plan.to_json())
         return
-    rows = [
-        [r["name"], r["dtype"], show.shape(tuple(r["shape"])), show.bytes_(r["bytes"]), r["how"], r["file"]]
-        for r in made["plan"]
-    ]
-    show.table(("name", "dtype", "shape", "size", "how", "file"), rows, "lllr")
+    show.table(plan.columns, plan.rows(folded=not no_fold), "lrllr")
     show.notes(plan.notes)
-    show.talk(
-        f"{made['tensors']} tensors, {show.bytes_(made['bytes'])} in {len(made['files'])} file(s); "
-        f"{show.bytes_(made['bytes_changed'])} change on the way; about {show.bytes_(made['memory'])} of memory"
-    )
+    show.talk(plan.cost())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..messages import in_digits, in_shape, many
 from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
 
@@ -84,7 +85,7 @@ def _table(found: Diff) -> None:
 
 
 def _kind(t: Tensor | None) -> str:
-    return f"{t.dtype} {show.shape(t.shape)}" if t else ""
+    return f"{t.dtype} {in_shape(t.shape)}" if t else ""
 
 
 def _values(found: list[Values]) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def _values(found: list[Values]) -> tuple[str, ...]:
 
     def most(numbers: list[Any]) -> str:
         known = [n for n in numbers if n is not None]
-        return show.number(max(known)) if known else "-"
+        return in_digits(max(known)) if known else "-"
 
     cosines = [v.cosine for v in found if v.cosine is not None]
     differ, elements = sum(v.differing for v in found), sum(v.elements for v in found)
@@ -115,7 +116,7 @@ def _say(found: Diff, a: str, b: str, converted: bool) -> None:
         kinds[p.kind] = kinds.get(p.kind, 0) + 1
     counts = [f"{n} {KINDS.get(k) or k}" for k, n in kinds.items()]
     word = "different" if not found.same else "the same within the tolerance" if kinds else "the same"
-    show.talk(f"{word}: {show.many(found.equal, 'tensor')} equal" + (f"; {', '.join(counts)}" if counts else ""))
+    show.talk(f"{word}: {many(found.equal, 'tensor')} equal" + (f"; {', '.join(counts)}" if counts else ""))
     if kinds.keys() >= {"only_a", "only_b"} and not converted:
         show.talk("if B is A under other names, -c auto (or -c NAME) compares across; `ckptconv match A B` finds rules")
     elif kinds.keys() == {"renamed"}:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..messages import in_bytes, in_digits, in_shape, many
 from . import complete, show
 from .options import READING, Json, takes
 
@@ -64,14 +65,14 @@ def inspect(
 
 
 def _cells(extra: Mapping[str, Any]) -> list[str]:
-    return [show.number(v) for v in extra.values()]
+    return [in_digits(v) for v in extra.values()]
 
 
 def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
     rows = [
         (
-            t.name, t.dtype.name, show.shape(t.shape), show.count(n), show.bytes_(n * t.dtype.itemsize), t.role,
+            t.name, t.dtype.name, in_shape(t.shape), show.count(n), in_bytes(n * t.dtype.itemsize), t.role,
             *(_cells(extra[t.name]) if extra else ()),
         )
         for t, n in ((t, t.count) for t in tensors)
@@ -88,9 +89,9 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
             lines = [child.line] if child.line else child.lines()  # what lies below a tensor is listed below it
             tensors = [t for line in lines for t in line.tensors]
             first = tensors[0]
-            kinds = (first.dtype.name, show.shape(first.shape), first.role) if child.line else ("", "", "")
+            kinds = (first.dtype.name, in_shape(first.shape), first.role) if child.line else ("", "", "")
             many = f"x{len(tensors)}" if len(tensors) > 1 else ""
-            sums = f"{sum(t.count for t in tensors):,}", show.bytes_(sum(t.nbytes for t in tensors))
+            sums = f"{sum(t.count for t in tensors):,}", in_bytes(sum(t.nbytes for t in tensors))
             more = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
             rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *more])
             walk(child, depth + 1)
@@ -113,7 +114,7 @@ def _say(found: Checkpoint, total: Totals) -> None:
     if total.all != total.parameters:
         kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]
         counts += f", {total.all:,} with {', '.join(kinds)}"
-    show.talk(f"{found.format}: {show.many(total.tensors, 'tensor')}, {show.bytes_(total.bytes)}, {counts}")
+    show.talk(f"{found.format}: {many(total.tensors, 'tensor')}, {in_bytes(total.bytes)}, {counts}")
 
 
 def _short(text: str) -> str:
@@ -141,7 +142,7 @@ def _graph(made: Graph | None, found: Checkpoint) -> None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
     for name, count in made.collections.items():
-        show.talk("layers: " + str(count) if name == "layers" else f"collection {name}: {show.many(count, 'variable')}")
+        show.talk("layers: " + str(count) if name == "layers" else f"collection {name}: {many(count, 'variable')}")
     show.talk(f"trainable: {len(made.trained)}; not trainable: {len(made.fixed)}")
     for what, names in (
         ("in the graph, not in the checkpoint", made.missing),

@@ -15,8 +15,8 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import nearest, printable, redacted
-from . import complete, convert, converters, diff, formats, inspect, match, report, show, verify, zoo
+from ..messages import printable, redacted
+from . import complete, convert, converters, diff, formats, inspect, match, meant, report, show, verify, zoo
 from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -75,7 +75,6 @@ for verb, examples in (
 app.add_typer(converters.app)
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
-QUESTIONS = {"help": "--help", "version": "--version"}  # as other programs spell them
 
 
 def with_verb(argv: list[str]) -> list[str]:
@@ -84,18 +83,9 @@ def with_verb(argv: list[str]) -> list[str]:
         return argv
     if argv[0].startswith(("--install-completion", "--show-completion")):
         return argv
-    if near := _misspelt(argv[0]):
-        raise UsageError(f"no verb is called {argv[0]!r}; near is `ckptconv {QUESTIONS.get(near, near)}`")
+    if wrong := meant.misspelt(argv, VERBS):
+        raise UsageError(wrong)
     return ["convert", *argv]
-
-
-def _misspelt(word: str) -> str:
-    """The verb that a word was meant to be which is no source, nor the beginning of one's name, or ''."""
-    from glob import glob
-
-    if not word.isalpha() or glob(f"{word}*"):
-        return ""
-    return next(iter(nearest(word, [*VERBS, *QUESTIONS])), "")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -147,6 +137,8 @@ def _run(argv: list[str]) -> None:
         if not argv:  # the help, which is what was asked for
             e.show()
             sys.exit(e.exit_code)
+        if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
+            raise meant.without_destination(e.ctx.params["sources"]) from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
         what = e.format_message().rstrip(".")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e

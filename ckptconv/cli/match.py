@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from . import show
-from .options import READING, Json, Quiet, callable_name, takes
-
-if TYPE_CHECKING:
-    from .. import Checkpoint
-    from ..api.options import Change, Select
-    from ..matching.pairs import Proposal
+from .options import READING, Json, Quiet, spelled, takes
 
 EXAMPLES = """Examples:
 
@@ -46,71 +39,17 @@ def match(
     --include and --exclude hold for both. Exits with 1 if the two may not be one model; the best proposal is written
     all the same.
     """
-    from .. import api
-    from ..matching.search import match as matched
-    from ..matching.toml import toml
+    from ..matching.proposal import match as proposed
 
-    select, change, how, resources = api.bundle(options)
-    if output and os.path.exists(output) and not how.force:
-        from ..errors import StorageError
-
-        raise StorageError("exists; --force replaces it", url=output)
-    a, b = _sides(source, target, select, change)
-    globs = {"include": select.include, "exclude": select.exclude}
-    found = matched(a, b, values=values, workers=resources.workers, **globs)
-    text = toml(found, f"{_name(source)} to {_name(target)}", source=_name(source), target=_name(target))
-    if output:
-        from pathlib import Path
-
-        Path(output).write_text(text, encoding="utf-8")
+    found = proposed(source, target, output or None, values=values, **options)
     if as_json:
         show.as_json(found.to_json())
     elif not output:
-        print(text, end="")
+        print(found.rules, end="")
     if not quiet:
-        _summary(found, output)
+        show.talk(spelled(str(found)))
+        if output:
+            show.talk(f"{output}: review what is marked, then convert with -c {output}")
     if found.doubt:
         show.talk(f"doubtful as a whole: {found.doubt}")
         raise typer.Exit(1)
-
-
-def _sides(source: str, target: str, select: Select, change: Change) -> tuple[Checkpoint, Checkpoint]:
-    """Both checkpoints, read in the same way; the target may be the names and shapes of a module."""
-    from .. import api
-
-    every = replace(select, include=(), exclude=())
-    a = api.prepare([source], every, change)
-    if callable_name(target):
-        from ..torch import build, outline
-
-        b = outline(build(target, meta=True))
-    else:  # the options that are about SRC alone are left out
-        b = api.prepare([target], replace(every, format=None, at=None, strip_prefix=(), ema=False), change)
-    return a, b
-
-
-def _name(path: str) -> str:
-    return os.path.basename(path.rstrip("/")) or path
-
-
-def _summary(found: Proposal, output: str) -> None:
-    """Say on stderr what is known, what is assumed, what to look at and what is left."""
-    from collections import Counter
-
-    from ..rules.library import MAX_FILE
-
-    kinds: Counter[str] = Counter()
-    for p in found.pairs:
-        kind = f"by {p.evidence}" if p.sure else "to look at" if p.real else "assumed"
-        kinds[kind] += len(p.targets) + len(p.fills)
-    counts = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-    show.talk(f"{show.many(sum(kinds.values()), 'tensor')} of the target found: {counts}")
-    for names, where in ((found.target_only, "source"), (found.source_only, "target")):
-        if names:
-            show.talk(f"no counterpart in the {where}:\n{show.folded(names)}")
-    for note in found.notes:
-        show.talk(f"note: {note}")
-    if output and os.path.getsize(output) > MAX_FILE:
-        show.talk(f"note: {output} is larger than a rule file may be; match parts of the model with --include")
-    elif output:
-        show.talk(f"{output}: review what is marked, then convert with -c {output}")

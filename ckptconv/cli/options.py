@@ -96,7 +96,10 @@ def _flag(keyword: str) -> str:
     return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
 
 
-_KEYWORD = re.compile(rf"(?<![^\s(`])({'|'.join(KNOWN)})=(True|False|None|'[^'\n]*'|[A-Z]+|[0-9]+)?(?![\w{{/])")
+ALSO = ("rtol", "atol", "pattern", "ledger", "sort")  # keywords of single functions
+_KEYWORD = re.compile(
+    rf"(?<![^\s(`])({'|'.join([*KNOWN, *ALSO])})=(?:(True|False|None|[A-Z]+|[0-9]+)|'([^'\n]*)')?(?![\w{{/])"
+)
 
 
 def spelled(text: str) -> str:
@@ -106,11 +109,9 @@ def spelled(text: str) -> str:
         name, _, negative = _flag(m[1]).partition("/")
         if m[2] == "False":
             return negative or name
-        return name if m[2] in (None, "True", "None") else f"{name} {m[2]}"
+        if m[2] in ("True", "None") or not m[0].partition("=")[2]:
+            return name
+        value = m[2] or (m[3] if re.fullmatch(r"[\w./:=,+-]+", m[3]) else f"'{m[3]}'")
+        return f"{name} {value}"
 
     return _KEYWORD.sub(flag, text) if "=" in text else text
-
-
-def callable_name(text: str) -> bool:
-    """Whether a text is package.module:callable, which names Python code, and not a path or a URL."""
-    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None

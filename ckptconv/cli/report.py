@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..messages import in_bytes
 from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
 
@@ -34,22 +35,11 @@ def report(
 
     For a conversion give the options it was made with: the page then shows the rule that moved each tensor.
     """
-    from .. import api
     from ..reporting import html as page
 
     with show.progress(quiet or as_json) as progress:
-        select, change, how, resources = api.bundle(options | {"progress": progress})
-        size = page.report(
-            source,
-            target,
-            output=output,
-            select=select,
-            change=change,
-            values=values,
-            force=how.force,
-            resources=resources,
-        )
+        size = page.report(source, target, output=output, values=values, progress=progress, **options)
     if as_json:
         show.as_json({"output": output, "bytes": size})
     elif not quiet:
-        show.talk(f"{output}: {show.bytes_(size)}; open it in a browser")
+        show.talk(f"{output}: {in_bytes(size)}; open it in a browser")

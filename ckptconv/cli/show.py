@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from io import TextIOWrapper
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from ..messages import printable
+from ..messages import table as lines_of
 from .options import spelled
 
 if TYPE_CHECKING:
@@ -20,35 +22,8 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=4096)
-def bytes_(n: int) -> str:
-    """A size as people write it, in decimal units."""
-    value, unit = float(n), "B"
-    for bigger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, bigger
-    return f"{int(value)} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-@lru_cache(maxsize=4096)
 def count(n: int) -> str:
     return f"{n:,}"
-
-
-@lru_cache(maxsize=4096)
-def shape(dims: tuple[int, ...]) -> str:
-    return "x".join(map(str, dims)) or "scalar"
-
-
-def number(value: Any) -> str:
-    """A number in at most six significant digits; text as it is."""
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def folded(names: Sequence[str], limit: int = 20) -> str:
@@ -97,14 +72,33 @@ def talk(text: str) -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
-    rows = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    sides = [">" if right[i : i + 1] == "r" else "<" for i in range(len(head))]
-    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
-    lines = (line(*row).rstrip() for row in (head, *rows))
+    lines: Iterable[str] = lines_of(head, _fitted(head, rows), right)
     if colours:
         lines = (paint(text, how) for text, how in zip(lines, ("bold", *colours), strict=True))
     sys.stdout.writelines(f"{text}\n" for text in lines)
+
+
+NARROWEST = 16  # columns of a name that is cut
+
+
+def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """On a terminal, the rows with the middle of long names left out, so that a line fits it."""
+    if not sys.stdout.isatty() or not rows:
+        return rows
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - get_terminal_size().columns
+    while over > 0 and max(widths) > NARROWEST:
+        i = widths.index(max(widths))
+        cut = min(over, widths[i] - max(NARROWEST, sorted(widths)[-2] - 1))
+        widths[i], over = widths[i] - max(1, cut), over - max(1, cut)
+    return [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    left = (width - 1) // 3
+    return f"{text[:left]}…{text[len(text) - (width - 1 - left) :]}"
 
 
 PAINT = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "faint": 2}
@@ -117,21 +111,20 @@ def paint(text: str, how: str) -> str:
     return f"\x1b[{PAINT[how]}m{text}\x1b[0m"
 
 
-def notes(found: Sequence[Note], limit: int = 4) -> None:
+def notes(found: Sequence[Note]) -> None:
     """Say the notes on stderr, each with a few of the names it concerns."""
     for note in found:
-        more = len(note.names) - limit
-        names = ", ".join(note.names[:limit]) + (f" and {more} more" if more > 0 else "")
-        talk(f"{note.kind}: {spelled(note.text)}" + (f" ({names})" if names else ""))
+        talk(spelled(str(note)))
 
 
-def report(done: Report) -> None:
-    """Say on stderr what a conversion did."""
-    notes(done.notes)
-    for name, (overflow, underflow) in done.loss.items():
-        talk(f"lossy: {name}: {overflow} values became infinite or NaN, {underflow} became zero")
-    rate = bytes_(int(done.bytes / max(done.seconds, 1e-9)))
-    talk(f"{done.tensors} tensors, {bytes_(done.bytes)} in {done.seconds:.2f} s ({rate}/s) -> {done.destination}")
+def report(done: Report, verbose: bool = False) -> None:
+    """Say on stderr what a conversion did; with `verbose` all names that a note is about."""
+    if verbose:
+        for note in done.notes:
+            talk(spelled(f"{note.kind}: {note.text}") + (f"\n{folded(note.names, len(note.names))}" * bool(note.names)))
+        for name, (infinite, zero) in done.loss.items():
+            talk(f"lossy: {name}: {infinite:,} values became infinite or NaN, {zero:,} became zero")
+    talk(spelled(str(done).split("\n")[-1] if verbose else str(done)))
 
 
 def is_watched() -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..messages import in_bytes, many
 from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
 
@@ -44,7 +45,7 @@ def verify(
     if as_json:
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
     elif not quiet:
-        what = f"{show.many(len(held), 'tensor')}, {show.bytes_(held.nbytes)}"
+        what = f"{many(len(held), 'tensor')}, {in_bytes(held.nbytes)}"
         show.talk(f"verified: {what}, are bit for bit what the conversion gives")
 
 
@@ -52,7 +53,7 @@ def _show(found: Checked, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json({"sound": True, "tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked})
     elif not quiet:
-        proof = [f"{show.many(found.hashed, 'hash').replace('hashs', 'hashes')}"] if found.hashed else []
-        proof += [f"checksums of {show.bytes_(found.checked)}"] if found.checked else []
+        proof = [f"{many(found.hashed, 'hash').replace('hashs', 'hashes')}"] if found.hashed else []
+        proof += [f"checksums of {in_bytes(found.checked)}"] if found.checked else []
         by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
-        show.talk(f"verified: {show.many(found.tensors, 'tensor')}, by {by}")
+        show.talk(f"verified: {many(found.tensors, 'tensor')}, by {by}")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import listing
+from ..messages import in_bytes
 from . import complete, show
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.run import Item, Summary
@@ -22,7 +22,6 @@ EXAMPLES = """Examples:
   ckptconv zoo 'runs/**/*.ckpt-*' -o out/ --latest    the newest step of each series
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
 """
-CAUSES = 20  # shown; the ledger has all
 
 
 @takes(
@@ -52,21 +51,19 @@ def zoo(
 ) -> None:
     """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
 
-    One failure does not stop the rest; the exit code is 1 if there was any.
+    One failure does not stop the rest; the exit code is 1 if there was any, or if nothing was found.
     """
-    from .. import api
-    from ..bulk import run as many
+    from ..bulk import zoo as many
 
-    how: dict[str, Any] = {"pattern": pattern, "latest": latest, "hashed": by_content}
-    settings = many.Settings(*api.bundle(options | {"to": to})[:3])
+    options |= {
+        "to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content, "ledger": ledger,
+    }  # fmt: skip
     if dry_run:
-        known = many.remembered(ledger or output) if resume else {}
-        _show_items(many.plan(sources, output, settings, known=known, **how), as_json)
+        _show_items(many.zoo_plan(sources, output, **options), as_json)
         return
     try:
         with show.progress(quiet or as_json) as progress:
-            resources = api.bundle(options | {"progress": progress}).resources
-            done = many.convert(sources, output, settings, resume=resume, ledger=ledger, resources=resources, **how)
+            done = many.zoo(sources, output, progress=progress, **options)
     except KeyboardInterrupt as e:
         show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
@@ -77,8 +74,9 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
     else:
-        _show_summary(done, quiet)
-    if done.failed:
+        if done.failed or not quiet or not done.done + done.skipped:
+            show.talk(spelled(str(done)))
+    if done.failed or not done.done + done.skipped:
         raise typer.Exit(1)
 
 
@@ -88,22 +86,7 @@ def _show_items(items: list[Item], as_json: bool) -> None:
             [{"source": i.found.source, "destination": i.at, "bytes": i.found.size, "what": i.state} for i in items]
         )
         return
-    rows = [[i.state, show.bytes_(i.found.size), i.found.source, i.at] for i in items]
+    rows = [[i.state, in_bytes(i.found.size), i.found.source, i.at] for i in items]
     show.table(("what", "size", "source", "destination"), rows, "lr")
     todo = [i for i in items if i.state != "done"]
-    show.talk(f"{len(todo)} of {len(items)} to convert, {show.bytes_(sum(i.found.size for i in todo))}")
-
-
-def _show_summary(done: Summary, quiet: bool) -> None:
-    for kind, message, sources in done.causes[:CAUSES]:
-        count = f"{len(sources)} checkpoints" if len(sources) > 1 else "1 checkpoint"
-        show.talk(f"failed: {count}: {kind}: {message}")
-        show.talk(listing(sources, 5))
-    if len(done.causes) > CAUSES:
-        show.talk(f"failed: {len(done.causes) - CAUSES} more causes, which the ledger tells")
-    if not quiet or done.failed:
-        rate = done.done / max(done.seconds, 1e-9)
-        show.talk(
-            f"{done.done} converted, {done.skipped} up to date, {len(done.failed)} failed; "
-            f"{show.bytes_(done.bytes)} in {done.seconds:.1f} s ({rate:.0f} per second)"
-        )
+    show.talk(f"{len(todo)} of {len(items)} to convert, {in_bytes(sum(i.found.size for i in todo))}")

@@ -39,7 +39,9 @@ class Journal:
 
     def __init__(self, plan: Plan, sources: Sources, *, digest: bool, force: bool = False) -> None:
         if is_remote(plan.folder):
-            raise UsageError("a remote destination is written in one go; --resume needs a local one", url=plan.folder)
+            raise UsageError(
+                "resume=True needs a local destination; a remote one is written in one go", url=plan.folder
+            )
         last = plan.placement.files[-1].name
         folder, base = os.path.split(join(plan.folder, last))
         path = local(os.path.join(folder, f".{publish.short(base)}.{MARK}.journal"))

@@ -17,10 +17,10 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement, Slot
-from ..messages import listing, redacted
+from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
 from ..moves.boxes import plain
 from ..moves.budget import Budget
-from ..moves.part import Coded, Piece, Span
+from ..moves.part import Coded, Piece, Span, c_strides
 from ..storage.files import exists, join, read_all
 
 
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything that will happen, before the first byte."""
 
@@ -46,8 +46,50 @@ class Plan:
     moved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The head of `rows`."""
+        rest = [*["rule"] * bool(self.moved), *["file"] * (len(self.placement.files) > 1)]
+        return ("tensor", "many", "dtype", "shape", "size", "how", *rest)
+
+    @property
     def nbytes(self) -> int:
         return sum(slot.size for slot in self.placement.slots.values())
+
+    def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
+        """For each tensor, or each pattern of names with one fate: source and target, count, kind, size, and how."""
+        alike: dict[tuple[str, ...], dict[str, int]] = {}
+        for name, t in self.tensors.items():
+            came = self.moved.get(name, {"from": [name], "rule": ""})
+            shown = name if came["from"] == [name] else f"{', '.join(came['from']) or '-'} -> {name}"
+            rule = came["rule"] if shown != name else ""
+            kind = (t.dtype.name, in_shape(t.shape), how(t), rule, self.placement.slots[name].file)
+            alike.setdefault(kind, {})[shown] = t.nbytes
+        rows, columns = list[tuple[str, ...]](), self.columns
+        for (dtype, shape, way, rule, file), names in alike.items():
+            for line in fold(names) if folded else [Fold(printable(n), (n,)) for n in names]:
+                count = f"x{len(line.names)}" if len(line.names) > 1 else ""
+                size = in_bytes(sum(names[n] for n in line.names))
+                rest = [*[rule] * ("rule" in columns), *[file] * ("file" in columns)]
+                rows.append((line.text, count, dtype, shape, size, way, *rest))
+        return rows
+
+    def __str__(self) -> str:
+        """What `--dry-run` shows."""
+        lines = table(self.columns, self.rows(), "lrllr")
+        return "\n".join([*lines, *map(str, self.notes), self.cost()])
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.cost()}>"
+
+    def cost(self) -> str:
+        """One line: how much goes where, and what it takes."""
+        made = self.summary()
+        where = many(len(made["files"]), "file")
+        changed = f"; {in_bytes(made['bytes_changed'])} of them change on the way" if made["bytes_changed"] else ""
+        return (
+            f"{many(made['tensors'], 'tensor')}, {in_bytes(made['bytes'])} in {where}{changed}; "
+            f"about {in_bytes(made['memory'])} of memory"
+        )
 
     def summary(self) -> dict[str, Any]:
         """Cost in numbers: bytes that are copied as they are, and bytes whose layout or elements change."""
@@ -92,18 +134,29 @@ def is_copy(t: Tensor) -> bool:
 
 
 def how(t: Tensor) -> str:
-    """One word or two for what happens to a tensor: copy, decode, join, move, cast."""
+    """A few words for what happens to a tensor: copy, decode, join 2, transpose, axes 3 2 0 1, rearrange, cast."""
     words = []
     if any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
     if len(t.parts) > 1:
         words.append(f"join {len(t.parts)}")
     if not all(map(plain, t.parts)) and t.count:
-        words.append("move")
+        words.append(_axes(t))
     words += sorted({op for p in t.parts for op in p.ops})
     kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
     words += [f"cast {k}" for k in kinds]
     return ", ".join(words) or "copy"
+
+
+def _axes(t: Tensor) -> str:
+    """How axes move: transpose (of two), axes 3 2 0 1 (those of the source, in the target's order), or rearrange."""
+    part = t.parts[0]
+    if len(t.parts) > 1 or part.shape != t.shape or part.steps != c_strides(t.shape):
+        return "rearrange"
+    order = sorted(range(len(t.shape)), key=lambda i: (-part.strides[i], i))
+    if c_strides([t.shape[i] for i in order]) != tuple(part.strides[i] for i in order):
+        return "rearrange"
+    return "transpose" if len(order) == 2 else "axes " + " ".join(str(order.index(i)) for i in range(len(order)))
 
 
 def sources(t: Tensor) -> list[str]:

@@ -77,7 +77,7 @@ def cluster(name: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as e:
-        raise MissingExtra(f"--engine ray needs a package: {e}. Try: pip install 'ckptconv[ray]'") from e
+        raise MissingExtra(f"engine='ray' needs a package: {e}. Try: pip install 'ckptconv[ray]'") from e
     mine = not ray.is_initialized()
     if mine:
         _knock(name)
@@ -95,7 +95,7 @@ def cluster(name: str) -> Iterator[Any]:
 def _silent(why: str) -> UsageError:
     return UsageError(
         f"no Ray cluster answers ({why}). Start one with `ray start --head`, or say where it is: "
-        "--engine ray://HOST:PORT"
+        "engine='ray://HOST:PORT'"
     )
 
 
@@ -164,7 +164,7 @@ def _check_shipped(job: Job) -> None:
     if size > SHIPPED:
         raise UsageError(
             f"{size} bytes of arrays in memory would travel to the workers with one job; save them to a file that "
-            "the workers reach, or use --engine local", tensor=job.pieces[0].tensor,
+            "the workers reach, or use engine='local'", tensor=job.pieces[0].tensor,
         )  # fmt: skip
 
 

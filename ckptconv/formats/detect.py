@@ -55,7 +55,7 @@ def detect(url: str, *, but: str = "") -> Format:
         _refuse_stand_in(seen)
     found = [name for name, claim in claims.items() if claim == best and claim > 0]
     if len(found) > 1:
-        raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with --from {found[0]}", url=url)
+        raise AmbiguousFormat(f"could be {' or '.join(found)}; say which with from_={found[0]!r}", url=url)
     if not found:
         _refuse_damaged(seen)
         what = foreign.other(seen) or f"is in no format known here; it begins with {seen.head[:16].hex(' ')}"

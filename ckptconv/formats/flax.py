@@ -193,7 +193,7 @@ def _nested(tensors: Any) -> dict[str, Any]:
             node[last] = t
     if bad:
         raise Unrepresentable(
-            "names that are, or lie below, what is both a tensor and a group; leave some out with --weights-only "
-            f"(slots lie below their weights) or --exclude, or --rename them:\n{listing(bad)}"
+            "names that are, or lie below, what is both a tensor and a group; leave some out with weights_only=True "
+            f"(slots lie below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
         )
     return root

@@ -52,7 +52,7 @@ def refuse_hashes(row: Format, placement: Placement) -> None:
     """Raise Unrepresentable where a format cannot carry hashes."""
     if row.hashes == "never":
         why = "it has its own checksum for each" if placement.check else "it keeps no metadata"
-        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave --hash out")
+        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave hash= out")
 
 
 def stated(checkpoint: Checkpoint) -> dict[str, str]:

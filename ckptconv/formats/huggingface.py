@@ -63,9 +63,9 @@ def open(url: str, how: Reading) -> Checkpoint:
     if beside := index_of(url):
         base = split(url)[1]
         if base not in shard_index.read(beside).weight_map.values():
-            raise CorruptCheckpoint("is no shard of the index beside it; --from reads it alone", url=url)
+            raise CorruptCheckpoint("is no shard of the index beside it; from_='safetensors' reads it alone", url=url)
         whole = open_index(beside, how)
-        note = Note("hint", "one shard was named; its index makes it a whole. --from reads the shard alone", (base,))
+        note = Note("hint", "one shard was named; its index makes it a whole. from_= reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
     return open_index(url if exists(url) else url + shard_index.SUFFIX, how)
 

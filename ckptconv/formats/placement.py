@@ -85,12 +85,12 @@ def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
     bad = [f"{name}: {why}" for name, why in whys if why]
     if bad:
         raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {len(checkpoint)} tensors; leave them out with --exclude or "
-            f"--skip-unrepresentable, or cast them with --dtype:\n{listing(bad)}"
+            f"{title} cannot hold {len(bad)} of {len(checkpoint)} tensors; leave them out with exclude= or "
+            f"skip_unrepresentable=True, or cast them with dtype=:\n{listing(bad)}"
         )
 
 
 def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None:
     """Raise UsageError where one file would pass the size asked for and the format knows no shards."""
     if limit is not None and checkpoint.nbytes > limit:
-        raise UsageError(f"{title} is one file; --max-shard-size needs a format that can be split")
+        raise UsageError(f"{title} is one file; max_shard_size= needs a format that can be split")

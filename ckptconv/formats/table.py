@@ -56,6 +56,13 @@ TABLE: tuple[Format, ...] = (
 )
 
 
+# What other programs, and people, call them.
+ALIASES = {
+    "pytorch": "torch", "pt": "torch", "pth": "torch", "tensorflow": "tf", "huggingface": "hf", "transformers": "hf",
+    "numpy": "npz", "st": "safetensors", "h5": "hdf5", "msgpack": "flax", "keras-v3": "keras3",
+}  # fmt: skip
+
+
 @lru_cache(maxsize=1)
 def table() -> dict[str, Format]:
     """All formats by name: ours and those of installed packages."""
@@ -70,6 +77,7 @@ def table() -> dict[str, Format]:
 
 def get(name: str) -> Format:
     """Look a format up by name; UsageError lists those there are."""
+    name = ALIASES.get(name, name)
     for row in TABLE:  # installed packages are asked only where ours do not do: that takes longer than all else
         if row.name == name:
             return row
@@ -95,10 +103,10 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         return row
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits and (url.endswith("/") or is_dir(url)):
-        raise UsageError(f"{url!r} is a folder; name a file in it, or use --to with hf or npy, which are folders")
+        raise UsageError(f"{url!r} is a folder; name a file in it, or use to='hf' or to='npy', which are folders")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
-        raise UsageError(f"the name {url!r} does not tell the format; use --to with one of: {known}")
+        raise UsageError(f"the name {url!r} does not tell the format; use to= with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
 
 

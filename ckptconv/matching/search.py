@@ -88,7 +88,7 @@ def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, l
     kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
     if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
         (other,) = kinds[1]
-        return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with --dtype {other}"]
+        return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with dtype={other!r}"]
     return source, []
 
 

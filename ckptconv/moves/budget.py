@@ -25,7 +25,7 @@ class Budget:
     def of(cls, limit: int, workers: int) -> Budget:
         """Split `limit` bytes; UsageError if it is too little to work with."""
         if limit < 16_000_000:
-            raise UsageError("--max-memory must be at least 16MB")
+            raise UsageError("max_memory= must be at least 16MB")
         workers = max(1, min(workers, limit // (12 * 2**20)))
         share = limit // workers
         window = max(CHUNK, min(WINDOW, share // 3) // CHUNK * CHUNK)

@@ -132,7 +132,7 @@ def _damage(bad: Mapping[Span, str]) -> str:
     where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
     count = f"{len(bad)} damaged tensor{'s' * (len(bad) > 1)}"
     hashes = any(span.check.startswith(HASH) for span in bad)
-    hint = "\nor a program changed them and kept the old hashes: --no-verify takes them as they are" if hashes else ""
+    hint = "\nor a program changed them and kept the old hashes: verify=False takes them as they are" if hashes else ""
     return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}:\n{listing(where)}{hint}"
 
 

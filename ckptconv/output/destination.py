@@ -199,10 +199,10 @@ class OutputNames:
         """Refuse a destination that is taken."""
         taken = [p for n in self._own if os.path.lexists(p := self.final[n])]
         if taken:
-            raise StorageError("already exists; --force replaces it", url=taken[0])
+            raise StorageError("already exists; force=True replaces it", url=taken[0])
         if older := self.older():
             where = os.path.join(self.folder, older[0])
-            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=where)
+            raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=where)
 
     def clear(self, *, certain: bool) -> list[str]:
         """Finish or remove what killed runs left here; returns names of what it was.

@@ -53,12 +53,12 @@ class Upload:
             raise StorageError("a web server takes no files", url=folder)
         self._kept = {f.name for f in files if f.shared and join(folder, f.name) in self._there}
         if taken and not force:
-            raise StorageError("already exists; --force replaces it", url=taken[0])
+            raise StorageError("already exists; force=True replaces it", url=taken[0])
         self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
         if self._older and unit:
             raise foreign([redacted(url) for url in self._older], folder)
         if self._older and not force:
-            raise StorageError("belongs to a checkpoint of the same name; --force replaces it", url=self._older[0])
+            raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=self._older[0])
         with spooling():
             self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:

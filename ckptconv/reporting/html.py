@@ -15,28 +15,34 @@ import hashlib
 import json
 import os
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..api import Change, Path, Resources, Select, prepare
+from ..api import Change, Path, Select, bundle, prepare
+from ..api.options import CHANGE, SELECT, takes
 from ..errors import MissingExtra
 from ..output import destination
 from ..output.staging import Output
 from ..storage import files
 from . import survey
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ..api.options import MatchOptions
+
+REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
+
+
+@takes(*REPORT)
 def report(
-    source: Path,
-    target: Path | None = None,
-    *,
-    output: Path,
-    select: Select = Select(),  # noqa: B008 - frozen
-    change: Change = Change(),  # noqa: B008
-    values: bool = True,
-    force: bool = False,
-    resources: Resources = Resources(),  # noqa: B008
+    source: Path, target: Path | None = None, *, output: Path, values: bool = True, **given: Unpack[MatchOptions]
 ) -> int:
-    """Write the report; returns its size in bytes. Without `values` only headers are read."""
+    """Write one HTML file that shows a checkpoint, or what a conversion made of it; returns its size in bytes.
+
+    With a `target`, give the options of the conversion: the page then shows the rule that moved each tensor. Without
+    `values` only headers are read. Needs the extra `report`.
+    """
+    select, change, how, resources = bundle(given, *REPORT)
     shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())
     data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
     data["url"] = os.fspath(target if target is not None else source)
@@ -46,7 +52,7 @@ def report(
         data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
     page = render(data).encode()
     folder, name = files.split(os.fspath(output))
-    with Output(folder, [destination.OutputFile(name, len(page))], force=force) as out:
+    with Output(folder, [destination.OutputFile(name, len(page))], force=how.force) as out:
         out.write(name, 0, page)
         out.publish()
     return len(page)

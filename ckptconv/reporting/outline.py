@@ -42,7 +42,7 @@ def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
     """Sort by a column; `-key` turns it round. UsageError names the columns."""
     word = key.removeprefix("-")
     if word not in KEYS:
-        raise UsageError(f"--sort takes one of {', '.join(KEYS)}, not {key!r}")
+        raise UsageError(f"sort= takes one of {', '.join(KEYS)}, not {key!r}")
     return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
 
 

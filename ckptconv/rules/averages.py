@@ -65,7 +65,7 @@ def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, 
     found = about.get("averages")
     entries = [str(e) for e in found] if isinstance(found, list) else []
     if len(entries) > 1:
-        raise UsageError(f"there are several moving averages, {', '.join(entries)}; --at {entries[0]} takes one")
+        raise UsageError(f"there are several moving averages, {', '.join(entries)}; at={entries[0]!r} takes one")
     if not entries:
         return {}
     entry = entries[0]
@@ -105,7 +105,7 @@ def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: 
         if any(pairs.values()):
             break
     else:
-        raise UsageError(f"the averages of {entry!r} have other names than the weights; --at {entry} takes them alone")
+        raise UsageError(f"the averages of {entry!r} have other names than the weights; at={entry!r} takes them alone")
     left = [n for n, base in pairs.items() if not base and inside[n].count > 1]
     if left:
         raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(left)}")

@@ -71,8 +71,10 @@ def auto(checkpoint: Checkpoint) -> Converter:
         return fits[0]
     if fits:
         shown = [f"{c.name}: {c.title}" for c in fits]
-        raise UsageError(f"several converters take every tensor; choose one with -c:\n{listing(shown)}")
-    raise UsageError("no converter takes every tensor; `ckptconv converters` lists them, -c NAME says what one lacks")
+        raise UsageError(f"several converters take every tensor; choose one with converter=:\n{listing(shown)}")
+    raise UsageError(
+        "no converter takes every tensor; `ckptconv converters` lists them, converter=NAME says what one lacks"
+    )
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Converter]:
@@ -102,7 +104,7 @@ def change(
         checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
         checkpoint = replace(checkpoint, notes=(*doubt, *checkpoint.notes))
     elif inverse or params:
-        raise UsageError("--inverse and --param say something to a converter; choose one with -c")
+        raise UsageError("inverse= and param= apply to a converter; choose one with converter=")
     if not renames:
         return checkpoint
     _sought(made := renaming(renames), checkpoint)
@@ -122,19 +124,28 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
         if not any(map(matcher.first, checkpoint)):
             text = "".join(p for p in source.parts if isinstance(p, str))
             near = nearest(text, checkpoint, 3)
-            lost.append(source.text + (f"; near are {', '.join(near)}" if near else ""))
+            prefix = next((text + n[len(text)] for n in checkpoint if n.startswith(text) and n[len(text)] in "/."), "")
+            hint = f"; near are {', '.join(near)}" if near else ""
+            lost.append(source.text + (f"; a prefix is renamed by '{prefix}=NEW{prefix[-1]}'" if prefix else hint))
     if lost:
-        raise UsageError(f"no tensor matches these --rename; `ckptconv inspect` lists the names:\n{listing(lost)}")
+        raise UsageError(f"no tensor matches these rename=; `ckptconv inspect` lists the names:\n{listing(lost)}")
+
+
+def _whole(a: str, equals: str, b: str) -> tuple[str, str, str]:
+    """A prefix that ends with a separator, `old/=new/` or `module.=`, as templates of whole names."""
+    if a[-1:] in ("/", ".") and equals and "{" not in a + b:
+        return a + "{any...}", equals, b + "{any...}"
+    return a, equals, b
 
 
 def renaming(renames: Sequence[str]) -> Converter:
     """A converter from `FROM=TO` pairs of templates; names that none takes stay as they are."""
-    pairs = [r.partition("=") for r in renames]
+    pairs = [_whole(*r.partition("=")) for r in renames]
     if bad := [r for r, (a, _, b) in zip(renames, pairs, strict=True) if not (a and b)]:
-        raise UsageError(f"--rename takes FROM=TO, not {bad[0]!r}")
+        raise UsageError(f"rename= takes FROM=TO, not {bad[0]!r}")
     rules = [Rule((template(a),), (template(b),)) for a, _, b in pairs]
     keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
-    return Converter("--rename", (*rules, keep), separators=("", ""), every=True)
+    return Converter("rename=", (*rules, keep), separators=("", ""), every=True)
 
 
 __all__ = [

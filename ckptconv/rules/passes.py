@@ -93,7 +93,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
         hint = f"; near are {', '.join(map(printable, near))}" if near else ""
         raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
     if checkpoint.tensors and not keep:
-        raise UsageError(f"--include and --exclude leave none of {len(checkpoint.tensors)} tensors")
+        raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
 
@@ -180,7 +180,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         out.update(c.tensors)
     if clashes:
         raise NameCollision(
-            f"{len(clashes)} names are in more than one source; give each a --scope NAME:\n{listing(clashes)}"
+            f"{len(clashes)} names are in more than one source; give each a scope=NAME:\n{listing(clashes)}"
         )
     metadata: dict[str, str] = {}
     for c in checkpoints:
@@ -199,7 +199,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
     """Change the dtype of floating-point tensors; integers, booleans and complex numbers stay."""
     if to.kind != "f":
-        raise UsageError(f"--dtype takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
+        raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
     out = {n: replace(t, dtype=to) if t.dtype.kind == "f" and t.dtype != to else t for n, t in checkpoint.items()}
     return checkpoint.with_tensors(out)
 

@@ -39,7 +39,7 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = {k: v for k, v in checkpoint.details.items() if k != "entry"}
-    notes = tuple(n for n in checkpoint.notes if "--at" not in n.text and "entry" not in n.text)
+    notes = tuple(n for n in checkpoint.notes if "at=" not in n.text and "entry" not in n.text)
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
     made = renamed(only, found.__getitem__)
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
@@ -92,7 +92,7 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
     found = _wrapped(weights)
     if not found:
         return checkpoint
-    text = f"names hold what wrappers put there; --strip-prefix {','.join(found)} takes it off"
+    text = f"names hold what wrappers put there; strip_prefix='{','.join(found)}' takes it off"
     return replace(checkpoint, notes=(*checkpoint.notes, Note("hint", text, tuple(weights[:1]))))
 
 

@@ -37,7 +37,7 @@ class Problems:
         """Raise the gravest kind of problem with all of its cases; return if there is none."""
         if self.missing:
             wanted = [f"{n}: {said}".rstrip(": ") for n, said in self.missing.items()]
-            given = " ".join(f"--param {n}=NUMBER" for n in self.missing)
+            given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
             raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
         if self.broken:
             raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
@@ -64,7 +64,7 @@ def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assign
         lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
     raise UnmatchedTensors(
         f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
-        f"drop them with --exclude, or add rules:\n{listing(lines, 200)}",
+        f"drop them with exclude=, or add rules:\n{listing(lines, 200)}",
         url=checkpoint.urls[0] if checkpoint.urls else None,
     )
 

@@ -47,7 +47,7 @@ class Tolerance(NamedTuple):
     def checked(self) -> Tolerance:
         """UsageError unless both are numbers that make sense."""
         if not all(x is None or (x >= 0 and math.isfinite(x)) for x in self):
-            raise UsageError("--rtol and --atol must be finite and not negative")
+            raise UsageError("rtol= and atol= must be finite and not negative")
         return self
 
 

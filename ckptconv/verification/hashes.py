@@ -94,7 +94,7 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     kept = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
     notes = [Note("damaged", " ".join(why.split()), (name,)) for name, why in bad.items()]
     if not kept:
-        raise UsageError(f"--keep-going: all {len(bad)} tensors are damaged: {notes[0].text}")
+        raise UsageError(f"keep_going=True: all {len(bad)} tensors are damaged: {notes[0].text}")
     return checkpoint.with_tensors(kept, *notes)
 
 

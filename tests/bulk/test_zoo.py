@@ -108,7 +108,7 @@ def test_globs_and_patterns(tmp_path: Path) -> None:
     assert [f.name for f in found] == ["a/one", "b/one", "model.ckpt-1"]
     with pytest.raises(UsageError, match="nothing matches"):
         discover([f"{tmp_path}/*.h5"])
-    with pytest.raises(UsageError, match="none of the 4 checkpoints found fits --pattern 'two'"):
+    with pytest.raises(UsageError, match="none of the 4 checkpoints found fits pattern='two'"):
         names(tmp_path, "two")
     with pytest.raises(StorageError, match="no such file"):
         discover([f"{tmp_path}/absent"])

@@ -86,7 +86,10 @@ def test_a_mistaken_keyword_is_a_usage_error(given: dict[str, object], says: str
     ("said", "spelt"),
     [
         ("exists; force=True replaces it", "exists; --force replaces it"),
-        ("say which with from_='tf'", "say which with --from 'tf'"),
+        ("say which with from_='tf'", "say which with --from tf"),
+        ("rename='module.{x...}={x...}' takes it off", "--rename 'module.{x...}={x...}' takes it off"),
+        ("choose with include='a.*'", "choose with --include 'a.*'"),
+        ("give param='heads=NUMBER'", "give --param heads=NUMBER"),
         ("leave some out with exclude= or rename=:", "leave some out with --exclude or --rename:"),
         ("give each a scope=NAME:", "give each a --scope NAME:"),
         ("leave it out (hash=False)", "leave it out (--no-hash)"),

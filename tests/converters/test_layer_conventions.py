@@ -308,7 +308,7 @@ def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
     want = np.asarray(model(x))
     for file in FILES[name]:
         model.save(str(tmp_path / file))
-        with pytest.raises(CkptError, match="--param height=NUMBER"):
+        with pytest.raises(CkptError, match="param='height=NUMBER'"):
             apply(library.load("keras-torch"), ckptconv.open(tmp_path / file))
         parts = [nn.Conv2d(3, 3, 2), nn.Flatten(), nn.BatchNorm1d(36, eps=1e-3), nn.Linear(36, 36), nn.Linear(36, 36)]
         module = load(nn.Sequential(*parts), tmp_path / file, height=3, width=4)

@@ -71,7 +71,7 @@ def test_a_size_that_the_way_back_cannot_know_is_asked_for(tmp_path: Path) -> No
     there = ckptconv.open(tmp_path / "there.safetensors")
     ckptconv.save(dict(there), tmp_path / "bare.safetensors", metadata={})
     back = api.Change("big-bird", inverse=True)
-    with pytest.raises(ckptconv.UsageError, match="--param heads=NUMBER"):
+    with pytest.raises(ckptconv.UsageError, match="param='heads=NUMBER'"):
         ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=back)
     told = api.Change("big-bird", inverse=True, params={"heads": 2})
     ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=told)

@@ -498,7 +498,7 @@ def test_a_target_of_another_dtype_is_matched_as_if_cast() -> None:
     b = {"x": a["a/kernel"].T.astype("f2"), "y": a["b"].astype("f2")}
     found = match(checkpoint(a), checkpoint(b))
     assert [p.evidence for p in found.pairs] == ["values", "values"]
-    assert found.notes == ("the target is float16: convert with --dtype float16",)
+    assert found.notes == ("the target is float16: convert with dtype='float16'",)
 
 
 def test_a_target_that_is_not_trained_is_matched_by_names() -> None:

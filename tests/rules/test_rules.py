@@ -266,7 +266,7 @@ def test_parameters_are_asked_for() -> None:
     text = '[params]\nheads = { help = "how many" }\n' + rule(
         from_="a", to="a", layout="(h d) -> d h", sizes={"h": "heads"}
     )
-    with pytest.raises(UsageError, match=r"--param heads=NUMBER\n  heads: how many"):
+    with pytest.raises(UsageError, match=r"param='heads=NUMBER'\n  heads: how many"):
         apply(parse(text), checkpoint({"a": [6]}))
     with pytest.raises(UsageError, match="no parameter 'head'; it takes heads"):
         apply(parse(text), checkpoint({"a": [6]}), {"head": 2})
@@ -409,7 +409,7 @@ def test_auto_names_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name, text in texts.items():
         (tmp_path / f"{name}.toml").write_text(text)
     monkeypatch.setattr(library, "_installed", lambda: {n: tmp_path / f"{n}.toml" for n in texts})
-    with pytest.raises(UsageError, match=r"choose one with -c:\n  a: \n  b: "):
+    with pytest.raises(UsageError, match=r"choose one with converter=:\n  a: \n  b: "):
         library.auto(checkpoint({"x/k": [1]}))
     assert library.auto(checkpoint({"x/y/k": [1]})).name == "b"
     assert library.auto(checkpoint({"x/seen": [1]})).name == "d"

@@ -260,8 +260,8 @@ def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> No
     """Raise Unrepresentable for clashing names and for text that HDF5 would cut short."""
     if bad := clashes(paths):
         raise Unrepresentable(
-            f"{title} cannot hold a tensor and a group of one name; leave some out with --weights-only (slots lie "
-            f"below their weights) or --exclude, or --rename them:\n{listing(bad)}"
+            f"{title} cannot hold a tensor and a group of one name; leave some out with weights_only=True (slots lie "
+            f"below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
         )
     bad = [f"metadata {k!r}: HDF5 text holds no NUL" for k, v in metadata.items() if "\0" in k + v or not k]
     if bad:
@@ -274,5 +274,5 @@ def item(tensor: Tensor, path: str, link: str = "") -> Item:
         return Item(path, tensor.dtype, tensor.shape, None, link)
     values = tensor.numpy()
     if any(b"\0" in v for v in values.reshape(-1).tolist()):
-        raise Unrepresentable("HDF5 text holds no NUL; leave it out with --exclude", tensor=tensor.name)
+        raise Unrepresentable("HDF5 text holds no NUL; leave it out with exclude=", tensor=tensor.name)
     return Item(path, tensor.dtype, tensor.shape, values)

@@ -27,7 +27,7 @@ def layered(checkpoint: Checkpoint) -> Order:
     listed = set(found.names())
     if extra := [n for n in weights if n not in listed]:
         raise Unrepresentable(
-            "these belong to no layer, and a legacy file has no place for them; --weights-only leaves them out:\n"
+            "these belong to no layer, and a legacy file has no place for them; weights_only=True leaves them out:\n"
             + listing(extra)
         )
     return found

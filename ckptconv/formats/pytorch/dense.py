@@ -31,7 +31,7 @@ def densified(source: Checkpoint) -> Checkpoint:
         elif whole not in done:
             done.append(whole)
             tensors[whole] = replace(held(whole, _dense(source, whole)), role=t.role)
-    notes = [n for n in source.notes if not n.text.endswith("--densify computes them")]
+    notes = [n for n in source.notes if not n.text.endswith("densify=True computes them")]
     if done:
         notes.append(Note("assumed", "sparse or quantised in the source, computed in full here", tuple(done)))
     return replace(source, tensors={}, notes=tuple(notes)).with_tensors(tensors)

@@ -97,8 +97,8 @@ def _choices(models: list[str], averages: list[str]) -> list[Note]:
     if len(models) < 2:
         return []
     shown = ", ".join(printable(brief(name)) for name in models[:SHOWN])
-    average = "; --ema puts averages in the place of their weights" if averages else ""
-    return [Note("hint", f"holds several state dicts ({shown}); --at {printable(brief(models[0]))} takes one{average}")]
+    average = "; ema=True puts averages in the place of their weights" if averages else ""
+    return [Note("hint", f"holds several state dicts ({shown}); at={brief(models[0])!r} takes one{average}")]
 
 
 def _listed(beside: dict[str, int], loose: dict[str, None]) -> str:

@@ -155,7 +155,7 @@ class Made:
         if self.pieces:
             kinds = ", ".join(sorted({p["kind"] for p in self.pieces.values()}))
             yield Note(
-                "assumed", f"{kinds} tensors are given as their pieces; --densify computes them", tuple(self.pieces)
+                "assumed", f"{kinds} tensors are given as their pieces; densify=True computes them", tuple(self.pieces)
             )
         if self.values and not quiet:
             yield Note("skipped", "values that are not tensors; `inspect --graph` shows them", tuple(self.values))

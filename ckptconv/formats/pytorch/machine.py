@@ -50,7 +50,7 @@ class Machine:
             raise UnsafeCheckpoint(
                 f"it names {len(self.unknown)} classes or functions that a checkpoint of plain tensors does not need; "
                 f"none was imported or run:\n{listing(self.unknown, MAX_LISTED)}\n"
-                "--opaque reads the tensors and keeps these as inert placeholders",
+                "opaque=True reads the tensors and keeps these as inert placeholders",
                 url=self.url,
             )
 

@@ -51,7 +51,7 @@ def constants(f: Ranges, found: Regions, opaque: bool) -> Checkpoint:
         # TensorFlow writes a library or a version last: a file cut between two nodes has neither, and no checksum
         notes.append(Note("assumed", "the graph ends with a node, not a version; if it was cut, weights are missing"))
     if others:
-        text = f"{len(others)} constants are shapes, axes or scalars, not weights; --opaque reads them"
+        text = f"{len(others)} constants are shapes, axes or scalars, not weights; opaque=True reads them"
         notes.append(Note("skipped", text, others))
     if quantised := tuple(n for n in graph.quantised if n in tensors):
         notes.append(Note("assumed", "quantised integers are read as plain ones; their scale is elsewhere", quantised))
@@ -90,7 +90,7 @@ def open(url: str, f: Ranges, found: Regions, opaque: bool) -> Checkpoint:
             notes.append(Note("skipped", "constants that are called as variables are", clash))
         tensors = constants.tensors | tensors
     elif constants.tensors:
-        text = "constants of the graph beside its variables; --opaque reads them"
+        text = "constants of the graph beside its variables; opaque=True reads them"
         notes.append(Note("unread", text, tuple(constants.tensors)))
     return replace(
         checkpoint,

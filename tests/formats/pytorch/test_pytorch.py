@@ -429,7 +429,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "gan": (
             {"generator": sd, "discriminator": {"w": t(1)}},
             ["generator.fc.weight", "generator.fc.bias", "discriminator.w"],
-            "--at generator takes one",
+            "at='generator' takes one",
         ),
         "names_alike": ({"model.a": t(1), "model.b": t(2)}, ["model.a", "model.b"], ""),
         "ema_only": ({"params_ema": sd}, ["fc.weight", "fc.bias"], "params_ema"),
@@ -441,7 +441,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "data_parallel": (
             {"module.fc.w": t(1), "module.fc.b": t(1)},
             ["module.fc.w", "module.fc.b"],
-            "--strip-prefix module. takes",
+            "strip_prefix='module.' takes",
         ),
         "compiled": ({"_orig_mod.w": t(1)}, ["_orig_mod.w"], "_orig_mod."),
         "list": ([t(1), (t(2), t(3))], ["0", "1.0", "1.1"], ""),

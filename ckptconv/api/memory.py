@@ -1,0 +1,84 @@
+"""What Python has in memory, as a checkpoint: arrays of any framework, state dicts with ties, modules.
+
+An array is what `numpy.asarray` takes, torch tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is
+contiguous and on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..checkpoint import Checkpoint, Tensor, held
+from ..errors import UsageError
+from ..messages import listing
+
+
+def gathered(tensors: Any) -> Checkpoint:
+    """A mapping of arrays or tensors, or a module that has a state dict; UsageError names all that is neither."""
+    if isinstance(tensors, Checkpoint):
+        return tensors
+    found = tensors if isinstance(tensors, Mapping) else _state_dict(tensors)
+    made: dict[str, Tensor] = {}
+    bad: dict[str, str] = {}
+    known: dict[object, str] = {}
+    ties: dict[str, list[str]] = {}
+    for name, value in found.items():
+        shared = _storage(value)
+        if shared is not None and shared in known:
+            made[name] = replace(made[known[shared]], name=name)
+            ties.setdefault(known[shared], [known[shared]]).append(name)
+            continue
+        try:
+            made[name] = replace(value, name=name) if isinstance(value, Tensor) else held(name, _array(value))
+        except (TypeError, ValueError, RuntimeError, BufferError, UsageError) as e:
+            bad[str(name)] = str(e)
+            continue
+        if shared is not None:
+            known[shared] = name
+    if bad:
+        lines = listing(f"{name}: {why}" for name, why in bad.items())
+        raise UsageError(f"{len(bad)} of {len(found)} values are not arrays that a checkpoint can hold:\n{lines}")
+    return Checkpoint(made, ties=tuple(map(tuple, ties.values())), format="memory")
+
+
+def _state_dict(owner: Any) -> Mapping[str, Any]:
+    give = getattr(owner, "state_dict", None)
+    if not callable(give):
+        raise UsageError(f"save takes a mapping of arrays or a module, not {type(owner).__name__}")
+    found: Mapping[str, Any] = give()
+    return found
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # a torch tensor exists only where torch was imported
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _storage(value: Any) -> object:
+    """What two torch tensors have in common that are views of the same elements; None for all else."""
+    if not _is_torch(value) or value.layout != sys.modules["torch"].strided or not value.numel():
+        return None
+    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+
+
+def _array(value: Any) -> Any:
+    import numpy as np
+
+    if _is_torch(value):
+        from ..moves.torch import to_array
+
+        return to_array(value)
+    if isinstance(value, (str, bytes, Mapping)) or value is None:
+        raise TypeError(f"it is {'None' if value is None else f'of type {type(value).__name__}'}")
+    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    array = np.asarray(value)
+    if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
+        raise TypeError(f"it is of type {type(value).__name__}")
+    return array
+
+
+__all__ = ["gathered"]

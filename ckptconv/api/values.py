@@ -1,0 +1,111 @@
+"""What people write for the value of an option, made what the library takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from ..errors import MissingExtra, UsageError
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+Verify = Literal["none", "receipts", "full"]
+
+
+def size(value: int | str) -> int:
+    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000' or 1000."""
+    if not isinstance(value, str):
+        return value
+    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
+    if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
+        raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
+    return count
+
+
+def several(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One text, or many."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """'FROM=TO', many of them, or a mapping."""
+    return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
+
+
+def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
+    """A mapping, or 'NAME=VALUE' texts, of which whole numbers become numbers."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    out: dict[str, Any] = {}
+    for pair in several(value):
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
+        out[key] = int(text) if re.fullmatch(r"-?\d+", text) else text
+    return out
+
+
+def verification(value: bool | Verify) -> Verify:
+    """True is 'full' and False 'none'."""
+    words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
+    if value not in words:
+        raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
+    return words[value]
+
+
+def floats() -> list[str]:
+    """What `dtype` takes."""
+    from ..dtypes import DTYPES
+
+    return [d.name for d in DTYPES.values() if d.kind == "f"]
+
+
+def names_code(text: str) -> bool:
+    """Whether a text is package.module:callable, which names Python code, and not a path or a URL."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None
+
+
+def bar(value: Any) -> Callable[[int, int], None] | None:
+    """A function of bytes done and bytes in all: as given, or one that moves a bar ('rich', 'tqdm', True for rich)."""
+    if callable(value) or value in (None, False):
+        return value or None
+    if value in (True, "rich"):
+        return _rich()
+    if value == "tqdm":
+        return _tqdm()
+    raise UsageError(f"progress is a function of (done, total), True, 'rich' or 'tqdm'; not {value!r}")
+
+
+def _rich() -> Callable[[int, int], None]:
+    """A bar of rich, in a terminal or a notebook; it starts with the first call and ends when all is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True))
+    task = shown.add_task("")
+
+    def move(done: int, total: int) -> None:
+        shown.start()
+        shown.update(task, completed=done, total=total)
+        if done >= total:
+            shown.stop()
+
+    return move
+
+
+def _tqdm() -> Callable[[int, int], None]:
+    """A bar of tqdm, which knows notebooks; it ends when all is done."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as e:
+        raise MissingExtra("progress='tqdm' needs a package: pip install tqdm") from e
+    shown: Any = tqdm(unit="B", unit_scale=True)
+
+    def move(done: int, total: int) -> None:
+        shown.total = total
+        shown.update(done - shown.n)
+        if done >= total:
+            shown.close()
+
+    return move

@@ -1,0 +1,73 @@
+"""zoo(sources, output): many checkpoints with the options of one conversion, flat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..api import Path, bundle
+from ..api.options import CHANGE, RESOURCES, SELECT, takes
+from ..api.reading import list_of
+from .ledger import Entry
+from .run import Item, Settings, Summary, convert, plan, remembered
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..api.options import ZooOptions
+
+ZOO = (
+    *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", *RESOURCES,
+)  # fmt: skip
+
+
+@takes(*ZOO)
+def zoo(
+    sources: Path | Sequence[Path],
+    output: Path,
+    *,
+    to: str = "safetensors",
+    pattern: str = "",
+    latest: bool = False,
+    resume: bool = False,
+    by_content: bool = False,
+    ledger: str = "",
+    each: Callable[[Entry], None] | None = None,
+    **given: Unpack[ZooOptions],
+) -> Summary:
+    """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
+
+    `sources` are folders, globs, files and manifests; `pattern` keeps those whose path or name fits, `latest` the
+    newest of each training series. `resume` does only what is not done or has changed; with `by_content` sources are
+    known by their bytes, not by time and size. The ledger lies in `output` if `ledger` names no other place. `each` is
+    called with every entry. Failures are in the summary; only what concerns all raises.
+    """
+    select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
+    return convert(
+        [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
+        latest=latest, resume=resume, hashed=by_content, ledger=ledger, resources=resources, said=each,
+    )  # fmt: skip
+
+
+@takes(*ZOO)
+def zoo_plan(
+    sources: Path | Sequence[Path],
+    output: Path,
+    *,
+    to: str = "safetensors",
+    pattern: str = "",
+    latest: bool = False,
+    resume: bool = False,
+    by_content: bool = False,
+    ledger: str = "",
+    **given: Unpack[ZooOptions],
+) -> list[Item]:
+    """What `zoo` would do, without doing it."""
+    settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
+    known = remembered(ledger or os.fspath(output)) if resume else {}
+    many = [os.fspath(s) for s in list_of(sources)]
+    return plan(many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content)
+
+
+__all__ = ["zoo", "zoo_plan"]

@@ -1,0 +1,62 @@
+"""What was meant by words that are no verbs here, and by calls without a destination: people know other programs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from glob import glob
+
+from ..errors import UsageError
+from ..messages import nearest
+
+# verbs of other programs: the command that does it, {} standing for the rest of the line
+VERBS = {
+    "list": "inspect {}", "ls": "inspect {}", "info": "inspect {}", "show": "inspect {}", "cat": "inspect {}",
+    "dump": "inspect {}", "view": "inspect {}", "print": "inspect {}", "keys": "inspect {}",
+    "tree": "inspect {} --tree",
+    "stats": "inspect {} --stats", "hash": "inspect {} --hash", "sha256": "inspect {} --hash",
+    "checksum": "verify {}", "check": "verify {}", "validate": "verify {}", "test": "verify {}",
+    "compare": "diff {}", "cmp": "diff {}", "merge": "{} -o DST", "join": "{} -o DST", "concat": "{} -o DST",
+    "cp": "{} -o DST", "copy": "{} -o DST", "export": "{} -o DST", "save": "{} -o DST", "load": "{} -o DST",
+    "transform": "{} -o DST", "rename": "{} -o DST --rename FROM=TO", "cast": "{} -o DST --dtype float16",
+    "html": "report {} -o report.html", "batch": "zoo {} -o DIR",
+}  # fmt: skip
+QUESTIONS = {"help": "--help", "version": "--version"}
+REST = {"{} -o DST": "SRC", "diff {}": "A B"}
+
+
+def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
+    """What is wrong with the first word, which is no verb: '' if it may be a source."""
+    word, rest = argv[0], [a for a in argv[1:] if a not in ("-h", "--help")]
+    if not word.replace("-", "").isalnum() or word.startswith("-") or glob(f"{glob_safe(word)}*"):
+        return ""
+    if word in VERBS:
+        form = VERBS[word]
+        words = " ".join(map(shlex.quote, rest)) or REST.get(form, "SRC")
+        return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
+    near = nearest(word, [*verbs, *QUESTIONS])
+    if near:
+        return f"no verb is called {word!r}; near is `ckptconv {QUESTIONS.get(near[0], near[0])}`"
+    if len(rest) < len(argv) - 1:  # --help of what is neither a verb nor a file
+        return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
+    return ""
+
+
+def glob_safe(word: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in word)
+
+
+def without_destination(sources: Sequence[str]) -> UsageError:
+    """For `ckptconv X` and `ckptconv A B`: the commands that may have been meant."""
+    shown = [shlex.quote(s) for s in sources]
+    if len(shown) == 1:
+        return UsageError(
+            f"where to? `ckptconv {shown[0]} -o DST` converts; `ckptconv inspect {shown[0]}` lists what is inside"
+        )
+    first, last = " ".join(shown[:-1]), shown[-1]
+    lines = [f"`ckptconv {first} -o {last}` converts"]
+    if os.path.exists(sources[-1]):
+        lines = [f"`ckptconv diff {first} {last}` compares"] * (len(shown) == 2)
+        lines += [f"`ckptconv {first} {last} -o DST` merges"]
+    return UsageError(f"where to? {'; '.join(lines)}")

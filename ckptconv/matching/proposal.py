@@ -1,0 +1,118 @@
+"""match(source, target): the proposal for two paths (or a torch module), as a person sees it and as a rule file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import api
+from ..api.options import SELECT, takes
+from ..api.values import names_code
+from ..checkpoint import Checkpoint
+from ..errors import StorageError
+from ..messages import fold, listing, many
+from ..rules.library import MAX_FILE
+from . import search, toml
+from .pairs import Proposal
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..api.options import MatchOptions
+
+MATCH = (*SELECT, "force", "jobs")
+
+
+@dataclass(frozen=True, repr=False)
+class Match:
+    """A proposed converter: the pairs with their evidence, and the rules as text."""
+
+    proposal: Proposal
+    rules: str
+
+    @property
+    def doubt(self) -> str:
+        """Why the two may not be one model; '' if they are."""
+        return self.proposal.doubt
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """What is known, what is assumed, what to look at and what is left."""
+        found = self.proposal
+        kinds: Counter[str] = Counter()
+        for p in found.pairs:
+            kind = f"by {p.evidence}" if p.sure else "to look at" if p.real else "assumed"
+            kinds[kind] += len(p.targets) + len(p.fills)
+        evidence = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        yield f"{many(sum(kinds.values()), 'tensor')} of the target found: {evidence}"
+        for names, where in ((found.target_only, "source"), (found.source_only, "target")):
+            if names:
+                yield f"no counterpart in the {where}:\n{listing([str(f) for f in fold(names)])}"
+        yield from (f"note: {note}" for note in found.notes)
+        if len(self.rules.encode()) > MAX_FILE:
+            yield "note: the rules are longer than a rule file may be; match parts of the model with include="
+
+    def __repr__(self) -> str:
+        return f"<Match: {next(self._lines())}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The pairs as JSON-able values."""
+        return self.proposal.to_json()
+
+
+@takes(*MATCH)
+def match(
+    source: api.Path,
+    target: Any,
+    output: api.Path | None = None,
+    *,
+    values: bool = True,
+    **given: Unpack[MatchOptions],
+) -> Match:
+    """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
+
+    The target is a checkpoint, a torch module, or the name package.module:callable of what builds one. Where both hold
+    the same values these decide, to the last bit; else names, shapes and the order of modules do, and what they leave
+    open is marked. `include` and `exclude` hold for both. `output` is a .toml file to write the rules to.
+    `Match.doubt` says when the two may not be one model; CkptError if nothing can be proposed.
+    """
+    select, change, how, resources = api.bundle(given, *MATCH)
+    if output and os.path.exists(output) and not how.force:
+        raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
+    every = replace(select, include=(), exclude=())
+    a = api.prepare([source], every, change)
+    b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
+    globs = {"include": select.include, "exclude": select.exclude}
+    found = search.match(a, b, values=values, workers=resources.workers, **globs)
+    names = [_name(side) for side in (source, target)]
+    text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
+    if output:
+        Path(output).write_text(text, encoding="utf-8")
+    return Match(found, text)
+
+
+def _opened(target: Any, select: api.Select) -> Checkpoint:
+    """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
+    if isinstance(target, Checkpoint):
+        return target
+    if isinstance(target, str | os.PathLike) and not names_code(os.fspath(target)):
+        return api.opened(os.fspath(target), select)
+    from ..torch import build, outline
+
+    return outline(build(target, meta=True) if isinstance(target, str) else target)
+
+
+def _name(side: Any) -> str:
+    if isinstance(side, str | os.PathLike):
+        path = os.fspath(side)
+        return os.path.basename(path.rstrip("/")) or path
+    return type(side).__name__
+
+
+__all__ = ["Match", "match"]

@@ -1,0 +1,211 @@
+"""Python at first touch: what shows itself, is sliced, saved, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import SUBJECTS
+
+import ckptconv
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    values = {f"layer_{i}/kernel": np.arange(12, dtype="f4").reshape(3, 4) + i for i in range(30)}
+    ckptconv.save(values, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+# --- what shows itself ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_one_line_and_a_short_table(path: Path) -> None:
+    c = ckptconv.open(path)
+    assert repr(c) == f"<Checkpoint safetensors '{path}': 30 tensors, 1.4 kB>"
+    lines = str(c).splitlines()
+    assert len(lines) == 23
+    assert lines[1:3] == ["name             dtype    shape  size", "layer_0/kernel   float32  3x4    48 B"]
+    assert lines[-1] == "... and 10 more"
+    assert repr(c["layer_3/kernel"]) == "<Tensor 'layer_3/kernel': float32 3x4, 48 B>"
+
+
+def test_a_notebook_shows_a_table_and_no_markup_of_strangers(tmp_path: Path) -> None:
+    ckptconv.save({"<script>\x1b[2J": np.ones(2), "x" * 60_000: np.ones(1)}, tmp_path / "m.npz")
+    html = ckptconv.open(tmp_path / "m.npz")._repr_html_()
+    assert "&lt;script&gt;\\x1b[2J" in html
+    assert len(html) < 2000
+
+
+def test_results_print_as_the_command_line_does(path: Path, tmp_path: Path) -> None:
+    done = ckptconv.convert(path, tmp_path / "n.npz", dtype="float16", include="layer_0*")
+    assert str(done).splitlines()[-1].startswith("1 tensor, 24 B in ")
+    assert repr(done).startswith("<Report: 1 tensor, 24 B in ")
+
+
+def test_with_and_a_near_name(path: Path) -> None:
+    with ckptconv.open(path) as c:
+        assert "layer_3/kernal" not in c
+        assert c.get("layer_3/kernal") is None
+        with pytest.raises(KeyError, match="no tensor is called 'layer_3/kernal'; did you mean layer_3/kernel"):
+            c["layer_3/kernal"]
+
+
+def test_what_was_done_is_logged(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ckptconv"):
+        ckptconv.convert(path, tmp_path / "n.npz")
+    assert "30 tensors, 1.4 kB in " in caplog.text
+
+
+def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[tuple[int, int]] = []
+    ckptconv.convert(path, tmp_path / "n.npz", progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (1440, 1440)
+    ckptconv.convert(path, tmp_path / "o.npz", progress=True)
+    assert "1.4" in capsys.readouterr().err
+    with pytest.raises(ckptconv.UsageError, match="progress is a function"):
+        ckptconv.convert(path, tmp_path / "p.npz", progress="loud")
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+INDICES: list[Any] = [
+    0, -1, np.s_[0:2], np.s_[..., 1:3], np.s_[::2, -1], np.s_[::-1, 3:1:-1], np.s_[5:5], np.s_[2, 3, 4], np.s_[:, 1],
+    [1, 2], np.s_[None, 0], np.s_[1:100:3, ..., ::-2], (), ..., np.s_[:, 2:3, 1:2],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
+def test_a_slice_is_numpys(subject: Any, tmp_path: Path) -> None:
+    values = np.arange(24 * 5 * 7, dtype="f4").reshape(24, 5, 7)
+    name = subject.spell("a/b") if subject.spell else "a"
+    ckptconv.save({name: values}, tmp_path / subject.file, format=subject.name)
+    t = next(iter(ckptconv.open(tmp_path / subject.file, format=subject.name).values()))
+    for index in INDICES:
+        np.testing.assert_array_equal(t[index], values[index], str(index))
+    assert [row.shape for row in t] == [(5, 7)] * 24
+    with pytest.raises(IndexError, match="index 24 is out of bounds for an axis of 24"):
+        t[24]
+    with pytest.raises(IndexError, match="too many indices"):
+        t[0, 0, 0, 0]
+
+
+def test_a_slice_of_what_was_rearranged(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    base = torch.arange(4 * 6 * 5).reshape(4, 6, 5).float()
+    for view in (base.permute(2, 0, 1), base.transpose(0, 1)[::2], base[1:, 2]):
+        torch.save({"v": view}, path.with_suffix(".pt"))
+        t = ckptconv.open(path.with_suffix(".pt"))["v"]
+        for index in (np.s_[1:3], np.s_[:, 1], np.s_[-1, ..., 0:2]):
+            np.testing.assert_array_equal(t[index], view.numpy()[index])
+
+
+def test_a_slice_reads_only_the_slice(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptconv.storage.files import Reader
+
+    ckptconv.save({"w": np.arange(2**20, dtype="f4").reshape(1024, 1024)}, tmp_path / "big.safetensors")
+    t = ckptconv.open(tmp_path / "big.safetensors")["w"]
+    read, into = [], Reader.into
+    monkeypatch.setattr(Reader, "into", lambda self, at, view: (read.append(len(view)), into(self, at, view))[1])
+    assert t[1000, 5:7].tolist() == [1000 * 1024 + 5, 1000 * 1024 + 6]
+    assert sum(read) < 10_000
+
+
+def test_numpy_takes_a_tensor_as_an_array(path: Path) -> None:
+    t = ckptconv.open(path)["layer_1/kernel"]
+    assert np.asarray(t).shape == (3, 4)
+    assert np.asarray(t, "f8").dtype == np.float64
+    assert float(np.mean(t)) == 6.5
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool", "int64", "float16"])
+def test_torch_tensors_of_any_dtype(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    t = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(getattr(torch, kind))
+    grad = torch.nn.Parameter(t) if t.is_floating_point() else t
+    ckptconv.save({"whole": grad, "turned": t.T, "scalar": t[0, 1]}, tmp_path / "m.safetensors")
+    got = ckptconv.open(tmp_path / "m.safetensors").torch()
+    for name, want in (("whole", t), ("turned", t.T), ("scalar", t[0, 1])):
+        assert got[name].dtype == want.dtype
+        assert torch.equal(got[name].to(torch.complex64), want.to(torch.complex64))
+
+
+def test_a_module_with_ties(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 3), "b": torch.nn.Linear(3, 4, bias=False)})
+    module["b"].weight = module["a"].weight
+    ckptconv.save(module, tmp_path / "m.pt")
+    back = ckptconv.open(tmp_path / "m.pt")
+    assert back.ties == (("a.weight", "b.weight"),)
+    state = back.torch()
+    assert state["a.weight"] is state["b.weight"]
+    module.load_state_dict(state)
+
+
+class Lent:
+    """An array of a library that shares it by DLPack only."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_that_are_lent(tmp_path: Path) -> None:
+    ckptconv.save({"x": Lent(np.arange(3.0))}, tmp_path / "m.npz")
+    assert ckptconv.open(tmp_path / "m.npz")["x"][:].tolist() == [0, 1, 2]
+
+
+def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.UsageError) as e:
+        ckptconv.save(
+            {"w": np.ones(2), "opt": {"lr": 1}, "none": None, "note": "x", "any": object()}, tmp_path / "m.pt"
+        )
+    assert str(e.value) == (
+        "4 of 5 values are not arrays that a checkpoint can hold:\n  opt: it is of type dict\n  none: it is None\n"
+        "  note: it is of type str\n  any: it is of type object"
+    )
+    with pytest.raises(ckptconv.UsageError, match="takes a mapping of arrays or a module, not int"):
+        ckptconv.save(3, tmp_path / "m.pt")
+    assert not (tmp_path / "m.pt").exists()
+
+
+# --- flat functions ---------------------------------------------------------------------------------------------------
+
+
+def test_flat_functions_take_the_options_of_the_command_line(path: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.npz"
+    ckptconv.convert(path, half, dtype="float16", include="layer_1*", verify=True, rename={"{x...}": "net/{x...}"})
+    assert set(ckptconv.open(half)) == {f"net/layer_{i}/kernel" for i in (1, *range(10, 20))}
+    assert ckptconv.inspect(half, include="*1/kernel", stats=True).extra["net/layer_1/kernel"]["max"] == 12
+    assert ckptconv.diff(path, half, include="layer_1*", rename="{x...}=net/{x...}", rtol=1e-3).same
+    assert len(ckptconv.verify(path, half, dtype="float16", include="layer_1*", rename="{x...}=net/{x...}")) == 11
+    assert ckptconv.verify(path).hashed == 30
+    found = ckptconv.match(path, path, tmp_path / "rules.toml")
+    assert "30 tensors of the target found" in str(found)
+    assert (tmp_path / "rules.toml").read_text() == found.rules
+    done = ckptconv.zoo(tmp_path, tmp_path / "out", to="npy", pattern="half*")
+    assert (done.done, len(done.failed)) == (1, 0)
+
+
+def test_every_error_speaks_python(path: Path) -> None:
+    for call in (
+        lambda: ckptconv.convert(path, path),
+        lambda: ckptconv.convert(path, path.with_name("folder")),
+        lambda: ckptconv.convert([path, path], path.with_suffix(".npz")),
+        lambda: ckptconv.open(path, include="lay3r"),
+        lambda: ckptconv.verify(path, dtype="float16"),
+    ):
+        with pytest.raises(ckptconv.CkptError) as e:
+            call()
+        assert "--" not in str(e.value)
