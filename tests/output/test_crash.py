@@ -304,6 +304,14 @@ def test_a_note_from_a_stranger_touches_only_the_destination(sources: list[Path]
     assert victim.read_bytes() == b"precious"
 
 
+def test_a_note_that_was_being_written_goes_with_its_own_destination(sources: list[Path], tmp_path: Path) -> None:
+    notes = [tmp_path / f".{name}.0123abcd.publish" for name in ("out.safetensors", "other.safetensors")]
+    for note in notes:
+        note.write_bytes(b'{"first"')
+    write(sources[0], tmp_path, "single")
+    assert [note.exists() for note in notes] == [False, True]
+
+
 def test_a_reader_is_told_of_an_unfinished_replacement(
     sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
