@@ -121,7 +121,7 @@ def _bare(name: str) -> tuple[str, ...]:
 
 def _dotless(name: str) -> tuple[str, ...]:
     """A name without dots, whole and without its first segment."""
-    return name.replace(".", ""), name.partition(".")[2].replace(".", "")
+    return tuple(n.replace(".", "") for n in (name, name.partition(".")[2]) if n)
 
 
 def _in_order(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: str) -> dict[str, str]:

@@ -20,6 +20,8 @@ from .passes import renamed
 # else's, so they are taken out in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
+CHOICES = ("the weights are the entry", "holds several state dicts")  # what a format says of entries: settled by `at`
+
 
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep what lies in one entry, under names without it; UsageError lists the entries if there is none such."""
@@ -39,7 +41,7 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = {k: v for k, v in checkpoint.details.items() if k != "entry"}
-    notes = tuple(n for n in checkpoint.notes if "at=" not in n.text and "entry" not in n.text)
+    notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
     made = renamed(only, found.__getitem__)
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made

@@ -1,0 +1,451 @@
+"""The everyday table of docs/pytorch.md: each file as its project builds it, its row's command, the names it gives."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import pickle
+import re
+import shlex
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import ROOT
+
+import ckptconv
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+PAGE = (ROOT / "docs" / "pytorch.md").read_text()
+ROWS = [tuple(c.strip() for c in line.strip("| ").split(" | ")) for line in PAGE.splitlines() if "`ckptconv " in line]
+ROWS = [row for row in ROWS if len(row) == 3]
+Expected = dict[str, Any]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = Block()
+        self.head = nn.Linear(4, 2)
+        for p in (*self.parameters(), *self.buffers()):
+            if p.is_floating_point():
+                p.data.normal_()
+
+
+def optimizer(net: Any) -> Any:
+    made = torch.optim.AdamW(net.parameters())
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    made.step()
+    return made.state_dict()
+
+
+def saved(what: Any, path: Path, **options: Any) -> Path:
+    torch.save(what, path, **options)
+    return path
+
+
+def arguments() -> argparse.Namespace:
+    return argparse.Namespace(lr=0.1, data=Path("data/imagenet"), opt_betas=(0.9, 0.999), device=torch.device("cpu"))
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[[str, str, type], type]]:
+    """A class of a package that is not installed."""
+    made: list[str] = []
+
+    def make(module: str, name: str, base: type) -> type:
+        parts = module.split(".")
+        for i in range(1, len(parts) + 1):
+            stem = ".".join(parts[:i])
+            if stem not in sys.modules:
+                sys.modules[stem] = ModuleType(stem)
+                made.append(stem)
+        kind = type(name, (base,), {"__module__": module})
+        setattr(sys.modules[module], name, kind)
+        return kind
+
+    yield make
+    for name in made:
+        del sys.modules[name]
+
+
+def lightning(at: Path, fake: Any) -> Expected:
+    net, attributes = Net(), fake("lightning.fabric.utilities.data", "AttributeDict", dict)
+    saved(
+        {
+            "epoch": 3, "global_step": 900, "pytorch-lightning_version": "2.4.0", "state_dict": net.state_dict(),
+            "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 4}}}},
+            "callbacks": {"ModelCheckpoint{'monitor': 'loss'}": {
+                "monitor": "loss", "best_model_score": torch.tensor(0.25),
+                "best_k_models": {"a.ckpt": torch.tensor(0.25)},
+            }},
+            "optimizer_states": [optimizer(net)], "lr_schedulers": [{"last_epoch": 3}],
+            "hparams_name": "kwargs", "hyper_parameters": attributes(lr=0.1, where=Path("x")),
+        },
+        at,
+    )  # fmt: skip
+    return net.state_dict()
+
+
+def nanogpt(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved(
+        {
+            "model": net.state_dict(), "optimizer": optimizer(net), "model_args": {"n_layer": 2}, "iter_num": 100,
+            "best_val_loss": torch.tensor(3.5), "config": {"lr": 6e-4},
+        },
+        at,
+    )  # fmt: skip
+    return net.state_dict()
+
+
+def timm(at: Path, fake: Any) -> tuple[Expected, Expected]:
+    net, average = Net(), Net()
+    saved(
+        {
+            "epoch": 1, "arch": "resnet", "state_dict": net.state_dict(), "optimizer": optimizer(net), "version": 2,
+            "args": arguments(), "amp_scaler": {"scale": 65536.0}, "state_dict_ema": average.state_dict(),
+            "metric": 0.7,
+        },
+        at,
+    )  # fmt: skip
+    return net.state_dict(), average.state_dict()
+
+
+def convnext(at: Path, fake: Any) -> Expected:
+    net, average = Net(), Net()
+    what = {"model": net.state_dict(), "optimizer": optimizer(net), "epoch": 3, "scaler": {}, "args": arguments()}
+    saved(what | {"model_ema": average.state_dict()}, at)
+    return net.state_dict()
+
+
+def dit(at: Path, fake: Any) -> Expected:
+    net, average = Net(), Net()
+    wrapped = OrderedDict((f"module.{n}", t) for n, t in net.state_dict().items())
+    saved({"model": wrapped, "ema": average.state_dict(), "opt": optimizer(net), "args": arguments()}, at)
+    return {f"module.{n}": t for n, t in average.state_dict().items()}
+
+
+def diffusion(at: Path, fake: Any) -> tuple[Expected, Expected, Expected]:
+    """latent-diffusion's: LitEma keeps its averages under the names of the model, without dots."""
+    unet, first, average = Net(), nn.Linear(2, 2), Net()
+    names = {f"model.diffusion_model.{n}": t for n, t in unet.state_dict().items()}
+    shadow = dict(average.named_parameters())
+    averages = {f"model_ema.diffusion_model{n.replace('.', '')}": t.detach() for n, t in shadow.items()}
+    counters = {"model_ema.decay": torch.tensor(0.99), "model_ema.num_updates": torch.tensor(7, dtype=torch.int32)}
+    rest = {f"first_stage_model.{n}": t for n, t in first.state_dict().items()}
+    whole = {"betas": torch.ones(5), **names, **averages, **counters, **rest}
+    steps = fake("pytorch_lightning.utilities.parsing", "AttributeDict", dict)
+    saved({"global_step": 470000, "state_dict": whole, "callbacks": {}, "hyper_parameters": steps(x=1)}, at)
+    plain = {"betas": whole["betas"], **names, **rest}
+    shadowed = {n: shadow[n.removeprefix("model.diffusion_model.")] for n in names if n[22:] in shadow}
+    return whole, unet.state_dict(), plain | shadowed
+
+
+def yolo(at: Path, fake: Any) -> Expected:
+    net = Net().half()
+    net.stride, net.names, net.yaml = torch.tensor([8.0, 16.0]), {0: "person"}, {"nc": 80}
+    saved({"epoch": -1, "best_fitness": None, "model": net, "ema": None, "optimizer": None, "date": "2024"}, at)
+    return net.state_dict()
+
+
+def yolo_training(at: Path, fake: Any) -> Expected:
+    net = Net().half()
+    what = {"epoch": 4, "best_fitness": np.float64(0.5), "model": None, "ema": net, "updates": 9}
+    saved(what | {"optimizer": optimizer(Net()), "train_args": {"lr0": 0.01}}, at)
+    return net.state_dict()
+
+
+def stylegan(at: Path, fake: Any) -> Expected:
+    g, d, average = Net(), Net(), Net()
+    what = {"g": g.state_dict(), "d": d.state_dict(), "g_ema": average.state_dict(), "g_optim": optimizer(g)}
+    saved(what | {"d_optim": optimizer(d), "args": arguments(), "ada_aug_p": torch.tensor(0.1)}, at)
+    return average.state_dict()
+
+
+def dino(at: Path, fake: Any) -> tuple[Expected, Expected]:
+    net, teacher = Net(), Net()
+    student = {f"module.{n}": t for n, t in net.state_dict().items()}
+    what = {"student": student, "teacher": teacher.state_dict(), "optimizer": optimizer(net), "epoch": 3}
+    saved(what | {"args": arguments(), "dino_loss": {"center": torch.zeros(1, 8)}, "fp16_scaler": {}}, at)
+    return student, teacher.state_dict()
+
+
+def fairseq(at: Path, fake: Any) -> Expected:
+    net = Net()
+    config = fake("omegaconf.dictconfig", "DictConfig", object)()
+    config._content = {"lr": 0.1}
+    what = {"args": arguments(), "cfg": config, "model": net.state_dict(), "extra_state": {"epoch": 3}}
+    saved(what | {"last_optimizer_state": optimizer(net), "optimizer_history": [{"num_updates": 9}]}, at)
+    return net.state_dict()
+
+
+def detectron(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({"model": net.state_dict(), "optimizer": optimizer(net), "scheduler": {"last_epoch": 2}, "iteration": 99}, at)
+    return net.state_dict()
+
+
+def detectron_zoo(at: Path, fake: Any) -> Expected:
+    arrays = {n: t.numpy() for n, t in Net().state_dict().items()}
+    at.write_bytes(pickle.dumps({"model": arrays, "__author__": "X", "matching_heuristics": True}))
+    return {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()}
+
+
+def mmdet(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({"meta": {"epoch": 12, "CLASSES": ("a",)}, "state_dict": net.state_dict(), "optimizer": optimizer(net)}, at)
+    return net.state_dict()
+
+
+def fastai(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({"model": net.state_dict(), "opt": {"hypers": [{"lr": 0.1}], "state": [{"grad_avg": torch.ones(2)}]}}, at)
+    return net.state_dict()
+
+
+def esrgan(at: Path, fake: Any) -> Expected:
+    net, average = Net(), Net()
+    saved({"params": net.state_dict(), "params_ema": average.state_dict()}, at)
+    return average.state_dict()
+
+
+def score(at: Path, fake: Any) -> Expected:
+    net, average = Net(), Net()
+    shadow = [p.detach() for p in average.parameters()]
+    ema = {"decay": 0.999, "num_updates": 9, "shadow_params": shadow}
+    saved({"optimizer": optimizer(net), "model": net.state_dict(), "ema": ema, "step": 3}, at)
+    return net.state_dict() | {n: p.detach() for n, p in average.named_parameters()}
+
+
+def deepspeed(at: Path, fake: Any) -> Expected:
+    net = Net()
+    shapes = [OrderedDict((n, p.shape) for n, p in net.named_parameters())]
+    what = {"module": net.state_dict(), "buffer_names": ["backbone.norm.running_mean"], "optimizer": None}
+    saved(what | {"param_shapes": shapes, "ds_config": {"zero": 2}, "ds_version": "0.15", "lr_scheduler": {}}, at)
+    return net.state_dict()
+
+
+def trainer(at: Path, fake: Any) -> Expected:
+    net = Net()
+    at.mkdir()
+    saved(optimizer(net), at / "optimizer.pt")
+    ckptconv.save({n: t.numpy() for n, t in net.state_dict().items()}, at / "model.safetensors")
+    saved({"last_epoch": 3}, at / "scheduler.pt")
+    saved({"cpu": torch.get_rng_state()}, at / "rng_state.pth")
+    saved(arguments(), at / "training_args.bin")
+    (at / "trainer_state.json").write_text("{}")
+    return net.state_dict()
+
+
+def whisper(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({"dims": {"n_mels": 80}, "model_state_dict": net.state_dict()}, at)
+    return net.state_dict()
+
+
+def clip(at: Path, fake: Any) -> Expected:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    torch.jit.save(torch.jit.trace(net, torch.ones(1, 3, 8, 8)), str(at))
+    return net.state_dict()
+
+
+def parallel(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({f"module.{n}": t for n, t in net.state_dict().items()}, at)
+    return net.state_dict()
+
+
+def compiled(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({f"module._orig_mod.{n}": t for n, t in net.state_dict().items()}, at)
+    return net.state_dict()
+
+
+def compiled_layer(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved({n.replace("backbone.", "backbone._orig_mod."): t for n, t in net.state_dict().items()}, at)
+    return net.state_dict()
+
+
+def plain(at: Path, fake: Any) -> Expected:
+    return copy.deepcopy(saved_state(at))
+
+
+def saved_state(at: Path, **options: Any) -> Expected:
+    net = Net()
+    saved(net.state_dict(), at, **options)
+    return dict(net.state_dict())
+
+
+def whole(at: Path, fake: Any) -> Expected:
+    net = Net()
+    saved(net, at)
+    return net.state_dict()
+
+
+def distributed(at: Path, fake: Any) -> Expected:
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    net = Net()
+    saving.save({"model": net.state_dict(), "optimizer": optimizer(net), "step": 3}, checkpoint_id=at, no_dist=True)
+    return net.state_dict()
+
+
+def exported(at: Path, fake: Any) -> Expected:
+    program = torch.export.export(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (torch.ones(1, 3),))
+    torch.export.save(program, at)
+    return program.state_dict
+
+
+BUILD: dict[str, Callable[[Path, Any], Any]] = {
+    "`torch.save(model.state_dict(), ...)`": plain,
+    "the same, by PyTorch before 1.6": lambda at, fake: saved_state(at, _use_new_zipfile_serialization=False),
+    "Lightning": lightning, "nanoGPT": nanogpt,
+    "timm, training": lambda at, fake: timm(at, fake)[0],
+    "timm, its moving average": lambda at, fake: timm(at, fake)[1],
+    "ConvNeXt, MAE, DeiT": convnext, "DiT, its moving average": dit,
+    "Stable Diffusion": lambda at, fake: diffusion(at, fake)[0],
+    "Stable Diffusion, its UNet": lambda at, fake: diffusion(at, fake)[1],
+    "Stable Diffusion, its moving average": lambda at, fake: diffusion(at, fake)[2],
+    "YOLO, the model pickled whole": yolo, "YOLO, while training": yolo_training, "StyleGAN 2": stylegan,
+    "DINO": lambda at, fake: dino(at, fake)[0],
+    "DINO, the teacher": lambda at, fake: dino(at, fake)[1],
+    "fairseq": fairseq, "detectron2": detectron, "detectron2, the model zoo": detectron_zoo, "MMDetection": mmdet,
+    "fastai": fastai, "ESRGAN (BasicSR)": esrgan, "score_sde: averages in a list": score,
+    "DeepSpeed, a rank's file": deepspeed, "Hugging Face Trainer's folder": trainer, "Whisper": whisper,
+    "CLIP, a TorchScript archive": clip, "DistributedDataParallel": parallel,
+    "torch.compile within DistributedDataParallel": compiled, "a compiled layer": compiled_layer,
+    "`torch.save(model, ...)`": whole, "torch.distributed.checkpoint": distributed, "torch.export": exported,
+}  # fmt: skip
+
+
+def options(words: list[str]) -> dict[str, Any]:
+    """The command's options as keywords."""
+    out: dict[str, Any] = {}
+    while words:
+        word = words.pop(0).removeprefix("--").replace("-", "_")
+        out[word] = words.pop(0) if words and not words[0].startswith("-") else True
+    return out
+
+
+def test_every_row_is_built() -> None:
+    assert [row[0] for row in ROWS] == list(BUILD)
+    assert len(ROWS) >= 18
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: re.sub(r"\W+", "-", row[0]).strip("-"))
+def test_everyday(row: tuple[str, str, str], fake: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    _, source, arrow, target, *rest = shlex.split(row[1].strip("`"))
+    assert arrow == "-o"
+    expected = BUILD[row[0]](tmp_path / source, fake)
+    report = ckptconv.convert(tmp_path / source, tmp_path / target, **options(rest))
+    got = ckptconv.open(tmp_path / target)
+    assert set(got) == set(expected)
+    for name, t in expected.items():
+        assert got[name].numpy().tobytes() == t.detach().contiguous().numpy().tobytes(), name
+    hints = [
+        n.text
+        for n in report.notes
+        if n.kind == "hint" and any(o[2:].replace("-", "_") in n.text for o in rest if o[:2] == "--")
+    ]
+    assert hints == [], "a hint names an option that was given"
+
+
+def test_a_stray_tensor_changes_nothing(tmp_path: Path) -> None:
+    net = Net()
+    names = []
+    for stray in ({}, {"best_val_loss": torch.tensor(1.0)}, {"mean": torch.ones(3), "queue": {"q": torch.ones(2, 2)}}):
+        saved({"model": net.state_dict(), "epoch": 3, **stray}, tmp_path / "a.pt")
+        got = ckptconv.open(tmp_path / "a.pt", weights_only=True)
+        names.append(list(got))
+        (note,) = [n.text for n in got.notes if "entry 'model'" in n.text]
+        assert all(word in note for word in stray)
+    assert names == [list(net.state_dict())] * 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "option"),
+    [
+        ("module.", "module."), ("module._orig_mod.", "module.,_orig_mod."),
+        ("_orig_mod.module.", "_orig_mod.,module."),
+        ("_forward_module.", "_forward_module."), ("model._orig_mod.", "_orig_mod."),
+    ],
+)  # fmt: skip
+def test_hints_name_the_option_and_disappear(prefix: str, option: str, tmp_path: Path) -> None:
+    net = Net()
+    saved({"state_dict": {prefix + n: t for n, t in net.state_dict().items()}}, tmp_path / "a.pt")
+    (hint,) = [n.text for n in ckptconv.open(tmp_path / "a.pt").notes if n.kind == "hint"]
+    assert f"strip_prefix='{option}'" in hint
+    got = ckptconv.open(tmp_path / "a.pt", strip_prefix=option)
+    assert not [n for n in got.notes if n.kind == "hint"]
+    assert list(got) == [
+        prefix.replace(option.rpartition(",")[2], "") + n if "model" in prefix else n for n in net.state_dict()
+    ]
+
+
+def test_at_says_what_there_is(tmp_path: Path) -> None:
+    saved({"state_dict": Net().state_dict(), "ema": {"a": {"w": torch.ones(2)}}, "epoch": 1}, tmp_path / "a.pt")
+    assert list(ckptconv.open(tmp_path / "a.pt", at="ema.a")) == ["w"]
+    assert list(ckptconv.open(tmp_path / "a.pt", at="state_dict")) == list(Net().state_dict())
+    assert list(ckptconv.open(tmp_path / "a.pt", at="state_dict.head")) == ["weight", "bias"]
+    with pytest.raises(ckptconv.UsageError, match="near is state_dict; there are state_dict, ema"):
+        ckptconv.open(tmp_path / "a.pt", at="state_dicts")
+    with pytest.raises(ckptconv.UsageError, match=r"no name begins with 'nodule\.'"):
+        ckptconv.open(tmp_path / "a.pt", strip_prefix="nodule.")
+
+
+def test_averages_that_do_not_fit_are_errors(tmp_path: Path) -> None:
+    net = Net()
+    twice = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    cases = {
+        "belong to no weight": {"model": net.state_dict(), "ema": net.state_dict() | {"extra": torch.ones(3)}},
+        "another shape": {"model": net.state_dict(), "ema": net.state_dict() | {"head.bias": torch.ones(3)}},
+        "several ways": {"model": twice.state_dict(), "ema": {"shadow_params": [torch.ones(2, 2)]}},
+        "no way": {"model": twice.state_dict(), "ema": {"shadow_params": [torch.ones(3, 3)]}},
+        "several moving averages": {"model": net.state_dict(), "ema": net.state_dict(), "swa": net.state_dict()},
+        "no moving averages": {"model": net.state_dict()},
+    }
+    for words, what in cases.items():
+        saved(what, tmp_path / "a.pt")
+        with pytest.raises(ckptconv.UsageError, match=words):
+            ckptconv.open(tmp_path / "a.pt", ema=True)
+
+
+def test_settings_need_no_opaque(fake: Any, tmp_path: Path) -> None:
+    import collections
+    import datetime
+    import decimal
+    import uuid
+
+    values = {
+        "namespace": arguments(), "path": Path("a/b"), "when": datetime.datetime(2024, 1, 2), "id": uuid.uuid4(),
+        "span": datetime.timedelta(1), "day": datetime.date(2024, 1, 2), "zone": datetime.timezone.utc,
+        "deque": collections.deque([1], 4), "counter": collections.Counter("aab"), "price": decimal.Decimal("1.5"),
+        "size": torch.Size((2, 3)), "device": torch.device("cuda", 1), "dtype": torch.bfloat16,
+        "layout": torch.sparse_coo, "number": np.float32(1.5), "kind": np.dtype("f4"), "type": np.int64,
+        "default": collections.defaultdict(list, a=[1]), "set": {1, 2}, "frozen": frozenset({1}), "complex": 1j,
+        "easy": fake("easydict", "EasyDict", dict)(a=1), "omega": fake("omegaconf.listconfig", "ListConfig", object)(),
+    }  # fmt: skip
+    for new in (True, False):
+        saved({"model": Net().state_dict(), **values}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+        got = ckptconv.open(tmp_path / "a.pt")
+        assert list(got) == list(Net().state_dict())
+        assert not [n for n in got.notes if "unknown classes" in n.text]
+        assert got.details["values"]["path"] == "a/b"
+        assert got.details["values"]["namespace.lr"] == 0.1
