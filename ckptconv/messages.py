@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+MAX_CELL = 300  # characters of a name in a table
 NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
 MAX_WORD = 200  # letters that are compared: the time is the square of their number
 
@@ -103,8 +104,11 @@ def in_digits(value: object) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
-    """Lines of aligned columns; a column whose letter in `sides` is r is aligned right."""
-    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in rows]
+    """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
+    plain = (
+        row if max(map(len, row), default=0) <= MAX_CELL else [brief(cell, MAX_CELL) for cell in row] for row in rows
+    )
+    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in plain]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format
@@ -128,7 +132,7 @@ def shortened(names: Sequence[str], limit: int = 4) -> str:
     """Names folded by pattern in one line, and how many were left out."""
     folded = fold(names)
     left = sum(len(f.names) for f in folded[limit:])
-    return ", ".join(str(f) for f in folded[:limit]) + (f" and {left:,} more" if left else "")
+    return ", ".join(brief(str(f)) for f in folded[:limit]) + (f" and {left:,} more" if left else "")
 
 
 _NUMBER = re.compile(r"[0-9]+")

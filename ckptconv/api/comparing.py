@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from ..checkpoint import Checkpoint
-from ..errors import UsageError
+from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.keras import order
-from ..rules import passes
+from ..rules import library, passes
+from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, takes
 from .reading import list_of, opened, prepare, selected, whole
 from .writing import holdable
@@ -94,12 +95,34 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     got = detect.open_checkpoint(url, format=row.name)
     if len(expected) == 1 and row.writes:  # alone, it may be called by the file
         got = row.load().writer(url).place(expected).named(got)
-    same(expected, got, url, workers=how.resources.workers)
+    try:
+        same(expected, got, url, workers=how.resources.workers)
+    except VerifyError as e:
+        if hint := _forgotten(expected, got):
+            e.message += f"\nit looks like a conversion that had {hint} as well; give all of its options"
+        raise
     if row.name == "keras":
         from ..formats.keras.position import refuse_misplaced
 
         refuse_misplaced(expected, got, url)
     return expected
+
+
+def _forgotten(expected: Checkpoint, got: Checkpoint) -> str:
+    """The options that a conversion would need to give these names, dtypes and shapes; '' if none is known."""
+    made, given = expected, list[str]()
+    if expected.keys().isdisjoint(got):
+        name = library.suggestion(expected)
+        return f"converter={name!r}" if name else ""
+    if any(n not in got for n in made) and any(not t.role for t in made.values()):
+        made = passes.weights_only(made)
+        given.append("weights_only=True")
+    kinds = {got[n].dtype for n, t in made.items() if n in got and t.dtype != got[n].dtype and t.dtype.kind == "f"}
+    if len(kinds) == 1 and (kind := kinds.pop()).kind == "f":
+        made = passes.cast(made, kind)
+        given.append(f"dtype={kind.name!r}")
+    fits = given and len(made) == len(got) and not unlike(made.tensors, got)
+    return " ".join(given) if fits else ""
 
 
 __all__ = ["check_itself", "diff", "verify"]

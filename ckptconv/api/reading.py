@@ -46,7 +46,14 @@ def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
 
 def whole(url: str, select: Select) -> Checkpoint:
     """Open one source with all its tensors."""
+    refuse_streams(url)
     return detect.open_checkpoint(url, Reading(select.opaque, select.keep_going, select.densify), format=select.format)
+
+
+def refuse_streams(url: str) -> None:
+    """Standard input and output: a checkpoint is read and written at many places, not from its beginning to its end."""
+    if url in ("-", "/dev/stdin", "/dev/stdout"):
+        raise UsageError(f"{url} is a stream; a checkpoint is read and written at many places, so name a file")
 
 
 def selected(found: Checkpoint, select: Select) -> Checkpoint:
@@ -94,4 +101,4 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     return [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
 
 
-__all__ = ["list_of", "open", "opened", "prepare", "selected", "whole"]
+__all__ = ["list_of", "open", "opened", "prepare", "refuse_streams", "selected", "whole"]

@@ -28,7 +28,7 @@ from ..storage import files
 from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Path, Resources, Target, bundle, takes
-from .reading import list_of, prepare
+from .reading import list_of, prepare, refuse_streams
 from .values import Verify, verification
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def plan_for(
 
 
 def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
+    refuse_streams(url)
     row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
     if row.name == "hdf5" and not target.format and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(

@@ -17,7 +17,8 @@ PLAIN = re.compile(r"[\w./:@%+,-]+")  # a name that a shell would read as anythi
 
 
 def _starting(words: Iterable[str], typed: str) -> list[str]:
-    return [w for w in words if w.startswith(typed)]
+    """The words that continue what was typed and that no shell takes for anything else: every offer passes here."""
+    return [w for w in words if w.startswith(typed) and PLAIN.fullmatch(w)]
 
 
 def readable(incomplete: str) -> list[str]:
@@ -40,7 +41,8 @@ def converters(incomplete: str) -> list[str]:
 
     folder = os.path.dirname(incomplete)
     try:
-        files = [os.path.join(folder, f) for f in sorted(os.listdir(folder or ".")) if f.endswith(".toml")]
+        rules = (f for f in sorted(os.listdir(folder or ".")) if f.endswith(".toml") and not f.startswith("-"))
+        files = [os.path.join(folder, f) for f in rules]
     except OSError:
         files = []
     return _starting(["auto", *names(), *files], incomplete)
@@ -68,8 +70,7 @@ def tensors(incomplete: str) -> list[str]:
             found.update(dict.fromkeys(_names(word)))
         except CkptError:
             continue
-    fit = (n for n in found if n.startswith(incomplete) and PLAIN.fullmatch(n))
-    return list(dict.fromkeys(_step(n, incomplete) for n in fit))[:LIMIT]
+    return list(dict.fromkeys(_step(n, incomplete) for n in _starting(found, incomplete)))[:LIMIT]
 
 
 def _typed() -> list[str]:

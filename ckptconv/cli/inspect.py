@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import in_bytes, in_digits, in_shape, many
+from ..messages import brief, in_bytes, in_digits, in_shape, many
 from . import complete, show
 from .options import READING, Json, takes
 
@@ -106,9 +106,9 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
 def _say(found: Checkpoint, total: Totals) -> None:
     """Metadata, ties and notes, then the sums, on stderr."""
     for key, value in found.metadata.items():
-        show.talk(f"metadata: {key} = {_short(value)}")
+        show.talk(f"metadata: {_short(key)} = {_short(value)}")
     for group in found.ties:
-        show.talk(f"tied: {' = '.join(group)}")
+        show.talk(f"tied: {' = '.join(map(brief, group))}")
     show.notes([n for n in found.notes if n.kind != "dropped"])  # what was not selected is no news
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:

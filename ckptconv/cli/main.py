@@ -137,6 +137,8 @@ def _run(argv: list[str]) -> None:
         if not argv:  # the help, which is what was asked for
             e.show()
             sys.exit(e.exit_code)
+        if option := meant.OPTIONS.get(getattr(e, "option_name", "")):
+            raise UsageError(f"no such option: {e.option_name}; {option} does that") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise meant.without_destination(e.ctx.params["sources"]) from e
         where = e.ctx.command_path if e.ctx else "ckptconv"

@@ -23,6 +23,13 @@ VERBS = {
     "html": "report {} -o report.html", "batch": "zoo {} -o DIR",
 }  # fmt: skip
 QUESTIONS = {"help": "--help", "version": "--version"}
+# options of other programs
+OPTIONS = {
+    "--overwrite": "--force", "--replace": "--force", "--yes": "--force", "--format": "--to", "--output-format": "--to",
+    "--precision": "--dtype", "--half": "--dtype float16", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16",
+    "--filter": "--include", "--only": "--include", "--ignore": "--exclude", "--skip": "--exclude",
+    "--threads": "--jobs", "--workers": "--jobs", "--out": "--output", "--dst": "--output", "--prefix": "--rename",
+}  # fmt: skip
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
 
@@ -56,7 +63,7 @@ def without_destination(sources: Sequence[str]) -> UsageError:
         )
     first, last = " ".join(shown[:-1]), shown[-1]
     lines = [f"`ckptconv {first} -o {last}` converts"]
-    if os.path.exists(sources[-1]):
+    if os.path.exists(sources[-1]) or glob(f"{glob_safe(sources[-1])}*"):
         lines = [f"`ckptconv diff {first} {last}` compares"] * (len(shown) == 2)
         lines += [f"`ckptconv {first} {last} -o DST` merges"]
     return UsageError(f"where to? {'; '.join(lines)}")

@@ -54,8 +54,9 @@ _AS_IT_IS, _ESCAPED = (json.JSONEncoder(ensure_ascii=escape, default=str).encode
 
 
 def _compact(value: Any) -> str:
-    """One line of JSON, readable where the output can hold every letter."""
-    return (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
+    """One line of JSON, readable where the output can hold every letter; what could drive a terminal is escaped."""
+    text = (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _ESCAPED(c)[1:-1] for c in text)
 
 
 def escape_unwritable() -> None:

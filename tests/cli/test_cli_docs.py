@@ -86,6 +86,7 @@ def folder(tmp_path: Path) -> Path:
     (home / "train").mkdir()
     for step in (1000, 2000):
         ckptconv.save(encoder(1, step, slots=False), home / f"train/model.ckpt-{step}", format="tf")
+        (home / "train/checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{step}"\n')
     for part in ("generator", "discriminator"):
         ckptconv.save({"conv/kernel": ramp(3, 3, 4, 8), "conv/bias": np.zeros(8, "f4")}, home / f"{part}.ckpt")
     (home / "rules.toml").write_text(RULES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import numpy as np
 import pytest
@@ -44,6 +46,50 @@ def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
     done = cli(env={**os.environ, **asked, "_CKPTCONV_COMPLETE": "complete_bash"}, cwd=folder)
     assert done.stderr == ""
     assert sorted(done.stdout.split()) == sorted(offered)
+
+
+HOSTILE = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a;touch pwned",
+    'a"b',
+    "a'b",
+    "a b",
+    "a|b",
+    "a&b",
+    "-rf",
+    "a\\b",
+    "a>b",
+    "{a,b}",
+]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_no_shell_is_offered_what_it_may_run(shell: str, cli: Run, folder: Path) -> None:
+    for name in HOSTILE:
+        (folder / f"{name}.toml").write_text("")
+    words = ["ckptconv", "model.safetensors", "-c", ""]
+    typed = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": "3"}
+    if shell != "bash":
+        typed = {"_TYPER_COMPLETE_ARGS": " ".join(words), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        typed |= {"_TYPER_COMPLETE_WORD_TO_COMPLETE": ""}
+    env = {**os.environ, "_CKPTCONV_COMPLETE": f"complete_{shell}", **typed}
+    offered = cli(env=env, cwd=folder).stdout
+    assert "rules.toml" in offered
+    assert "pwned" not in offered
+    assert not any(f"{name}.toml" in offered.replace("rules.toml", "") for name in HOSTILE)
+
+
+@pytest.mark.skipif(not which("zsh"), reason="zsh is not installed")
+def test_zsh_runs_nothing_at_tab(cli: Run, folder: Path) -> None:
+    """What zsh's completion evaluates, evaluated by zsh."""
+    for name in HOSTILE:
+        (folder / f"{name}.toml").write_text("")
+    env = {**os.environ, "_TYPER_COMPLETE_ARGS": "ckptconv a.ckpt -c ", "_CKPTCONV_COMPLETE": "complete_zsh"}
+    offered = cli(env=env, cwd=folder).stdout
+    assert "rules.toml" in offered
+    subprocess.run(["zsh", "-c", "_arguments() { print -r -- $@ }\n" + offered], cwd=folder, check=True)
+    assert not (folder / "pwned").exists()
 
 
 def test_zsh_asks_in_another_way(cli: Run, folder: Path) -> None:

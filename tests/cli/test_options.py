@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import runpy
 from typing import get_type_hints
@@ -12,7 +13,9 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.api import options
+from ckptconv.cli import show
 from ckptconv.cli.options import SPELLINGS, spelled
+from ckptconv.messages import table
 
 
 def test_every_verb_and_every_option_is_on_a_page() -> None:
@@ -104,3 +107,17 @@ def test_messages_of_the_library_are_spelt_for_the_command_line(said: str, spelt
 
 def test_literals_are_types() -> None:
     assert get_type_hints(options.Target)["verify"] == options.Verify
+
+
+@pytest.mark.parametrize("name", ["a\u202eb", "a\x9bb", "a\u200bb", "a\ud800b", "a\U000e0001b", "a\x7fb", "é"])
+def test_json_drives_no_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show.as_json({"name": name, "rows": [{"name": name}]})
+    text = capsys.readouterr().out
+    assert all(line.isprintable() for line in text.splitlines())
+    assert json.loads(text) == {"name": name, "rows": [{"name": name}]}
+
+
+def test_tables_cut_endless_names() -> None:
+    lines = table(("name", "size"), [("x" * 60_000, "1 B"), ("a", "2 B")])
+    assert max(map(len, lines)) < 400
+    assert "(60000 characters)" in lines[1]
