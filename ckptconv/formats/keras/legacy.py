@@ -40,12 +40,12 @@ from ...storage.files import Reader, Seen, sibling
 from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
+from ..reading import Reading
 from . import naming
+from .naming import OPTIMIZER, TOP, join
 
 if TYPE_CHECKING:
     from .write import LegacyWriter
-from ..reading import Reading
-from .naming import OPTIMIZER, TOP, join
 
 INDEX = ".h5.index.json"
 LISTS = ("layer_names", "weight_names")
@@ -67,15 +67,16 @@ def sniff(seen: Seen) -> int:
     if not hdf5.is_hdf5(seen):
         return 0
     found = hdf5.try_look(seen.url)
-    return 3 if found and root(found) is not None else 0
+    return 3 if found and layers_group(found) is not None else 0
 
 
-def root(found: Tree) -> str | None:
+def layers_group(found: Tree) -> str | None:
     """The path of the group that lists the layers, or None if this is not such a file."""
-    return next((p for p in ("model_weights", "") if names(found.groups.get(p, {}), "layer_names") is not None), None)
+    groups = {p: found.groups.get(p, {}) for p in ("model_weights", "")}
+    return next((p for p, attrs in groups.items() if _list_of(attrs, "layer_names") is not None), None)
 
 
-def names(attrs: Mapping[str, Any], key: str) -> list[str] | None:
+def _list_of(attrs: Mapping[str, Any], key: str) -> list[str] | None:
     """Join a list attribute that may be split into key0, key1, ...; None if it is absent."""
     if key in attrs:
         values = attrs[key]
@@ -94,34 +95,45 @@ def open(url: str, how: Reading) -> Checkpoint:
     if url.endswith(INDEX):
         return _open_index(url)
     found = hdf5.look(url)
-    base = root(found)
+    base = layers_group(found)
     if base is None:
-        raise CorruptCheckpoint("no group has the attribute layer_names, so this is no Keras legacy file", url=url)
-    listed = listed_once(found, weights(found, base))
-    called, shared = name(found, listed)
+        raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
+    listed = _refuse_twice(found, _weights(found, base))
+    called, tied = _label_all(found, listed)
+    slots = _slots(found)
     tensors: dict[str, Tensor] = {}
-    layers: dict[str, list[tuple[str, str]]] = {}
     for entry, label in zip(listed, called, strict=True):
-        layers.setdefault(entry.layer, []).append((label, entry.name))
         if label not in tensors:
             tensors[label] = hdf5.tensor(found, entry.stored, label)
-    for layer in names(found.groups[base], "layer_names") or ():
-        layers.setdefault(layer, [])
-    slots: dict[str, Listed] = {}
-    for e in group(found, OPTIMIZER, OPTIMIZER):
-        short = f"{OPTIMIZER}/{bare(e.name)}"
-        slots[e.stored.path if short in slots else short] = e
-    tensors |= {label: hdf5.tensor(found, e.stored, label, role=role(e)) for label, e in slots.items()}
-    used = {e.stored.path for e in listed} | {e.stored.path for e in slots.values()}
-    notes = [*shared, *found.notes, *unread(found, used)]
-    order = [*(names(found.groups[base], "layer_names") or ()), TOP]
-    said = metadata(found, base)
-    details: dict[str, Any] = {"layers": [[k, layers[k]] for k in dict.fromkeys(order) if k in layers]}
-    details["kinds"] = kinds(said.get("model_config", ""), tensors)
+    tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
+    notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
+    said = _metadata(found, base)
+    details: dict[str, Any] = {"layers": _layers(found, base, listed, called)}
+    details["kinds"] = _kinds(said.get("model_config", ""), tensors)
     return Checkpoint(tensors, said, (), "keras", (url,), tuple(notes), details)
 
 
-def kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
+def _layers(found: Tree, base: str, listed: Iterable[Listed], called: Iterable[str]) -> list[Any]:
+    """The layers in the order of the file, each with (tensor's name, weight name) of all that it lists."""
+    rows: dict[str, list[tuple[str, str]]] = {layer: [] for layer in _list_of(found.groups[base], "layer_names") or ()}
+    rows.setdefault(TOP, [])
+    for entry, label in zip(listed, called, strict=True):
+        rows.setdefault(entry.layer, []).append((label, entry.name))
+    if not rows[TOP]:
+        del rows[TOP]
+    return [[layer, weights] for layer, weights in rows.items() if layer]
+
+
+def _slots(found: Tree) -> dict[str, Listed]:
+    """The optimizer's weights by the names of their tensors."""
+    slots: dict[str, Listed] = {}
+    for e in _entries(found, OPTIMIZER, OPTIMIZER):
+        short = f"{OPTIMIZER}/{_bare(e.name)}"
+        slots[e.stored.path if short in slots else short] = e
+    return slots
+
+
+def _kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
     """The class of the layer that each tensor belongs to, where the model's config tells."""
     try:
         known = naming.kinds(json.loads(config)) if config else {}
@@ -131,9 +143,9 @@ def kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
     return {n: known[owner] for n, owner in owners if owner in known}
 
 
-def weights(found: Tree, base: str) -> Iterator[Listed]:
+def _weights(found: Tree, base: str) -> Iterator[Listed]:
     """All entries of all layers' lists, in order; CorruptCheckpoint names those that nothing is stored for."""
-    layers = names(found.groups[base], "layer_names") or []
+    layers = _list_of(found.groups[base], "layer_names") or []
     for layer in dict.fromkeys(layers):
         path = join(base, layer)
         if path in found.datasets:
@@ -141,9 +153,9 @@ def weights(found: Tree, base: str) -> Iterator[Listed]:
             continue
         if path not in found.groups:
             raise CorruptCheckpoint(f"layer_names lists {layer!r} but there is no such group", url=found.url)
-        yield from group(found, path, layer)
+        yield from _entries(found, path, layer)
     if TOP not in layers:
-        yield from group(found, join(base, TOP), TOP)
+        yield from _entries(found, join(base, TOP), TOP)
 
 
 def _open_index(url: str) -> Checkpoint:
@@ -153,27 +165,27 @@ def _open_index(url: str) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     used: dict[str, set[str]] = {file: set() for file in trees}
     for weight, file in places.items():
-        tree, label = trees[file], bare(weight)
+        tree, label = trees[file], _bare(weight)
         path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
         if path is None:
             raise CorruptCheckpoint(f"{weight} is not in {file}, where the index says it is", url=url)
         used[file].add(path)
         label = weight if label in tensors else label
         tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
-    notes = [n for f, t in trees.items() for n in (*t.notes, *unread(t, used[f]))]
+    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, used[f]))]
     return Checkpoint(tensors, {}, (), "keras", (url, *(t.url for t in trees.values())), tuple(notes))
 
 
-def group(found: Tree, path: str, layer: str) -> list[Listed]:
+def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     """The entries of one group's weight_names."""
-    listed = dict.fromkeys(names(found.groups.get(path, {}), "weight_names") or ())
+    listed = dict.fromkeys(_list_of(found.groups.get(path, {}), "weight_names") or ())
     missing = [n for n in listed if join(path, n) not in found.datasets]
     if missing:
         raise CorruptCheckpoint(f"{path} lists weights that are not stored:\n{listing(missing)}", url=found.url)
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 
-def listed_once(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
+def _refuse_twice(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
     """Refuse a dataset that is listed by two spellings of its path: it would be read for each."""
     out = list(listed)
     count = Counter(e.stored.path for e in out)
@@ -182,28 +194,28 @@ def listed_once(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
     return out
 
 
-def bare(weight: str) -> str:
+def _bare(weight: str) -> str:
     return weight.removesuffix(":0")
 
 
-def role(entry: Listed) -> str:
-    last = bare(entry.name).rpartition("/")[2]
+def _role(entry: Listed) -> str:
+    last = _bare(entry.name).rpartition("/")[2]
     if last in STEPS:
         return "step"
     return "slot" if entry.stored.shape else "state"
 
 
-def name(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
+def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
     """Choose each entry's tensor name (see the module's text), and note what is stored more than once."""
     first: dict[str, Listed] = {}
     again: dict[str, list[Listed]] = {}  # by layer: what an earlier layer listed
     for e in listed:
-        if first.setdefault(bare(e.name), e).layer != e.layer:
+        if first.setdefault(_bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    alone = {layer for layer, entries in again.items() if not shared(found, entries, first)}
-    apart = {bare(e.name) for layer in alone for e in again[layer]}
-    twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and bare(e.name) not in apart]
-    called = [full(e) if bare(e.name) in apart else bare(e.name) for e in listed]
+    alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first)}
+    apart = {_bare(e.name) for layer in alone for e in again[layer]}
+    twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
+    called = [_full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed]
     once = set(twins)
     count = Counter(label for e, label in zip(listed, called, strict=True) if e.stored.path not in once)
     called = [e.stored.path if count[label] > 1 else label for e, label in zip(listed, called, strict=True)]
@@ -211,27 +223,27 @@ def name(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
     return called, [Note("tied", text, tuple(twins))] if twins else []
 
 
-def shared(found: Tree, entries: list[Listed], first: Mapping[str, Listed]) -> bool:
+def _same_values(found: Tree, entries: list[Listed], first: Mapping[str, Listed]) -> bool:
     """Whether all these are the variables that were met first; the small ones are compared first."""
     entries = sorted(entries, key=lambda e: prod(e.stored.shape))
-    return all(equal(found, e.stored, first[bare(e.name)].stored) for e in entries)
+    return all(_equal(found, e.stored, first[_bare(e.name)].stored) for e in entries)
 
 
-def full(entry: Listed) -> str:
-    label = bare(entry.name)
+def _full_name(entry: Listed) -> str:
+    label = _bare(entry.name)
     return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
-def equal(found: Tree, a: Stored, b: Stored) -> bool:
+def _equal(found: Tree, a: Stored, b: Stored) -> bool:
     """Compare two datasets bit for bit."""
     if a.path == b.same:
         return True
     if (a.dtype, a.shape, a.swap) != (b.dtype, b.shape, b.swap):
         return False
-    return digest(found, a) == digest(found, b)
+    return _digest(found, a) == _digest(found, b)
 
 
-def digest(found: Tree, stored: Stored) -> bytes:
+def _digest(found: Tree, stored: Stored) -> bytes:
     """Hash a dataset's elements."""
     import hashlib
 
@@ -247,12 +259,12 @@ def digest(found: Tree, stored: Stored) -> bytes:
     return total.digest()
 
 
-def metadata(found: Tree, base: str) -> dict[str, str]:
+def _metadata(found: Tree, base: str) -> dict[str, str]:
     attrs = found.groups[""] | found.groups[base]
     return {k: hdf5.text(v) for k, v in attrs.items() if not k.rstrip("0123456789").endswith(LISTS)}
 
 
-def unread(found: Tree, used: set[str]) -> list[Note]:
+def _unread(found: Tree, used: set[str]) -> list[Note]:
     left = [p for p in found.datasets if p not in used]
     return [Note("unread", "datasets that no layer lists", tuple(left))] if left else []
 

@@ -52,13 +52,12 @@ RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_c
 # What else one class creates, in this order: attention, quantised layers, batch normalization of Keras 1.
 _MORE = (
     ("scale", "concat_score_weight"), ("kernel", "bias", "kernel_scale"), ("vector_u",), ("sn_u",),
-    ("adapt_mean", "adapt_variance", "count"),
+    ("adapt_mean", "adapt_variance", "count"), ("real_kernel", "imag_kernel"),
     ("gamma", "beta", "moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"),
 )  # fmt: skip
 FIXED = {  # what nothing trains
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
-    "renorm_mean", "renorm_stddev",
-    "kernel_scale", "vector_u", "sn_u", "seed_generator_state",
+    "renorm_mean", "renorm_stddev", "kernel_scale", "vector_u", "sn_u", "summary", "seed_generator_state",
 }  # fmt: skip
 NAMES = {name for names in (*VARIABLES.values(), *_MORE) for name in names}
 # The objects inside a layer of Keras, by the family that they make together.

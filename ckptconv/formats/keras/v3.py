@@ -73,7 +73,7 @@ def sniff(seen: Seen) -> int:
         return 3 if b'"weight_map"' in seen.head or b"weights.h5" in seen.head else 0
     if hdf5.is_hdf5(seen):
         found = hdf5.try_look(seen.url)
-        return 3 if found and legacy.root(found) is None and any(map(is_vars, found.groups)) else 0
+        return 3 if found and legacy.layers_group(found) is None and any(map(is_vars, found.groups)) else 0
     return 3 if "config.json" in seen.members and {WEIGHTS, PICKLED} & set(seen.members) else 0
 
 

@@ -309,6 +309,19 @@ CASES = [
 ]
 
 
+def test_names_guessed_from_shapes_are_noted(tmp_path: Path) -> None:
+    """A class that is not Keras's own: a matrix and a vector of its last size are called kernel and bias."""
+    with h5py.File(tmp_path / "a.weights.h5", "w") as f:
+        for path, name, shapes in (("mine", "mine", [(2, 3), (3,)]), ("layers/dense", "d", [(2, 3), (3,)])):
+            f.create_group(f"{path}/vars").attrs["name"] = name
+            for i, shape in enumerate(shapes):
+                f[f"{path}/vars/{i}"] = np.ones(shape, "f4")
+    got = ckptconv.open(tmp_path / "a.weights.h5")
+    assert set(got) == {"mine/kernel", "mine/bias", "d/kernel", "d/bias"}
+    notes = [(n.text, n.names) for n in got.notes if n.kind == "assumed"]
+    assert notes == [("called kernel and bias by their shapes alone", ("mine/kernel", "mine/bias"))]
+
+
 @pytest.mark.parametrize(("kind", "shapes", "dtype", "config", "names"), CASES)
 def test_variable_names(kind: str, shapes: list[tuple[int, ...]], dtype: str, config: dict, names: list[str]) -> None:
     assert naming.variables(kind, shapes, [dtype] * len(shapes), config)[0] == names

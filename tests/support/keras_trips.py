@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from architectures import MODELS
+from keras_models import MODELS
 
 import ckptconv
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 VIA = {"safetensors": "x.safetensors", "npz": "x.npz", "pt": "x.pt", "tf": "x.ckpt"}
-REFUSED = "refused"  # the order is not known: an error that names the tensors
+ASKED = "asked"  # the order is not known: our error, which names the tensors
+REFUSED = "refused"  # Keras does not load the file, and says so
 
 
 def built(k: Any, name: str) -> tuple[Any, list[np.ndarray]]:
@@ -53,55 +55,41 @@ def loads(model: Any, inputs: list[np.ndarray], path: Path) -> bool:
     return same and all(np.array_equal(np.asarray(v), a) for v, a in zip(model.weights, before, strict=True))
 
 
-def trip(model: Any, inputs: list[np.ndarray], source: Path, via: str, back: str, folder: Path) -> str:
-    """Convert `source` to a format and back to a file of Keras, and load that: "" if all is right, else what is not."""
-    middle, end = folder / VIA[via], folder / back
+def trip(model: Any, inputs: list[np.ndarray], files: list[Path]) -> str:
+    """Convert the first file to the second and so on, and load the last: "" if all is right, else what is not."""
     try:
-        ckptconv.convert(source, middle, force=True)
-        ckptconv.convert(middle, end, force=True)
+        for source, target in pairwise(files):
+            ckptconv.convert(source, target, force=True)
     except ckptconv.Unrepresentable as e:
-        return f"{REFUSED}: {e}"
+        return f"{ASKED}: {e}"
     try:
-        return "" if loads(model, inputs, end) else "other outputs"
-    except Exception as e:
-        return f"{type(e).__name__}: {str(e)[:200]}"
+        return "" if loads(model, inputs, files[-1]) else "other outputs"
+    except ValueError as e:
+        return f"{REFUSED}: {str(e)[:200]}"
 
 
-def direct(model: Any, inputs: list[np.ndarray], source: Path, back: str, folder: Path) -> str:
-    """Convert `source` to a file of Keras at once, and load that."""
-    end = folder / back
-    try:
-        ckptconv.convert(source, end, force=True)
-    except ckptconv.Unrepresentable as e:
-        return f"{REFUSED}: {e}"
-    try:
-        return "" if loads(model, inputs, end) else "other outputs"
-    except Exception as e:
-        return f"{type(e).__name__}: {str(e)[:200]}"
-
-
-def every(name: str, folder: Path, *, vias: tuple[str, ...] = tuple(VIA)) -> dict[str, str]:
-    """All trips of one architecture: what went wrong by the trip's name, "" for what is right."""
+def trips(name: str, folder: Path, vias: tuple[str, ...] = tuple(VIA)) -> dict[str, list[str]]:
+    """All trips of one architecture by column of the table: what went wrong in each, "" for what is right."""
     import keras
     import tensorflow as tf
     import tf_keras
 
-    out: dict[str, str] = {}
+    middles = [folder / VIA[via] for via in vias]
+    out: dict[str, list[str]] = {}
     model, inputs = built(tf_keras, name)
-    model.save_weights(str(folder / "two.h5"))
-    for via in vias:
-        out[f"Keras 2 .h5, {via}"] = trip(model, inputs, folder / "two.h5", via, "back.h5", folder)
+    first, last = folder / "two.h5", folder / "back.h5"
+    model.save_weights(str(first))
+    out["Keras 2 `.h5`"] = [trip(model, inputs, [first, m, last]) for m in middles]
     tf.train.Checkpoint(model=model).write(str(folder / "two"))
-    out["Keras 2 tf.train.Checkpoint"] = direct(model, inputs, folder / "two.index", "back.h5", folder)
+    checkpoint = [trip(model, inputs, [folder / "two.index", last])]
     model, inputs = built(keras, name)
     model.save_weights(str(folder / "three.weights.h5"))
     model.save(str(folder / "three.keras"))
     for source in ("three.keras", "three.weights.h5"):
-        for via in vias:
-            for back in ("back.weights.h5", "back.h5"):
-                out[f"Keras 3 {source[5:]}, {via}, {back[4:]}"] = trip(
-                    model, inputs, folder / source, via, back, folder
-                )
+        for back in ("back.weights.h5", "back.h5"):
+            title = f"`{source[5:]}` to `{back[4:]}`"
+            out[title] = [trip(model, inputs, [folder / source, m, folder / back]) for m in middles]
     tf.train.Checkpoint(model=model).write(str(folder / "three"))
-    out["Keras 3 tf.train.Checkpoint"] = direct(model, inputs, folder / "three.index", "back.h5", folder)
+    out["Keras 2 checkpoint to `.h5`"] = checkpoint
+    out["Keras 3 checkpoint to `.h5`"] = [trip(model, inputs, [folder / "three.index", last])]
     return out
