@@ -12,19 +12,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
-from ..errors import UsageError, VerifyError
+from ..errors import VerifyError
 from ..messages import fold, listing
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
 from ..moves.gather import read_strings
 from ..moves.read import each, hash_tensor, windows
 from ..moves.sources import Sources
+from .difference import EXACT, Diff, Pair, Tolerance, Values
 from .readback import listed, unlike
 
 ELEMENTS = 2**20  # of a window; two tensors are read side by side
@@ -32,43 +31,6 @@ NO_SIGN = ("float8_e8m0fnu", "float4_e2m1fn")  # floats whose top bit is no sign
 
 
 # --- one pair of tensors ----------------------------------------------------------------------------------------
-
-
-class Tolerance(NamedTuple):
-    """Allowed difference of two numbers; none given: bits are compared."""
-
-    rtol: float | None = None
-    atol: float | None = None
-
-    @property
-    def exact(self) -> bool:
-        return self.rtol is None and self.atol is None
-
-    def checked(self) -> Tolerance:
-        """UsageError unless both are numbers that make sense."""
-        if not all(x is None or (x >= 0 and math.isfinite(x)) for x in self):
-            raise UsageError("rtol= and atol= must be finite and not negative")
-        return self
-
-
-EXACT = Tolerance()
-
-
-class Values(NamedTuple):
-    """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
-
-    relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
-    one side is finite and the other is not, or where infinities differ.
-    """
-
-    differing: int
-    elements: int
-    first: tuple[int, ...]
-    max_abs: float | int | None = None
-    max_rel: float | None = None
-    max_ulp: int | None = None
-    cosine: float | None = None
-    unpaired: int = 0
 
 
 def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] | None:
@@ -218,34 +180,6 @@ def _rank(bits: Array) -> Array:
 # --- two checkpoints --------------------------------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
-    """One difference: `kind` is only_a, only_b, renamed, shape, dtype or values."""
-
-    kind: str
-    a: Tensor | None
-    b: Tensor | None
-    values: Values | None = None
-
-    @property
-    def name(self) -> str:
-        found = self.a or self.b
-        return found.name if found else ""
-
-
-@dataclass(frozen=True)
-class Diff:
-    """All differences of two checkpoints, in the order of A, then of B; and how many tensors are equal."""
-
-    equal: int
-    pairs: tuple[Pair, ...]
-    tolerance: Tolerance
-
-    @property
-    def same(self) -> bool:
-        """Whether nothing counts: with a tolerance, a dtype alone does not."""
-        return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
-
-
 def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True) -> Diff:
     """Find and measure all differences; tensors that only changed their name are recognised by their content.
 
@@ -311,5 +245,5 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 
 
 __all__ = [
-    "Diff", "Pair", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
+    "EXACT", "Diff", "Pair", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
 ]  # fmt: skip

@@ -1,0 +1,177 @@
+"""What differs between two checkpoints, and how it is shown: a line for each pattern of names that changed alike.
+
+Diff(equal, pairs)     pairs of kind only_a, only_b, renamed, shape, dtype or values, with measures
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..checkpoint import Tensor
+from ..errors import UsageError
+from ..messages import Fold, fold, in_digits, in_shape, many, table
+
+KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown as they are called
+ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
+MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
+SIDES = "llrllrrrrrl"
+SPREAD = 100  # changes that differ by more are not one finding
+MAX_ULP = 1e6  # steps between floats from which on their number says nothing
+
+
+class Tolerance(NamedTuple):
+    """Allowed difference of two numbers; none given: bits are compared."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.rtol is None and self.atol is None
+
+    def checked(self) -> Tolerance:
+        """UsageError unless both are numbers that make sense."""
+        if not all(x is None or (x >= 0 and math.isfinite(x)) for x in self):
+            raise UsageError("rtol= and atol= must be finite and not negative")
+        return self
+
+
+EXACT = Tolerance()
+
+
+class Values(NamedTuple):
+    """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
+
+    relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
+    one side is finite and the other is not, or where infinities differ.
+    """
+
+    differing: int
+    elements: int
+    first: tuple[int, ...]
+    max_abs: float | int | None = None
+    max_rel: float | None = None
+    max_ulp: int | None = None
+    cosine: float | None = None
+    unpaired: int = 0
+
+
+class Pair(NamedTuple):
+    """One difference: `kind` is only_a, only_b, renamed, shape, dtype or values."""
+
+    kind: str
+    a: Tensor | None
+    b: Tensor | None
+    values: Values | None = None
+
+    @property
+    def name(self) -> str:
+        found = self.a or self.b
+        return found.name if found else ""
+
+
+@dataclass(frozen=True, repr=False)
+class Diff:
+    """All differences of two checkpoints, in the order of A, then of B; and how many tensors are equal."""
+
+    equal: int
+    pairs: tuple[Pair, ...]
+    tolerance: Tolerance
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing counts: with a tolerance, a dtype alone does not."""
+        return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The head of `rows`."""
+        measured = any(p.values for p in self.pairs)
+        return ("change", "name", "many", "A", "B", *(MEASURES if measured else ()))
+
+    def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
+        """A line for each difference, or for each pattern of names that changed alike and as much.
+
+        What is missing or of another kind comes first, then values, the largest change before the smaller ones.
+        """
+        groups: dict[tuple[Any, ...], dict[str, Pair]] = {}
+        for p in self.pairs:
+            name = f"{p.a.name} -> {p.b.name}" if p.kind == "renamed" and p.a and p.b else p.name
+            broken = bool(p.values and p.values.unpaired)
+            groups.setdefault((p.kind, _side(p.a), _side(p.b), broken), {})[name] = p
+        clusters = [(key, c) for key, pairs in groups.items() for c in _clusters(pairs)]
+        ranked = sorted(clusters, key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values()))))
+        rows = list[tuple[str, ...]]()
+        measured = len(self.columns) > len(MEASURES)
+        for (kind, left, right, _), pairs in ranked:
+            for line in fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]:
+                values = [v for n in line.names if (v := pairs[n].values)]
+                sides = (left, right) if kind != "values" else (left, "")
+                count = f"x{len(line.names)}" if len(line.names) > 1 else ""
+                rows.append((KINDS.get(kind, kind), line.text, count, *sides, *(_measures(values) if measured else ())))
+        return rows
+
+    def __str__(self) -> str:
+        lines = table(self.columns, self.rows(), SIDES) if self.pairs else []
+        return "\n".join([*lines, self.sum()])
+
+    def __repr__(self) -> str:
+        return f"<Diff: {self.sum()}>"
+
+    def sum(self) -> str:
+        """One line: whether they are the same, and how many tensors are equal or changed in each way."""
+        kinds = Counter(p.kind for p in self.pairs)
+        counts = ", ".join(f"{n} {KINDS.get(k, k)}" for k, n in kinds.items())
+        word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
+        return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
+
+
+def _side(t: Tensor | None) -> str:
+    return f"{t.dtype} {in_shape(t.shape)}" if t else ""
+
+
+def _change(p: Pair) -> float:
+    """How much the values of a pair changed."""
+    return float((p.values.max_rel or p.values.max_abs or 0) if p.values else 0)
+
+
+def _clusters(pairs: Mapping[str, Pair]) -> list[dict[str, Pair]]:
+    """Pairs that changed about as much: within a cluster by at most a factor of SPREAD."""
+    out: list[dict[str, Pair]] = []
+    largest = 0.0
+    for name in sorted(pairs, key=lambda n: -_change(pairs[n])):
+        change = _change(pairs[name])
+        if not out or change * SPREAD < largest:
+            out.append({})
+            largest = change
+        out[-1][name] = pairs[name]
+    place = {name: i for i, name in enumerate(pairs)}
+    return [{n: pairs[n] for n in sorted(cluster, key=place.__getitem__)} for cluster in out]
+
+
+def _measures(found: Sequence[Values]) -> tuple[str, ...]:
+    """The worst of each measure over a group."""
+    if not found:
+        return ("",) * len(MEASURES)
+
+    def most(numbers: Iterable[float | None], limit: float = math.inf) -> str:
+        known = [n for n in numbers if n is not None]
+        return (
+            "-" if not known else f">{limit:.0e}".replace("e+0", "e") if max(known) > limit else in_digits(max(known))
+        )
+
+    cosines = [v.cosine for v in found if v.cosine is not None]
+    odd = sum(v.unpaired for v in found)
+    return (
+        f"{sum(v.differing for v in found):,} of {sum(v.elements for v in found):,}"
+        + (f" ({odd:,} NaN or Inf)" if odd else ""),
+        most(v.max_abs for v in found),
+        most(v.max_rel for v in found),
+        most((v.max_ulp for v in found), MAX_ULP),
+        f"{min(cosines):.6f}" if cosines else "-",
+        str(list(found[0].first)) if len(found) == 1 else "",
+    )
