@@ -19,7 +19,7 @@ CkptError
 
 from __future__ import annotations
 
-from .messages import brief, printable, redacted
+from .messages import brief, printable, redacted, scrubbed
 
 
 class CkptError(Exception):
@@ -32,6 +32,7 @@ class CkptError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, url: str | None = None, tensor: str | None = None) -> None:
+        message = scrubbed(message)
         super().__init__(message)
         self.message = message
         self.url = url

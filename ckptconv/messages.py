@@ -19,15 +19,38 @@ def version() -> str:
 
 
 def redacted(url: str) -> str:
-    """A url without what opens doors: the name and password before the host, and a web address's query."""
+    """A url without what opens doors, each link of a chain: name and password before the host, and what is signed."""
+    return "::".join(map(_redacted, url.split("::"))) if "://" in url else url
+
+
+def _redacted(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
-    host, slash, path = rest.partition("/")
-    if scheme in ("http", "https"):
-        path, asks, _ = path.partition("?")
-        path += "?..." if asks else ""
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    place, asks, query = _cut(rest, "?")
+    place, _, _ = _cut(place, "#") if scheme.lower() in ("http", "https") else (place, "", "")
+    if asks and scheme.lower() not in ("http", "https") and "=" not in query and "@" not in query:
+        place, asks = rest, ""  # of other schemes a question mark may belong to a name
+    host, slash, path = place.partition("/")
+    if ":" in host and not host.rpartition(":")[2].isdigit() and "@" in path:  # a slash in the password
+        host, slash, path = place.rpartition("@")[2].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?..." if asks else "")
+
+
+def _cut(text: str, mark: str) -> tuple[str, str, str]:
+    """Split before the first mark, unless it stands in a password."""
+    at = text.find(mark)
+    if at >= 0 and "/" not in text[:at] and ":" in text[:at] and "@" in text[at:]:
+        at = text.find(mark, text.rfind("@"))
+    return (text[:at], mark, text[at + 1 :]) if at >= 0 else (text, "", "")
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+
+
+def scrubbed(text: str) -> str:
+    """Text of others (a library's error) with each url in it redacted."""
+    return _URL.sub(lambda m: redacted(m[0]), text) if "://" in text else text
 
 
 def printable(text: str) -> str:

@@ -26,6 +26,7 @@ from ..formats import detect, table
 from ..formats.tensorflow.locate import is_state
 from ..messages import listing
 from ..storage.files import Stat, filesystem, is_dir, is_remote, join, local, names, read_all, split, stat, walk
+from ..storage.paths import file_name
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
@@ -91,7 +92,7 @@ def _latest(found: Iterable[Found]) -> list[Found]:
 
 def _file(source: str) -> Found:
     """A source named on its own: a file, or a prefix with what belongs to it."""
-    folder, base = split(source)
+    folder, base = split(source)[0], file_name(source)
     status = stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
         return Found(source, *_stem(base), ((source, status),))

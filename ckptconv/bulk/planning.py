@@ -19,6 +19,7 @@ from ..formats import table
 from ..messages import redacted, version
 from ..rules.library import texts
 from ..storage import files
+from ..storage.paths import file_name
 from .discover import Found, clashes, discover
 from .ledger import NAME, Entry, Ledger
 from .manifest import Settings, is_manifest
@@ -134,7 +135,7 @@ def _stated(item: Item, *, known: Mapping[str, Entry], folder: str, there: Seque
 
 
 def identity(found: Found) -> tuple[tuple[str, int, int], ...]:
-    return tuple((files.split(url)[1], status.size, status.mtime) for url, status in found.files)
+    return tuple((file_name(url), status.size, status.mtime) for url, status in found.files)
 
 
 def content(found: Found) -> str:

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import printable
+from ..messages import printable, scrubbed
 from ..messages import table as lines_of
 from .options import spelled
 
@@ -68,6 +68,7 @@ def escape_unwritable() -> None:
 
 def talk(text: str) -> None:
     """Say something on stderr, where it is safe for a terminal."""
+    text = scrubbed(text)
     print(printable(text) if "\n" not in text else "\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import in_bytes
+from ..messages import in_bytes, redacted
 from . import complete, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
@@ -83,10 +83,13 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
 def _show_items(items: list[Item], as_json: bool) -> None:
     if as_json:
         show.as_json(
-            [{"source": i.found.source, "destination": i.at, "bytes": i.found.size, "what": i.state} for i in items]
+            [
+                {"source": redacted(i.found.source), "destination": i.at, "bytes": i.found.size, "what": i.state}
+                for i in items
+            ]
         )
         return
-    rows = [[i.state, in_bytes(i.found.size), i.found.source, i.at] for i in items]
+    rows = [[i.state, in_bytes(i.found.size), redacted(i.found.source), i.at] for i in items]
     show.table(("what", "size", "source", "destination"), rows, "lr")
     todo = [i for i in items if i.state != "done"]
     show.talk(f"{len(todo)} of {len(items)} to convert, {in_bytes(sum(i.found.size for i in todo))}")

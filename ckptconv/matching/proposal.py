@@ -14,7 +14,7 @@ from ..api.options import SELECT, takes
 from ..api.values import names_code
 from ..checkpoint import Checkpoint
 from ..errors import StorageError
-from ..messages import fold, listing, many
+from ..messages import fold, listing, many, redacted
 from ..rules.library import MAX_FILE
 from . import search, toml
 from .pairs import Proposal
@@ -111,7 +111,7 @@ def _opened(target: Any, select: api.Select) -> Checkpoint:
 def _name(side: Any) -> str:
     if isinstance(side, str | os.PathLike):
         path = os.fspath(side)
-        return os.path.basename(path.rstrip("/")) or path
+        return os.path.basename(redacted(path).rstrip("/")) or redacted(path)
     return type(side).__name__
 
 

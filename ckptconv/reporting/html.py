@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..api import Change, Path, Select, bundle, prepare
 from ..api.options import CHANGE, SELECT, takes
 from ..errors import MissingExtra
+from ..messages import redacted
 from ..output import destination
 from ..output.staging import Output
 from ..storage import files
@@ -45,11 +46,11 @@ def report(
     select, change, how, resources = bundle(given, *REPORT)
     shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())
     data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
-    data["url"] = os.fspath(target if target is not None else source)
+    data["url"] = redacted(os.fspath(target if target is not None else source))
     if target is not None:
         before, meant = prepare([source], select, Change()), prepare([source], select, change)
         data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
-        data["conversion"] |= {"source": os.fspath(source), "converter": change.converter or ""}
+        data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
     page = render(data).encode()
     folder, name = files.split(os.fspath(output))
     with Output(folder, [destination.OutputFile(name, len(page))], force=how.force) as out:

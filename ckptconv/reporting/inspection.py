@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import api
 from ..api.options import SELECT, Path, takes
 from ..checkpoint import Checkpoint, Tensor, uncollected
+from ..messages import redacted
 from ..moves.read import each, hash_tensor
 from . import outline
 from .outline import Graph, Totals
@@ -42,7 +43,7 @@ class Inspection:
         ]  # fmt: skip
         found = self.checkpoint
         return {
-            "url": self.url, "format": found.format, "totals": self.totals._asdict(), "tensors": rows,
+            "url": redacted(self.url), "format": found.format, "totals": self.totals._asdict(), "tensors": rows,
             "metadata": found.metadata, "ties": found.ties,
             "notes": [n._asdict() for n in found.notes if n.kind != "dropped"],
         }  # fmt: skip

@@ -1,25 +1,75 @@
-"""What a file system or a server refuses, as one of our errors."""
+"""What a file system or a server refuses, as one of our errors: the cause in a few words, and no secret of a url."""
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import CkptError, StorageError
+from ..messages import scrubbed
+
+STATUS = {
+    401: "the server wants a login",
+    403: "access is forbidden",
+    404: "no such file or folder",
+    410: "no such file or folder",
+    416: "the server does not give that range of the file",
+    429: "the server has had too many requests; try again later",
+}
 
 
 def refused(e: OSError, url: str) -> CkptError:
     """Say in one sentence what the file system refused."""
-    if isinstance(e, FileNotFoundError):
-        return StorageError("no such file or folder", url=url)
     if e.errno == errno.ENOSPC:
         return StorageError("the disk is full; nothing was changed", url=url)
     if e.errno == errno.EDQUOT:
         return StorageError("the disk quota is used up; nothing was changed", url=url)
-    return StorageError((e.strerror or str(e) or type(e).__name__).lower(), url=url)
+    said = network(e)
+    if not said and isinstance(e, FileNotFoundError):
+        said = STATUS[404]
+    return StorageError(said or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
+
+
+def causes(e: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from: libraries wrap what the network said, some in `no such file`.
+
+    An error of ours that was being handled when this one was raised is no cause of it.
+    """
+    seen: set[int] = set()
+    while e is not None and id(e) not in seen:
+        seen.add(id(e))
+        yield e
+        inner = getattr(e, "os_error", None)
+        around = None if isinstance(e.__context__, CkptError) else e.__context__
+        e = inner if isinstance(inner, BaseException) else e.__cause__ or around
+
+
+def network(e: BaseException) -> str:
+    """What a server or the way to it said, or ''."""
+    for cause in causes(e):
+        if isinstance(cause, socket.gaierror) or "DNS" in type(cause).__name__:
+            return "the host is unknown"
+        if isinstance(cause, ConnectionRefusedError):
+            return "the server refuses the connection"
+        if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
+            return "timed out: the server did not answer in time"
+        if status := _status(cause):
+            return STATUS.get(status, f"the server answered with status {status}")
+    return ""
+
+
+def _status(e: BaseException) -> int:
+    """The HTTP status that an error of aiohttp, requests, httpx or botocore carries, or 0."""
+    response = getattr(e, "response", None)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    else:
+        found = getattr(e, "status", 0) or getattr(response, "status_code", 0)
+    return found if isinstance(found, int) and found >= 300 else 0
 
 
 @contextmanager
@@ -27,14 +77,17 @@ def asking(url: str) -> Iterator[None]:
     """Make one kind of error of what a file system raises; those of cloud libraries are of no common family."""
     try:
         yield
-    except CkptError:
-        raise
-    except OSError as e:
-        raise refused(e, url) from e
-    except NotImplementedError as e:
-        raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
     except Exception as e:  # the one place where a file system's surprise becomes our error
-        text = str(e).split("\n")[0].split("?")[0][:300]  # a signed url ends with its signature
+        ours = next((c for c in causes(e) if isinstance(c, CkptError)), None)
+        if ours is not None:
+            raise ours from None
+        if isinstance(e, OSError):
+            raise refused(e, url) from e
+        if said := network(e):
+            raise StorageError(said, url=url) from e
+        if isinstance(e, NotImplementedError):
+            raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
+        text = scrubbed(str(e).split("\n")[0])[:300]
         raise StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url) from e
 
 
@@ -47,4 +100,4 @@ def spooling() -> Iterator[None]:
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
-__all__ = ["asking", "refused", "spooling"]
+__all__ = ["STATUS", "asking", "causes", "refused", "spooling"]

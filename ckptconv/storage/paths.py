@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import quote
 
 from ..errors import UnsafeCheckpoint
 from ..messages import printable
@@ -23,16 +24,31 @@ def local(url: str) -> str:
 
 
 def split(url: str) -> tuple[str, str]:
-    """Split into folder and base name; the folder of a bare name is '.'."""
+    """Split into folder and base name, which `join` puts together; the folder of a bare name is '.'.
+
+    Of a chain (zip://a/b.npz::https://host/c.zip) the first link is split, of a web address what its query follows.
+    """
     if is_remote(url):
-        head, _, base = url.rpartition("/")
-        return head, base
+        first, chain, rest = url.partition("::")
+        end = min([i for c in "?#" if (i := first.find(c)) >= 0] or [len(first)]) if is_http(first) else len(first)
+        head, _, base = first[:end].rpartition("/")
+        return (f"{head}/" if head.endswith(":/") else head) + chain + rest, base + first[end:]
     head, base = os.path.split(local(url))
     return head or ".", base
 
 
+def file_name(url: str) -> str:
+    """The name of a file without what a web address says beside it, a signature for instance."""
+    base = split(url)[1]
+    return base.partition("?")[0].partition("#")[0] if is_http(url.partition("::")[0]) else base
+
+
 def join(folder: str, *names: str) -> str:
-    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(local(folder), *names)
+    if not is_remote(folder):
+        return os.path.join(local(folder), *names)
+    first, chain, rest = folder.partition("::")
+    first = first if first.endswith("://") else f"{first.rstrip('/')}/"
+    return first + "/".join(names) + chain + rest
 
 
 def sibling(url: str, name: str) -> str:
@@ -44,7 +60,7 @@ def sibling(url: str, name: str) -> str:
     folder, _ = split(url)
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
         raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
-    path = join(folder, name)
+    path = join(folder, _quoted(name, url))
     if not is_remote(url) and os.path.islink(path):
         home, target = os.path.realpath(folder), os.path.realpath(path)
         inside = os.path.dirname(target) == home
@@ -58,4 +74,13 @@ def sibling(url: str, name: str) -> str:
     return path
 
 
-__all__ = ["is_http", "is_remote", "join", "local", "sibling", "split"]
+def _quoted(name: str, url: str) -> str:
+    """The name as it stands in a remote url: nothing in it is a query, a fragment, an escape or a further link."""
+    if is_http(url):
+        return quote(name, safe=" !$&'()*+,;=@[]{}^~`|")
+    if is_remote(url) and ("::" in name or "?" in name or "#" in name):
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which reads as more than a name there", url=url)
+    return name
+
+
+__all__ = ["file_name", "is_http", "is_remote", "join", "local", "sibling", "split"]

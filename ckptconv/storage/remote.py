@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from ..errors import CorruptCheckpoint, MissingExtra, StorageError
-from .faults import asking, refused
+from . import web
+from .faults import STATUS, asking, refused
 from .paths import is_http
 from .ranges import Spool
 
@@ -35,17 +36,28 @@ class Stat(NamedTuple):
 
 def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of a remote url and the path within it; it remembers no listings, files may change."""
-    scheme = url.split("://")[0]
-    extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
-    try:
-        import fsspec
+    with asking(url):
+        try:
+            fs, path = _connected(url)
+        except ImportError as e:
+            scheme = url.split("://")[0]
+            extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
+            raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
+    return fs, str(path)
 
-        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        return fs, str(path)
-    except ImportError as e:
-        raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
+
+def _connected(url: str) -> tuple[Any, Any]:
+    import fsspec
+
+    schemes = {link.partition("://")[0] for link in url.split("::")}
+    if "reference" in schemes:  # a stranger's list of other urls, local ones among them
+        raise StorageError("reference:// leads to urls that nobody typed, and is not opened", url=url)
+    options = {scheme: dict(web.client()) for scheme in schemes & {"http", "https"} if web.client()}
+    try:
+        found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ValueError as e:
         raise StorageError(f"cannot be opened: {e}", url=url) from e
+    return found
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -56,9 +68,9 @@ def info(url: str) -> dict[str, Any] | None:
     fs, path = filesystem(url)
     try:
         with asking(url):
-            return dict(fs.info(path))
+            return dict(web.bounded(fs, "info", 0, path))
     except StorageError as e:
-        if isinstance(e.__cause__, FileNotFoundError):
+        if isinstance(e.__cause__, FileNotFoundError) and e.message == STATUS[404]:
             return None
         raise
 
@@ -76,7 +88,7 @@ def names(folder: str) -> list[str]:
     fs, path = filesystem(folder)
     try:
         with asking(folder):
-            found = fs.ls(path, detail=False)
+            found = web.bounded(fs, "ls", 0, path, detail=False)
     except StorageError as e:
         raise e.__cause__ if isinstance(e.__cause__, OSError) else e from None
     return sorted({str(p).rstrip("/").rpartition("/")[2] for p in found} - {""})
@@ -132,7 +144,7 @@ class RemoteFile:
         if found.get("type") == "directory":
             raise StorageError("is a folder, a file is needed", url=url)
         if found.get("size") is None:
-            raise StorageError("the server does not tell the file's size", url=url)
+            raise StorageError("the server does not say how large the file is", url=url)
         self.size = int(found["size"])
         from hashlib import blake2b
 
@@ -210,7 +222,7 @@ class RemoteFile:
 
     def _fetch(self, start: int, size: int) -> bytes:
         with asking(self.url):
-            data = cast(bytes, self._fs.cat_file(self._path, start=start, end=start + size))
+            data = cast(bytes, web.bounded(self._fs, "cat_file", size, self._path, start=start, end=start + size))
         return _sized(data, start, size, self.url)
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -222,7 +234,8 @@ class RemoteFile:
             some = wanted[i : i + BATCH]
             with asking(self.url):
                 paths, starts = [self._path] * len(some), [a for a, _ in some]
-                found = self._fs.cat_ranges(paths, starts, [a + n for a, n in some], on_error="raise")
+                ends, total = [a + n for a, n in some], sum(n for _, n in some)
+                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
             for (start, size), data in zip(some, found, strict=True):
                 yield _sized(data, start, size, self.url)
 
@@ -240,8 +253,7 @@ def _ranged(url: str, size: int) -> bool:
     with asking(url):
         try:
             with fs.open(path, "rb", block_size=1024, cache_type="none", size=size) as f:
-                f.seek(size - 1)
-                return len(f.read(1)) == 1
+                return len(f._fetch_range(size - 1, size, timeout=web.seconds(1))) == 1
         except ValueError:  # it would send the file from the start
             return False
 
@@ -252,9 +264,9 @@ def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     spool = Spool(url)
     fs, path = filesystem(url)
     with asking(url), spool.filled() as file:
-        fs.get_file(path, file)
+        web.bounded(fs, "get_file", stamp[0], path, file)
     if spool.size != stamp[0]:
-        raise CorruptCheckpoint("came in another length than the server told", url=url)
+        raise CorruptCheckpoint("came in another length than the server said", url=url)
     return spool
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import ckptconv
 from ckptconv import api
 from ckptconv.checkpoint import Checkpoint, Tensor, held, plain, tiled, view
 from ckptconv.dtypes import DTYPES
+from ckptconv.engine.job import BLOCK
 from ckptconv.engine.plan import Plan, compile_plan
 from ckptconv.engine.run import How, execute
 from ckptconv.formats import safetensors
@@ -266,3 +268,19 @@ def test_a_plan_says_how_each_tensor_moves(tmp_path: Path) -> None:
 def test_c_strides() -> None:
     assert c_strides((2, 3, 4)) == (12, 4, 1)
     assert c_strides(()) == ()
+
+
+def test_long_runs_arrive_where_they_belong(tmp_path: Path) -> None:
+    """Runs longer than a block are copied block by block, each to its own place in the file."""
+    rng = np.random.default_rng(4)
+    sizes = {"a": 3, "b": 2 * BLOCK + 5, "c": BLOCK, "d": BLOCK + 1, "e": 3 * BLOCK - 1}
+    values = {name: rng.integers(0, 256, size, "u1") for name, size in sizes.items()}
+    np.savez(tmp_path / "in.npz", **values)
+    through(ckptconv.open(tmp_path / "in.npz"), tmp_path / "out.safetensors", memory=Budget.of(1 << 28, 1))
+    back = (tmp_path / "out.safetensors").read_bytes()
+    begins = 8 + int.from_bytes(back[:8], "little")
+    assert len(back) - begins == sum(sizes.values())
+    head = json.loads(back[8:begins])
+    for name, value in values.items():
+        lo, hi = head[name]["data_offsets"]
+        assert back[begins + lo : begins + hi] == value.tobytes()

@@ -552,3 +552,13 @@ def test_a_user_block_before_what_was_never_written(block: int, tmp_path: Path) 
     assert {n: t.numpy().tolist() for n, t in found.items()} == {
         "never": [[0.0] * 4] * 3, "filled": [7, 7], "chunked": [1.5] * 5, "w": [0, 1, 2],
     }  # fmt: skip
+
+
+def test_one_child_serves_a_file_again(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.arange(4.0)
+    served = []
+    for _ in range(2):
+        ckptconv.open(tmp_path / "a.h5")["w"].numpy()
+        served.append(child._idle[os.getpid()][-1])
+    assert served[0] is served[1]

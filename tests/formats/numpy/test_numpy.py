@@ -18,6 +18,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
 from ckptconv.formats.containers import inflate, zip, zip_write
+from ckptconv.formats.numpy import npy
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import combine, crc
 from ckptconv.storage.files import Reader
@@ -169,6 +170,19 @@ def test_strings(tmp_path: Path) -> None:
     assert found["s"].numpy().tolist() == [b"ab", b"c"]
     assert ckptconv.open(tmp_path / "c.npz")["u"].numpy().tolist() == [[b"a", "é".encode()], [b"", b"long"]]
     assert ckptconv.open(tmp_path / "x.npy")["x"].numpy().tolist() == [b"x", b"yz"]
+
+
+def test_texts_of_no_characters_are_counted(tmp_path: Path) -> None:
+    """No byte of them is stored, so only the header says how many there are."""
+    head = b"{'descr': '<U0', 'fortran_order': False, 'shape': (%d,), }"
+    for count in (npy.MAX_EMPTY, npy.MAX_EMPTY + 1):
+        text = (head % count).ljust(117) + b"\n"
+        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        if count == npy.MAX_EMPTY:
+            assert ckptconv.open(tmp_path / "a.npy")["a"].shape == (count,)
+        else:
+            with pytest.raises(CorruptCheckpoint, match="holds 65537 texts of no characters"):
+                ckptconv.open(tmp_path / "a.npy")
 
 
 def test_arrays_of_objects(tmp_path: Path) -> None:
