@@ -149,20 +149,21 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
     metadata: dict[str, str] = {}
     details: dict[str, Any] = {"shards": {file: len(shard) for file, shard in shards.items()}}
     extra: list[str] = []
-    notes: list[Note] = []
+    notes: dict[Note, None] = {}
     ties: list[tuple[str, ...]] = []
     urls = [url]
     for file, shard in shards.items():
         taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
-        metadata = shard.metadata | metadata
+        for key, value in shard.metadata.items():
+            metadata.setdefault(key, value)
         kept = shard.with_tensors(taken)
         ties += kept.ties
-        notes += [note for note in kept.notes if note not in notes]
+        notes |= dict.fromkeys(kept.notes)
         urls += shard.urls
     if extra:
-        notes.append(Note("unread", "tensors in shards that the index does not take from there", tuple(extra)))
+        notes[Note("unread", "tensors in shards that the index does not take from there", tuple(extra))] = None
     first = next(iter(shards.values()))
     return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
 

@@ -13,7 +13,7 @@ def table(kind: str) -> Way:
     """Records are the entries of a sound table; of a bundle the first is the shard."""
 
     def lay(data: bytes, folder: Path) -> Laid:
-        from ckptconv.formats.tensorflow.table import build
+        from ckptconv.formats.tensorflow.table_write import build
 
         pairs = records(data)
         if kind == "tf" and pairs:
@@ -44,7 +44,7 @@ def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
     from ckptconv.formats.tensorflow import messages_pb2 as pb
     from ckptconv.formats.tensorflow import strings
     from ckptconv.formats.tensorflow.bundle import OBJECT_GRAPH
-    from ckptconv.formats.tensorflow.table import build
+    from ckptconv.formats.tensorflow.table_write import build
     from ckptconv.storage.checksum import crc, mask
 
     entries, data = {b"": b"\x08\x01\x1a\x02\x08\x01"}, b""

@@ -22,6 +22,7 @@ from .child import Window
 from .scan import RATIO
 
 PIECE = 2**20
+WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that what begins so takes once it is parsed
 
 
 def members(url: str) -> dict[str, Member]:
@@ -39,7 +40,18 @@ def read(url: str, name: str, limit: int) -> bytes:
     found = members(url)[name]
     if found.size > limit:
         raise CorruptCheckpoint(f"{name} has {found.size} bytes, at most {limit} are sensible here", url=url)
+    if found.size > 16 * found.packed + 2**24:
+        raise UnsafeCheckpoint(f"{name} expands from {found.packed} to {found.size} bytes", url=url)
     return b"".join(_pieces(url, found))
+
+
+def read_json(url: str, name: str, limit: int) -> bytes:
+    """Read a member that is JSON; UnsafeCheckpoint if what it describes has no relation to its size."""
+    raw = read(url, name, limit)
+    weight = 4 * len(raw) + sum(cost * raw.count(sign) for sign, cost in WEIGHTS.items())
+    if weight > 64 * members(url)[name].packed + 2**27:
+        raise UnsafeCheckpoint(f"{name} would take some {weight >> 20} MB of memory", url=url)
+    return raw
 
 
 def _pieces(url: str, m: Member) -> Iterator[bytes]:

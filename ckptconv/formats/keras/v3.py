@@ -171,7 +171,7 @@ def _archive(url: str) -> Shelf:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
         raise CorruptCheckpoint(f"has no {WEIGHTS}", url=url)
-    parts = {n: member.read(url, n, MAX_JSON) for n in ABOUT if n in inside}
+    parts = {n: member.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are no weights", rest),) if rest else ()

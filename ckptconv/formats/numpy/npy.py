@@ -108,17 +108,17 @@ def check_pickle(size: int, url: str) -> None:
         raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
 
 
-def unpickled(raw: bytes, url: str, opaque: bool) -> Checkpoint:
+def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
     """The arrays within an array of objects, under the names of the dictionaries and lists that hold them."""
     from ..pytorch import flatten, pickle
     from ..pytorch.arrays import NUMPY, PickledArray
     from ..pytorch.plain import PLAIN
 
-    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url)
+    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
     if not isinstance(value, PickledArray) or not isinstance(value.items, list):
         raise CorruptCheckpoint("says it holds objects, but its pickle is no array of objects", url=url)
     root = value.items[0] if value.shape == () else dict(enumerate(value.items))
-    return flatten.checkpoint(root, len(raw), url=url, format="npy")
+    return flatten.checkpoint(root, len(raw) if packed is None else packed, url=url, format="npy")
 
 
 def decode(coded: Coded) -> Iterator[bytes]:

@@ -76,10 +76,10 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     head = parse_head(start, f.url, m.name)
     if head.descr == OBJECTS:
         check_pickle(m.size, f.url)
-        if m.size > 64 * m.packed + 2**24:
+        if m.size > 8 * m.packed + 2**20:
             raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", url=f.url, tensor=m.name)
         raw = b"".join(decode(Coded(__name__, f.url, m.name, m.size - head.size)))
-        return head, unpickled(raw, f.url, opaque)
+        return head, unpickled(raw, f.url, opaque, m.packed)
     if head.kind is None:
         value = 0
         for piece in _pieces(f, m):  # or is it a flipped bit that makes the dtype unknown?

@@ -22,7 +22,9 @@ from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, elements
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
+from .. import tiling
 from ..reading import Reading
+from ..tiling import overlap
 from .archive import enter
 from .entries import Leaf, unwrap
 from .flatten import jsonable
@@ -37,7 +39,6 @@ METADATA = ".metadata"
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
 OPEN = 64  # files of a thousand processes are not all open at a time
-MAX_CHUNKS = 2**12  # of one tensor, when they do not simply follow one another
 
 
 _MODULE = "torch.distributed.checkpoint."
@@ -222,18 +223,9 @@ def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str)
             raise CorruptCheckpoint(
                 f"a chunk at {list(at)} of size {list(size)} reaches out of it", url=url, tensor=name
             )
-    filled = [b for b in sorted(boxes) if prod(b[1])]
+    filled = [b for b in boxes if prod(b[1])]
     if sum(prod(size) for _, size in filled) != prod(shape):
         raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)
-    rows = all(size[1:] == shape[1:] for _, size in filled)  # the usual case: cut along the first axis
-    if not rows and len(filled) > MAX_CHUNKS:
-        raise CorruptCheckpoint(
-            f"is cut into {len(filled)} chunks, at most {MAX_CHUNKS} are read", url=url, tensor=name
-        )
-    for i, one in enumerate(filled):
-        if any(_meet(one, other) for other in (filled[i + 1 : i + 2] if rows else filled[i + 1 :])):
-            raise CorruptCheckpoint(f"its chunk at {list(one[0])} overlaps another", url=url, tensor=name)
-
-
-def _meet(a: Box, b: Box) -> bool:
-    return all(x < y + m and y < x + n for x, n, y, m in zip(a[0], a[1], b[0], b[1], strict=True))
+    twice = overlap(tiling.Box(*b) for b in filled)
+    if twice:
+        raise CorruptCheckpoint(f"its chunk at {list(twice[1].start)} overlaps another", url=url, tensor=name)

@@ -34,7 +34,7 @@ class Machine:
 
     def __init__(
         self, data: bytes, start: int, allowed: Table, persistent: Callable[[Any], Any] | None,
-        opaque: bool | tuple[str, ...], url: str | None,
+        opaque: bool | tuple[str, ...], url: str | None, packed: int | None = None,
     ) -> None:  # fmt: skip
         self.data, self.at, self.url = data, start, url
         self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
@@ -43,6 +43,9 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.unknown: dict[str, None] = {}
         self.room = COPIES * len(data) + 2**20
+        size = len(data) if packed is None else packed
+        self.containers = size // 8 + 2**16  # that may still be made; an empty one takes a byte here, and 216 in memory
+        self.memos = min(MAX_STACK, size // 4 + 2**16)
 
     def complain(self) -> None:
         """Name every global that is not allowed, if there is one."""
@@ -141,8 +144,14 @@ class Machine:
 
     def put(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
-        if len(self.memo) > MAX_STACK:
-            raise UnsafeCheckpoint(f"the pickle memorises more than {MAX_STACK} values", url=self.url)
+        if len(self.memo) > self.memos:
+            raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values", url=self.url)
+
+    def contain(self) -> None:
+        """Count a container, of which a pickle has some for what it holds, not one for each byte."""
+        self.containers -= 1
+        if self.containers < 0:
+            raise UnsafeCheckpoint("the pickle makes containers without end, with nothing in them", url=self.url)
 
     def assign(self, target: Any, pairs: list[Any]) -> None:
         if len(pairs) % 2:

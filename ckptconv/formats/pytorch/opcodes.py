@@ -66,6 +66,7 @@ def _frame(m: Machine) -> None:
 
 
 def _mark(m: Machine) -> None:
+    m.contain()
     m.below.append(m.stack)
     m.stack = []
     if len(m.below) > MAX_STACK:
@@ -91,6 +92,16 @@ def _push(make: Callable[[], Any]) -> Callable[[Machine], None]:
         m.stack.append(make())
         if len(m.stack) > MAX_STACK:
             raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values", url=m.url)
+
+    return op
+
+
+def _container(make: Callable[[], Any]) -> Callable[[Machine], None]:
+    push = _push(make)
+
+    def op(m: Machine) -> None:
+        m.contain()
+        push(m)
 
     return op
 
@@ -207,7 +218,7 @@ def _frozenset(m: Machine) -> None:
 OPS: dict[int, Callable[[Machine], None]] = {
     0x80: _proto, 0x95: _frame,
     ord("("): _mark, ord("t"): _tuple, 0x85: _tuple_of(1), 0x86: _tuple_of(2), 0x87: _tuple_of(3),
-    ord(")"): _push(tuple), ord("]"): _push(list), ord("}"): _push(dict), 0x8F: _push(set),
+    ord(")"): _push(tuple), ord("]"): _container(list), ord("}"): _container(dict), 0x8F: _container(set),
     ord("N"): _push(lambda: None), 0x88: _push(lambda: True), 0x89: _push(lambda: False),
     ord("J"): _number("<i"), ord("K"): _number("<B"), ord("M"): _number("<H"), ord("G"): _number(">d"),
     0x8A: _long(1), 0x8B: _long(4),

@@ -37,9 +37,12 @@ def load(
     persistent_load: Callable[[Any], Any] | None = None,
     opaque: bool | tuple[str, ...] = False,
     url: str | None = None,
+    packed: int | None = None,
 ) -> Any:
     """Interpret one pickle, which must fill `data`; see `load_some` for the options."""
-    value, end = load_some(data, allowed=allowed, persistent_load=persistent_load, opaque=opaque, url=url)
+    value, end = load_some(
+        data, allowed=allowed, persistent_load=persistent_load, opaque=opaque, url=url, packed=packed
+    )
     if end != len(data):
         raise UnsafeCheckpoint(f"{len(data) - end} bytes follow the end of the pickle at {end}", url=url)
     return value
@@ -54,16 +57,18 @@ def load_some(
     opaque: bool | tuple[str, ...] = False,
     url: str | None = None,
     partial: bool = False,
+    packed: int | None = None,
 ) -> tuple[Any, int]:
     """Interpret the pickle at `start`; return its value and where it ends.
 
     allowed: (module, name) -> `Known` or a constant; `PLAIN` if not given.
     persistent_load: what a persistent id stands for.
     opaque: True, every unknown global may stay an `Inert`; a tuple of names, only those of these packages.
+    packed: how many bytes of a file these are, if they were compressed: what is made is in proportion to that.
     partial: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
     Raises UnsafeCheckpoint with all globals that are not allowed, and CorruptCheckpoint.
     """
-    machine = Machine(data, start, PLAIN if allowed is None else allowed, persistent_load, opaque, url)
+    machine = Machine(data, start, PLAIN if allowed is None else allowed, persistent_load, opaque, url, packed)
     try:
         value = _run(machine)
     except CkptError as e:

@@ -25,6 +25,7 @@ from ...storage.checksum import unmask
 from ...storage.files import Reader
 from ...storage.ranges import InMemory
 from ..keras.order import KEY
+from ..tiling import Box
 from . import dtypes, slices, strings
 from .shards import Entry, Shards
 from .table import Table
@@ -220,7 +221,7 @@ class _Builder:
         kind = layout.kind
         if kind is None:
             return None
-        tiles: list[tuple[slices.Box, Data]] = []
+        tiles: list[tuple[Box, Data]] = []
         for piece in entry.slices:
             box = slices.box(piece, layout.shape)
             if box is None:

@@ -44,6 +44,14 @@ def prefix_of(url: str) -> str:
     return url
 
 
+def meant(url: str) -> str:
+    """The prefix that a name stands for: of the file of this name if there is one, else itself, however it ends."""
+    prefix = prefix_of(url)
+    if prefix != url and ((exists(url) and exists(prefix + ".index")) or not exists(url + ".index")):
+        return prefix
+    return url
+
+
 def find(url: str) -> Found:
     """Find what lies at `url`; StorageError with what is there instead."""
     if is_dir(url):
@@ -51,9 +59,7 @@ def find(url: str) -> Found:
     folder, base = split(url)
     if base == "checkpoint" and is_state(url):
         return _in_folder(folder)
-    if not exists(url + ".index"):
-        url = prefix_of(url)
-    return _checked(url)
+    return _checked(meant(url))
 
 
 def is_state(url: str) -> bool:

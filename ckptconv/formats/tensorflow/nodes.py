@@ -26,6 +26,7 @@ from .wire import messages
 SMALL = 8  # a vector of no more integers is a shape, a list of axes or a permutation
 IN_PLACE = 64  # bytes from which on a value is referred to rather than held
 MAX_STRINGS = 1 << 20  # repeated strings are held this often in all
+SCOPES = 16  # characters of functions' names, as often as they are repeated, per byte of the graph
 MAX_SCOPE = 1000  # characters of a function's name, which stands before those of its nodes
 
 # inputs that say how to compute, not what with; -1 is the last one
@@ -63,11 +64,12 @@ class Graph(NamedTuple):
     uses: dict[str, list[Use]]
     quantised: list[str]
     repeated: list[int]  # strings that are held beside those stored: one number
+    scoped: list[int]  # characters of functions' names that may still stand before those of nodes: one number
 
 
 def read(f: Ranges, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
-    graph = Graph({}, defaultdict(list), [], [0])
+    graph = Graph({}, defaultdict(list), [], [0], [SCOPES * (end - start) + 2**20])
     for a, b in messages(f, start, end, 1):
         _node(f, a, b, "", graph)
     for library in messages(f, start, end, 2):
@@ -112,6 +114,9 @@ def _node(f: Ranges, start: int, end: int, scope: str, graph: Graph) -> None:
     except DecodeError as e:
         raise CorruptCheckpoint(f"the node at byte {start} is no message ({e})", url=f.url) from e
     inputs = [i for i in node.input if not i.startswith("^")]
+    graph.scoped[0] -= len(scope) * (1 + len(inputs))
+    if graph.scoped[0] < 0:
+        raise UnsafeCheckpoint("the names of its functions are repeated without bound", url=f.url)
     name, op = scope + node.name, node.op
     control = _CONTROL.get(op, ())
     for i, source in enumerate(inputs):

@@ -44,7 +44,7 @@ def constants(f: Ranges, found: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
     from . import nodes
 
-    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [], [0])
+    graph = nodes.read(f, *found.graph) if found.graph else nodes.Graph({}, {}, [], [0], [0])
     tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
     notes = []
     if found.graph and not found.meta and all(x.number == 1 for x in fields(f, *found.graph)):

@@ -7,29 +7,33 @@
     footer  = metaindex offset and size, index offset and size (varints), zeros to 40 bytes, 57fb808b247547db
 
 Keys increase strictly, compared as unsigned bytes. All integers are little-endian. The CRC covers block and type.
+TensorFlow finds a key by the index and the restart points, so each restart point must be where an entry begins that
+shares nothing, the first at 0, and each key of a block must lie within what the index says: else it reads other values.
 Specification: LevelDB's table format; tensorflow/core/lib/io/format.cc, table_builder.cc.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from copy import copy
+from itertools import pairwise
 from operator import itemgetter
-from struct import pack, unpack_from
+from struct import unpack_from
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...storage.checksum import crc, mask, unmask
+from ...storage.checksum import crc, unmask
 from ...storage.files import Reader
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48
 TRAILER = 5
-BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
-RESTART_INTERVAL = 16
-KEPT = 1 << 24
+EXPANDED = 24  # bytes of keys per byte of the file: prefixes save a factor of 16, as every 16th key is whole
+SMALLEST = 4  # bytes of the file per entry: three lengths and a value
+ROOM = 1 << 16
 
 Pair = tuple[bytes, bytes]
+Place = tuple[bytes, int, int]  # a key, and where its value begins and ends in the block
 
 
 def varint(value: int) -> bytes:
@@ -65,10 +69,15 @@ class Table:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.url = reader.url
-        self.kept: dict[int, tuple[bytes, int, tuple[int, ...]]] = {}  # what `get` read last, if it is not large
+        self.places: dict[int, dict[bytes, tuple[int, int]]] = {}  # by block: where the value of each key is in it
+        self.unpacked: dict[int, bytes] = {}  # compressed blocks of which a value was taken
+        self.left = [
+            EXPANDED * reader.size + ROOM,
+            reader.size // SMALLEST + ROOM,
+        ]  # bytes of keys, and entries, to come
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
         if len(tail) < FOOTER or tail[-8:] != MAGIC:
-            raise CorruptCheckpoint(f"is no table: {self._instead()}", url=self.url)
+            raise CorruptCheckpoint(f"is not a table: {self._instead()}", url=self.url)
         numbers, at = [], 0
         try:
             for _ in range(4):
@@ -78,9 +87,9 @@ class Table:
             at = FOOTER
         if at > FOOTER - 8:
             raise self._bad("the footer's handles are too long", reader.size - FOOTER)
-        self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum tells of damage
-        pairs = self._pairs(self._block(numbers[2], numbers[3]), None, numbers[2])
-        self.blocks = [(key, *self._handle(value)) for key, value in pairs]
+        self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum shows damage
+        index, _ = self._block(numbers[2], numbers[3])
+        self.blocks = [(key, *self._handle(index[a:b])) for key, a, b in self._places(index, numbers[2])]
         end = 0
         for _, start, size in self.blocks:
             if start < end:
@@ -89,34 +98,31 @@ class Table:
 
     def __iter__(self) -> Iterator[Pair]:
         """All entries in order, read block by block."""
-        last: bytes | None = None
-        for _, start, size in self.blocks:
-            pairs = self._pairs(self._block(start, size), last, start)
-            yield from pairs
-            last = pairs[-1][0] if pairs else last
+        for n, (_, start, size) in enumerate(self.blocks):
+            block, _ = self._block(start, size)
+            yield from ((key, block[a:b]) for key, a, b in self._of_block(n, block))
 
     def get(self, key: bytes) -> bytes:
-        """The value of one key, reading one block and searching its restart points, where keys are whole."""
+        """The value of one key; a block is searched once for all of its keys."""
         n = bisect_left(self.blocks, key, key=itemgetter(0))
         if n < len(self.blocks):
             _, start, size = self.blocks[n]
-            block, end, restarts = self.kept.get(start) or self._searched(start, size)
-            if not restarts:
-                raise self._bad("a block has no restart points", start)
-            at = bisect_right(restarts, key, key=lambda r: self._entries(block, r, end, start, limit=1)[0][0])
-            for found, value in self._entries(block, restarts[max(0, at - 1)], end, start, RESTART_INTERVAL * 8):
-                if found == key:
-                    return value
+            if start not in self.places:
+                block, packed = self._block(start, size)
+                self.places[start] = {k: (a, b) for k, a, b in self._of_block(n, block)}
+                if packed:
+                    self.unpacked[start] = block
+            if found := self.places[start].get(key):
+                a, b = found
+                return self.unpacked[start][a:b] if start in self.unpacked else self.reader.read(start + a, b - a)
         raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
 
-    def _searched(self, start: int, size: int) -> tuple[bytes, int, tuple[int, ...]]:
-        """A block, where its entries end, and its restart points."""
-        block = self._block(start, size)
-        end = self._end(block, start)
-        found = block, end, unpack_from(f"<{(len(block) - end) // 4 - 1}I", block, end)
-        if len(block) <= KEPT:
-            self.kept.clear()
-            self.kept[start] = found
+    def _of_block(self, n: int, block: bytes) -> list[Place]:
+        """The entries of the block of this number, within what the index says of it."""
+        above, most = self.blocks[n - 1][0] if n else None, self.blocks[n][0]
+        found = self._places(block, self.blocks[n][1], above)
+        if found and found[-1][0] > most:
+            raise self._bad("a block has a key beyond what the index says of it", self.blocks[n][1])
         return found
 
     def on(self, reader: Reader) -> Table:
@@ -132,8 +138,8 @@ class Table:
         except IndexError:
             raise CorruptCheckpoint("an index entry holds no block handle", url=self.url) from None
 
-    def _block(self, start: int, size: int) -> bytes:
-        """Read a block, check its CRC, decompress it."""
+    def _block(self, start: int, size: int) -> tuple[bytes, bool]:
+        """Read a block, check its CRC, decompress it; also whether it was compressed."""
         if start + size + TRAILER > self.reader.size - FOOTER:
             raise self._bad(f"a block of {size} bytes passes the end of the file", start)
         data = self.reader.read(start, size + TRAILER)
@@ -142,7 +148,7 @@ class Table:
             raise self._bad(f"the checksum of a block of {size} bytes is wrong: the file is damaged", start)
         if kind > 1:
             raise self._bad(f"a block has the unknown compression {kind}", start)
-        return self._decompress(body, start) if kind else body
+        return (self._decompress(body, start), True) if kind else (body, False)
 
     def _decompress(self, body: bytes, start: int) -> bytes:
         import cramjam
@@ -158,28 +164,17 @@ class Table:
             raise self._bad(f"a snappy block has {len(data)} bytes, not {size}", start)
         return data
 
-    def _pairs(self, block: bytes, last: bytes | None, start: int) -> list[Pair]:
-        """All entries of a block; the keys go on from `last`."""
-        return self._entries(block, 0, self._end(block, start), start, last=last)
-
-    def _end(self, block: bytes, start: int) -> int:
-        """Where a block's entries end and its restart points begin."""
-        restarts = int.from_bytes(block[-4:], "little") if len(block) >= 4 else 1 << 30
-        end = len(block) - 4 - 4 * restarts
-        if end < 0:
-            raise self._bad("a block is shorter than its restart table", start)
-        return end
-
-    def _entries(
-        self, block: bytes, at: int, end: int, start: int, limit: int = 1 << 60, last: bytes | None = None
-    ) -> list[Pair]:
-        """At most `limit` entries from a restart point on, with keys that increase. The inner loop of opening."""
-        pairs: list[Pair] = []
-        total, most = 0, 64 * len(block) + 65536  # prefixes save a factor of 16 at most: every 16th key is whole
-        key = b""
+    def _places(self, block: bytes, start: int, above: bytes | None = None) -> list[Place]:
+        """All entries of a block; keys increase from `above`. The inner loop of opening."""
+        restarts, end = self._restarts(block, start)
+        found: list[Place] = []
+        whole = set[int]()  # where entries begin that share nothing
+        last, key, at, total, (most, count) = above, b"", 0, 0, self.left
         try:
-            while at < end and len(pairs) < limit:
+            while at < end:
                 shared, unshared, size = block[at], block[at + 1], block[at + 2]
+                if not shared:
+                    whole.add(at)
                 if (shared | unshared | size) > 127:
                     shared, at = read_varint(block, at)
                     unshared, at = read_varint(block, at)
@@ -188,21 +183,34 @@ class Table:
                     at += 3
                 middle = at + unshared
                 after = middle + size
-                total += shared
-                if after > end or shared > len(key) or total > most:
-                    long = "the keys unfold to more than 64 times the block"
-                    raise IndexError(long if total > most else "it passes the block's end or the key before it")
+                total += shared + unshared
+                if total > most or len(found) >= count:
+                    raise IndexError("keys or entries unfold to more than the file can mean")
+                if after > end or shared > len(key):
+                    raise IndexError("it passes the block's end or the key before it")
                 key = key[:shared] + block[at:middle]
                 if last is not None and key <= last:
                     raise IndexError("its key does not increase")
                 last = key
-                pairs.append((key, block[middle:after]))
+                found.append((key, middle, after))
                 at = after
         except IndexError as e:
-            raise self._bad(f"a block's entry {len(pairs)} is broken ({e})", start) from None
-        if limit == 1 and not pairs:
-            raise self._bad("a restart point lies beyond its block's entries", start)
-        return pairs
+            raise self._bad(f"a block's entry {len(found)} is broken ({e})", start) from None
+        self.left[:] = most - total, count - len(found)
+        if not whole.issuperset(restarts) if found else restarts != (0,):
+            raise self._bad("a restart point is not where an entry begins: TensorFlow would read other values", start)
+        return found
+
+    def _restarts(self, block: bytes, start: int) -> tuple[tuple[int, ...], int]:
+        """The restart points of a block, and where its entries end."""
+        count = int.from_bytes(block[-4:], "little") if len(block) >= 4 else 1 << 30
+        end = len(block) - 4 - 4 * count
+        if end < 0:
+            raise self._bad("a block is shorter than its restart table", start)
+        restarts = unpack_from(f"<{count}I", block, end)
+        if not count or restarts[0] or any(a >= b for a, b in pairwise(restarts)):
+            raise self._bad("the restart points do not increase from 0", start)
+        return restarts, end
 
     def _bad(self, what: str, start: int) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"{what} (at byte {start})", url=self.url)
@@ -236,85 +244,3 @@ def first_value_tag(head: bytes) -> int:
         return head[at] if size else -1
     except IndexError:
         return -2
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-def build(pairs: Iterable[Pair]) -> bytes:
-    """Lay out a table of sorted pairs exactly as TensorFlow's TableBuilder does, uncompressed."""
-    out = bytearray()
-    index: list[Pair] = []
-    block = _Block(RESTART_INTERVAL)
-    for key, value in pairs:
-        big = len(key) + len(value) >= 2 * BLOCK_SIZE
-        if block.count and (block.estimate >= BLOCK_SIZE or big):
-            index.append((_separator(block.last, key), _append(out, block)))
-            block = _Block(RESTART_INTERVAL)
-        block.add(key, value)
-    if block.count:
-        index.append((_successor(block.last), _append(out, block)))
-    meta = _append(out, _Block(RESTART_INTERVAL))
-    table = _Block(1)
-    for key, value in index:
-        table.add(key, value)
-    handles = meta + _append(out, table)
-    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + MAGIC)
-
-
-class _Block:
-    """A block being filled."""
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-        self.data = bytearray()
-        self.restarts = [0]
-        self.count = 0  # entries in all; the restart counter is its remainder
-        self.last = b""
-
-    @property
-    def estimate(self) -> int:
-        return len(self.data) + 4 * len(self.restarts) + 4
-
-    def add(self, key: bytes, value: bytes) -> None:
-        shared = 0
-        if self.count and self.count % self.interval == 0:
-            self.restarts.append(len(self.data))
-        elif self.count:
-            shared = _common(self.last, key)
-        self.data += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
-        self.last = key
-        self.count += 1
-
-    def finish(self) -> bytes:
-        return bytes(self.data) + pack(f"<{len(self.restarts) + 1}I", *self.restarts, len(self.restarts))
-
-
-def _append(out: bytearray, block: _Block) -> bytes:
-    """Append a block with its trailer; return its handle."""
-    body = block.finish() + b"\0"
-    handle = varint(len(out)) + varint(len(body) - 1)
-    out += body + pack("<I", mask(crc("crc32c", body)))
-    return handle
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
-
-
-def _separator(last: bytes, following: bytes) -> bytes:
-    """The short key between two blocks that TensorFlow chooses."""
-    at = _common(last, following)
-    if at < min(len(last), len(following)) and last[at] < 0xFF and last[at] + 1 < following[at]:
-        return last[:at] + bytes([last[at] + 1])
-    return last
-
-
-def _successor(last: bytes) -> bytes:
-    """The short key after the last block: the first byte that can be, incremented."""
-    at = next((i for i, byte in enumerate(last) if byte != 0xFF), None)
-    return last if at is None else last[:at] + bytes([last[at] + 1])

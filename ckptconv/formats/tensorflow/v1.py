@@ -23,6 +23,7 @@ from ...messages import listing
 from ...moves.part import Coded, elements
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..reading import Reading
+from ..tiling import Box
 from . import constants, dtypes, locate, slices
 from .table import MAGIC, Table, first_value_tag
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
+MAX_TABLES = 4096  # whose indexes are kept
 META_TAG = 0x0A  # field 1, which a V2 header has as a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 BEGINNING = re.compile(  # of a table, maybe behind what snappy says first: no key, a value of meta > tensor > name
@@ -82,7 +84,7 @@ class _Found:
 
     def __init__(self, code: int, shape: tuple[int, ...]) -> None:
         self.code, self.shape = code, shape
-        self.tiles: list[tuple[slices.Box, Coded]] = []
+        self.tiles: list[tuple[Box, Coded]] = []
 
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
@@ -146,14 +148,14 @@ def _gather(url: str, item: pb.SavedSliceMeta, found: dict[str, _Found]) -> None
         entry.tiles.append((box, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
 
 
-def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[slices.Box, Coded]]) -> Tensor:
+def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Box, Coded]]) -> Tensor:
     ops = dtypes.stored_ops(kind, False)
     if len(tiles) == 1 and tiles[0][0].shape == shape:
         return plain(name, kind, shape, tiles[0][1], ops=ops)
     return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=MAX_TABLES)
 def _table(url: str, stamp: tuple[int, ...]) -> Table:
     """The index of a table, read once for all that it holds."""
     with Reader(url) as f:

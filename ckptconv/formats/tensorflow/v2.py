@@ -29,10 +29,10 @@ def sniff(seen: Seen) -> int:
         return int(seen.base.endswith(".index"))  # a table, but damaged at its head: opening says how
     if seen.base == "checkpoint":
         return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
-    prefix = locate.prefix_of(seen.url)
+    prefix = locate.meant(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
-    if seen.url.endswith(".index"):
+    if seen.url.endswith(".index") and prefix != seen.url:
         return 1
     return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
 

@@ -22,7 +22,8 @@ from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import objects, strings
 from .bundle import OBJECT_GRAPH, ORDER
 from .locate import prefix_of
-from .table import build, varint
+from .table import varint
+from .table_write import build
 
 STATE = "checkpoint"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kit import FIXTURES, read_all, sound_or_refused
 
 import ckptconv
-from ckptconv.formats.tensorflow import table
+from ckptconv.formats.tensorflow import table, table_write
 from ckptconv.storage.files import Reader
 
 TF = FIXTURES / "tf"
@@ -77,7 +77,7 @@ def rebuilt(path: Path, changes: dict[int, list[tuple[float, int]]], keys: bool)
     for at, change in changes.items():
         key, value = pairs[at % len(pairs)]
         pairs[at % len(pairs)] = (edited(key, change), value) if keys else (key, edited(value, change))
-    return table.build(sorted(dict(pairs).items()))
+    return table_write.build(sorted(dict(pairs).items()))
 
 
 @given(changes=edits)

@@ -14,8 +14,9 @@ from kit import read_all, refused, sound_or_refused
 
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
+from ckptconv.formats import tiling
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import slices, strings, table
+from ckptconv.formats.tensorflow import slices, strings, table, table_write
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
@@ -121,7 +122,7 @@ def test_the_smallest_bundle(tmp_path):
     assert t.numpy().tolist() == [1.0, 2.0]
     pairs = entries(tmp_path / "m.index")
     assert [k for k, _ in pairs] == [b"", b"a"]
-    assert table.build(pairs) == INDEX
+    assert table_write.build(pairs) == INDEX
 
 
 FLIPS = [(at, bit) for at in range(len(INDEX)) for bit in (0, 7) if not 77 <= at < 113]  # the rest is padding
@@ -199,7 +200,7 @@ def test_keys_that_would_fill_the_memory_are_refused(tmp_path):
         shared = 50_000 if last else 0
         out += table.varint(shared) + table.varint(len(key) - shared) + b"\0" + key[shared:]
         last = key
-    with refused("unfold to more than 64 times the block"):
+    with refused("unfold to more than the file can mean"):
         ckptconv.open(bundle(tmp_path, raw_table(bytes(out) + BLOCK[-8:], key=b"\xff")))
 
 
@@ -245,14 +246,14 @@ def test_any_change_under_a_valid_checksum(tmp_path, changes):
 def test_what_is_built_is_read_back(tmp_path, count, size):
     rng = np.random.default_rng(count)
     pairs = sorted({f"k/{i:03}".encode() + b"\xff" * (i % 3): rng.bytes(size + i) for i in range(count)}.items())
-    (tmp_path / "t").write_bytes(table.build(pairs))
+    (tmp_path / "t").write_bytes(table_write.build(pairs))
     assert entries(tmp_path / "t") == pairs
     with Reader(str(tmp_path / "t")) as f:
         assert all(table.Table(f).get(k) == v for k, v in pairs)
 
 
 def boxes(*spans):
-    return [(slices.Box(start, shape), i) for i, (start, shape) in enumerate(spans)]
+    return [(tiling.Box(start, shape), i) for i, (start, shape) in enumerate(spans)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,319 @@
+"""What a reader takes grows with the file: worst cases of N, 2N and 4N, each opened in a process of its own.
+
+Peak memory is at most 64 times the packed bytes plus a constant, which is what the smallest case takes; so the slope
+between the first and the last case counts. Processor time of four times as much is far below sixteen times, what
+quadratic work would take. A refusal is an answer, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import cramjam
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.storage.checksum import mask
+
+pytestmark = pytest.mark.slow
+FACTOR = 64
+SLACK = 24 << 20  # bytes by which two processes that do the same may differ
+LINEAR = 10.0  # times as long for four times as much; 16 is quadratic
+SHORTEST = 0.15  # seconds of processor time below which nothing is concluded
+
+CHILD = r"""
+import re, sys, time
+from ckptconv.errors import CkptError
+from ckptconv.formats.detect import open_checkpoint
+from ckptconv.formats.reading import Reading
+import numpy, google.protobuf.text_format, cramjam, h5py
+began = time.process_time()
+said = "opened"
+try:
+    found = open_checkpoint(sys.argv[1], Reading(opaque=True), format=sys.argv[2] or None)
+    for name in list(found)[:: max(1, len(found) // 50)]:
+        found[name].numpy()
+except CkptError as e:
+    said = type(e).__name__
+peak = int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) * 1024
+print(peak, time.process_time() - began, said)
+"""
+
+
+class Took(NamedTuple):
+    packed: int
+    peak: int
+    seconds: float
+    said: str
+
+
+def taken(path: Path, kind: str) -> Took:
+    done = subprocess.run([sys.executable, "-c", CHILD, str(path), kind], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, seconds, said = done.stdout.split()
+    return Took(sum(p.stat().st_size for p in path.parent.iterdir()), int(peak), float(seconds), said)
+
+
+# --- worst cases: each writes a file of size n into a folder, and says what to open ---------------------------------
+
+
+def deflated(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as z:
+        for name, data in members.items():
+            z.writestr(name, data)
+    return path
+
+
+def objects(body: bytes) -> bytes:
+    """An .npy whose elements are a pickle that begins like an array's and goes on like this."""
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.array({}, object), allow_pickle=True)
+    head = out.getvalue()
+    at = head.index(b"\x80", 80)
+    return head[:at] + b"\x80\x04(" + body
+
+
+def npz_of(opcodes: bytes) -> Callable[[Path, int], Path]:
+    return lambda folder, n: deflated(folder / "x.npz", {"w.npy": objects(opcodes * (400_000 * n) + b"l.")})
+
+
+def pickle_of(opcodes: bytes) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        (folder / "x.pkl").write_bytes(b"\x80\x04](" + opcodes * (400_000 * n) + b"e.")
+        return folder / "x.pkl"
+
+    return make
+
+
+def torch_of(opcodes: bytes) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        raw = b"\x80\x02}(" + opcodes * (200_000 * n) + b"u."
+        return deflated(folder / "x.pt", {"x/data.pkl": raw, "x/version": b"3\n"}, zipfile.ZIP_STORED)
+
+    return make
+
+
+def keras_json(text: bytes, count: int = 300_000) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        body = b'{"config": [' + b",".join([text] * (count * n)) + b"]}"
+        return deflated(folder / "x.keras", {"config.json": body, "metadata.json": b"{}", "model.weights.h5": b""})
+
+    return make
+
+
+def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        raw = json.dumps(dict(map(entry, range(count * n))), separators=(",", ":")).encode()
+        (folder / "x.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+        return folder / "x.safetensors"
+
+    return make
+
+
+def empty(name: str) -> tuple[str, object]:
+    return name, {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+
+
+def metadata(i: int) -> tuple[str, object]:
+    return "__metadata__", {str(k): "" for k in range(50_000 * (i + 1))}
+
+
+def shards(folder: Path, n: int) -> Path:
+    """Many shards, each with metadata of its own."""
+    places = {}
+    for i in range(60 * n):
+        head = {"__metadata__": {f"{i}.{k}": "" for k in range(200)}} | dict([empty(f"t{i}")])
+        raw = json.dumps(head).encode()
+        file = f"model-{i:05d}-of-{60 * n:05d}.safetensors"
+        (folder / file).write_bytes(len(raw).to_bytes(8, "little") + raw)
+        places[f"t{i}"] = file
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder / "model.safetensors.index.json"
+
+
+HEADER = b"\x08\x01\x1a\x02\x08\x01"
+
+
+def sealed(body: bytes, kind: bytes) -> bytes:
+    return body + kind + struct.pack("<I", mask(crc32c(body + kind)))
+
+
+def raw_table(blocks: list[tuple[bytes, bytes, bytes]]) -> bytes:
+    """Blocks (separator, bytes, compression) as a table."""
+    out, index = b"", table_write._Block(1)
+    for separator, body, kind in blocks:
+        index.add(separator, table.varint(len(out)) + table.varint(len(body)))
+        out += sealed(body, kind)
+    handles = b""
+    for body in (table_write._Block(1).finish(), index.finish()):
+        handles += table.varint(len(out)) + table.varint(len(body))
+        out += sealed(body, b"\0")
+    return out + handles.ljust(40, b"\0") + table.MAGIC
+
+
+def tf_keys(folder: Path, n: int) -> Path:
+    """A long value, which snappy makes small, buys room for prefixes."""
+    body = bytearray(b"\0\0" + table.varint(len(HEADER)) + HEADER + b"\0\1" + table.varint(2**20) + b"a" + bytes(2**20))
+    last = b""
+    for i in range(700 * n):
+        key = b"k" * 60_000 + i.to_bytes(3, "big")
+        shared = 60_000 if last else 0
+        body += table.varint(shared) + table.varint(len(key) - shared) + b"\0" + key[shared:]
+        last = key
+    body += struct.pack("<2I", 0, 1)
+    (folder / "m.index").write_bytes(raw_table([(b"\xff", bytes(cramjam.snappy.compress_raw(bytes(body))), b"\1")]))
+    (folder / "m.data-00000-of-00001").write_bytes(b"")
+    return folder / "m.index"
+
+
+def tf_entries(folder: Path, n: int) -> Path:
+    """As many entries as there can be, of empty tensors."""
+    value = pb.BundleEntryProto(dtype=1, shape={"dim": [{"size": 0}]}, crc32c=mask(0)).SerializeToString()
+    pairs = [(b"", HEADER), *((f"{i:06x}".encode(), value) for i in range(30_000 * n))]
+    (folder / "m.index").write_bytes(table_write.build(pairs))
+    (folder / "m.data-00000-of-00001").write_bytes(b"")
+    return folder / "m.index"
+
+
+def v1_slices(folder: Path, n: int) -> Path:
+    """Every tensor in slices of three tables, read in turn."""
+    from ckptconv.formats.tensorflow import slices
+
+    count = 800 * n
+    for k in range(3):
+        meta, pairs = pb.SavedTensorSlices(), {}
+        for i in range(count):
+            name = f"t{i:06d}"
+            extent = pb.TensorSliceProto(extent=[{"start": k, "length": 1}])
+            meta.meta.tensor.add(name=name.encode(), type=1, shape={"dim": [{"size": 3}]}, slice=[extent])
+            data = pb.SavedTensorSlices()
+            data.data.name = name.encode()
+            data.data.data.float_val.append(k)
+            pairs[slices.key(name.encode(), extent)] = data.SerializeToString()
+        rows = [(b"", meta.SerializeToString()), *sorted(pairs.items())]
+        (folder / f"m-0000{k}-of-00003").write_bytes(table_write.build(rows))
+    return folder / "m-00000-of-00003"
+
+
+def graph_scopes(folder: Path, n: int) -> Path:
+    """Functions with long names, full of nodes with short ones."""
+    nodes = [{"name": "abcdefgh"[i % 8], "op": "NoOp", "input": ["a"]} for i in range(100)]
+    graph = pb.GraphDef(node=[{"name": "a", "op": "NoOp"}])
+    for i in range(40 * n):
+        graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 900}, node_def=nodes)
+    (folder / "x.pb").write_bytes(graph.SerializeToString())
+    return folder / "x.pb"
+
+
+def dcp(folder: Path, n: int) -> Path:
+    torch = pytest.importorskip("torch")
+    from torch.distributed.checkpoint import metadata as md
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    side = int((400 * n) ** 0.5)
+    boxes = [md.ChunkStorageMetadata(torch.Size((i, j)), torch.Size((1, 1))) for i in range(side) for j in range(side)]
+    whole = md.TensorStorageMetadata(md.TensorProperties(), torch.Size((side, side)), boxes)
+    one = io.BytesIO()
+    torch.save(torch.ones(1, 1), one)
+    places = {
+        md.MetadataIndex("w", box.offsets, i): _StorageInfo("__0_0.distcp", i * one.tell(), one.tell())
+        for i, box in enumerate(boxes)
+    }
+    (folder / "__0_0.distcp").write_bytes(one.getvalue() * len(boxes))
+    (folder / ".metadata").write_bytes(pickle.dumps(md.Metadata({"w": whole}, storage_data=places), 4))
+    return folder / ".metadata"
+
+
+def flax(folder: Path, n: int) -> Path:
+    """Maps within maps, a number in each."""
+    body = b"".join(b"\xa5" + f"{i:05x}".encode() + b"\x81\xa1a\x01" for i in range(20_000 * n))
+    (folder / "x.msgpack").write_bytes(b"\xdf" + (20_000 * n).to_bytes(4, "big") + body)
+    return folder / "x.msgpack"
+
+
+def npz_members(folder: Path, n: int) -> Path:
+    one = io.BytesIO()
+    np.lib.format.write_array(one, np.zeros(0, "f4"))
+    return deflated(folder / "x.npz", {f"{i}.npy": one.getvalue() for i in range(4_000 * n)}, zipfile.ZIP_STORED)
+
+
+def zeros(folder: Path, n: int) -> Path:
+    np.savez_compressed(folder / "x.npz", **{f"w{i}": np.zeros(2**18, "f4") for i in range(20 * n)})
+    return folder / "x.npz"
+
+
+def hdf5_of(kind: str) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        import h5py
+
+        with h5py.File(folder / "x.h5", "w") as f:
+            first = f.create_dataset("w", (3,), "f4")
+            for i in range(2_000 * n):
+                if kind == "datasets":
+                    f.create_dataset(f"d{i}", (0,), "f4")
+                elif kind == "links":
+                    f[f"l{i}"] = first
+                else:
+                    f.create_group(f"g{i}").attrs["a"] = i
+        return folder / "x.h5"
+
+    return make
+
+
+CASES: dict[str, tuple[Callable[[Path, int], Path], str]] = {
+    "npz: empty sets": (npz_of(b"\x8f"), "npz"),
+    "npz: empty dicts": (npz_of(b"}"), "npz"),
+    "npz: memos": (npz_of(b"N\x94\x94\x94"), "npz"),
+    "npz: marks": (npz_of(b"("), "npz"),
+    "npz: members": (npz_members, "npz"),
+    "npz: zeros": (zeros, "npz"),
+    "pickle: empty sets": (pickle_of(b"\x8f"), "pickle"),
+    "pickle: memos": (pickle_of(b"N\x94\x94\x94"), "pickle"),
+    "pickle: marks": (pickle_of(b"("), "pickle"),
+    "torch: empty sets": (torch_of(b"K\1\x8f"), "torch"),
+    "keras: empty objects": (keras_json(b"{}"), "keras3"),
+    "keras: lists": (keras_json(b"[[]]"), "keras3"),
+    "keras: numbers": (keras_json(b"1.5", 2_000_000), "keras3"),
+    "safetensors: entries": (safetensors_of(lambda i: empty(f"{i:x}"), 10_000), "safetensors"),
+    "safetensors: metadata": (safetensors_of(metadata, 1), "safetensors"),
+    "safetensors: nested": (safetensors_of(lambda i: (f"{i:x}", {"a": [[], {}, {"b": 1}]}), 20_000), "safetensors"),
+    "hf: shards": (shards, "hf"),
+    "tf: prefixes": (tf_keys, "tf"),
+    "tf: entries": (tf_entries, "tf"),
+    "tf-v1: slices": (v1_slices, "tf-v1"),
+    "tf-graph: scopes": (graph_scopes, "tf-graph"),
+    "dcp: chunks": (dcp, "dcp"),
+    "flax: maps": (flax, "flax"),
+    "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
+    "hdf5: links": (hdf5_of("links"), "hdf5"),
+    "hdf5: groups": (hdf5_of("groups"), "hdf5"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("name", CASES)
+def test_growth(name: str, tmp_path: Path) -> None:
+    make, kind = CASES[name]
+    took = []
+    for n in (1, 2, 4):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        took.append(taken(make(folder, n), kind))
+    shown = "\n".join(f"{t.packed:>10} bytes: {t.peak >> 20} MB, {t.seconds:.2f} s, {t.said}" for t in took)
+    first, last = took[0], took[-1]
+    assert last.peak - first.peak <= FACTOR * (last.packed - first.packed) + SLACK, f"{name}: memory\n{shown}"
+    if last.said == first.said and last.seconds > SHORTEST:
+        assert last.seconds <= LINEAR * max(first.seconds, SHORTEST / 4), f"{name}: time\n{shown}"
+    print(f"{name}\n{shown}")
