@@ -217,7 +217,7 @@ def test_weights_that_are_loaded_by_name_may_be_guessed(tmp_path: Path) -> None:
 
 def test_h5_of_weights_that_look_like_keras_is_asked_for(tmp_path: Path) -> None:
     source = sorted_file({"conv/kernel": (3, 4), "conv/bias": (4,), "bn/gamma": (4,)}, tmp_path)
-    with pytest.raises(UsageError, match="use --to keras or hdf5"):
+    with pytest.raises(UsageError, match="could be plain HDF5, or for Keras"):
         ckptconv.convert(source, tmp_path / "b.h5")
     ckptconv.convert(source, tmp_path / "b.h5", to="hdf5")
     assert ckptconv.open(tmp_path / "b.h5").format == "hdf5"
