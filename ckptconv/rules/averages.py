@@ -11,7 +11,7 @@ What has no average stays as it is, with a note; an average without a weight is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint, Note, Tensor
@@ -45,6 +45,18 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     if bad:
         raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
     by_base = {base: tensors[name] for name, base in shadow.items() if base}
+    out = _replaced(tensors, shadow, by_base)
+    plain = tuple(n for n, t in out.items() if not t.role and n not in by_base)
+    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in by_base if n in tensors))]
+    if plain:
+        notes.append(Note("hint", "have no moving average and stay as they are", plain))
+    return checkpoint.with_tensors(out, *notes)
+
+
+def _replaced(
+    tensors: Mapping[str, Tensor], shadow: Mapping[str, str], by_base: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All tensors, with the averages under the names of their weights."""
     out: dict[str, Tensor] = {}
     for name, t in tensors.items():
         if name in by_base:
@@ -53,11 +65,7 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
             out[name] = t
         elif (base := shadow[name]) and base not in tensors:
             out[base] = replace(t, name=base, role="")
-    plain = tuple(n for n, t in out.items() if not t.role and n not in by_base)
-    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in by_base if n in tensors))]
-    if plain:
-        notes.append(Note("hint", "have no moving average and stay as they are", plain))
-    return checkpoint.with_tensors(out, *notes)
+    return out
 
 
 def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, str]:
@@ -96,20 +104,26 @@ def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: 
     listed = [n for n in inside if LISTED.fullmatch(n)]
     if listed and len(listed) >= sum(t.count > 1 for t in inside.values()):
         return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed}, weights, entry)
-    for spelled in (_bare, _dotless):
-        bases: dict[str, str] = {}
-        for name in weights:
-            for spelling in spelled(name):
-                bases[spelling] = "" if spelling in bases else name  # '' where two are spelled alike
-        pairs = {n: next((b for s in spelled(n) if (b := bases.get(s, ""))), "") for n in inside}
-        if any(pairs.values()):
-            break
-    else:
+    pairs = _spelled_alike(inside, weights, _bare) or _spelled_alike(inside, weights, _dotless)
+    if not pairs:
         raise UsageError(f"the averages of {entry!r} have other names than the weights; at={entry!r} takes them alone")
-    left = [n for n, base in pairs.items() if not base and inside[n].count > 1]
+    left = [n for n in inside if not pairs.get(n) and inside[n].count > 1]
     if left:
         raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(left)}")
-    return pairs
+    return dict.fromkeys(inside, "") | pairs
+
+
+Spelled = Callable[[str], tuple[str, ...]]
+
+
+def _spelled_alike(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], spelled: Spelled) -> dict[str, str]:
+    """The averages whose weights can be told by how both are spelled."""
+    bases: dict[str, str] = {}
+    for name in weights:
+        for spelling in spelled(name):
+            bases[spelling] = "" if spelling in bases else name  # '' where two are spelled alike
+    found = {n: next((b for s in spelled(n) if (b := bases.get(s, ""))), "") for n in inside}
+    return {n: base for n, base in found.items() if base}
 
 
 def _bare(name: str) -> tuple[str, ...]:

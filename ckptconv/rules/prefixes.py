@@ -26,17 +26,9 @@ CHOICES = ("the weights are the entry", "holds several state dicts")  # what a f
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep what lies in one entry, under names without it; UsageError lists the entries if there is none such."""
     entry = entry.strip("./")
-    about = checkpoint.details.get("entry", {})
-    main, beside = about.get("name", ""), tuple(about.get("beside", ()))
-    found = _inside(checkpoint, entry)
-    if not found and main and (entry == main or entry.startswith(main + ".")):
-        if entry == main:
-            others = tuple(name + "." for name in beside)
-            found = {n: n for n in checkpoint.tensors if n not in beside and not n.startswith(others)}
-        else:
-            found = _inside(checkpoint, entry[len(main) + 1 :])
+    found = _inside(checkpoint, entry) or _of_main(checkpoint, entry)
     if not found:
-        raise UsageError(_absent(checkpoint, entry, [main, *beside] if main else []))
+        raise UsageError(_absent(checkpoint, entry))
     left = tuple(n for n in checkpoint.tensors if n not in found)
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
@@ -47,12 +39,24 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
 
 
+def _of_main(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
+    """Names in the entry whose prefix the format has taken off already, or in an entry of it."""
+    about = checkpoint.details.get("entry", {})
+    main, beside = about.get("name", ""), tuple(about.get("beside", ()))
+    if main and entry == main:
+        others = tuple(name + "." for name in ("beside", *beside))
+        return {n: n for n in checkpoint.tensors if n not in beside and not n.startswith(others)}
+    return _inside(checkpoint, entry[len(main) + 1 :]) if main and entry.startswith(main + ".") else {}
+
+
 def _inside(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
     """Names below an entry, with dots or slashes, and what they are without it."""
     return {n: n[len(entry) + 1 :] for n in checkpoint.tensors if n.startswith((entry + ".", entry + "/"))}
 
 
-def _absent(checkpoint: Checkpoint, entry: str, known: list[str]) -> str:
+def _absent(checkpoint: Checkpoint, entry: str) -> str:
+    about = checkpoint.details.get("entry", {})
+    known = [about["name"], *about["beside"]] if about.get("name") else []
     counts: Counter[str] = Counter()
     for name in checkpoint.tensors:
         counts[name.replace("/", ".").partition(".")[0]] += 1

@@ -94,7 +94,7 @@ class Archive:
 
         def find(pid: Any) -> Storage:
             if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
-                raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, no storage", url=self.url)
+                raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, not a storage", url=self.url)
             _, kind, key, _, count = pid
             key = str(key) if type(key) is int else key
             proper = type(kind) is StorageType and type(key) is str and len(key) <= MAX_STORAGE_KEY

@@ -73,7 +73,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         folder = Folder(path, how.opaque, files)
         for name, about in described.items():
             if type(name) is not str:
-                raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is no text", url=path)
+                raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is not text", url=path)
             nested = planned.get(name) if type(planned) is dict else None
             top = segment(nested[0]) if type(nested) is tuple and nested else name
             if type(about) is not Inert or "TensorStorageMetadata" not in about.path:
@@ -190,10 +190,10 @@ class Folder:
         for chunk in _get(about, "chunks", list, self.url):
             at, size = _numbers(chunk, "offsets", self.url), _numbers(chunk, "sizes", self.url)
             if len(at) != len(shape):
-                raise CorruptCheckpoint(f"a chunk at {list(at)} is no part of it", url=self.url, tensor=name)
+                raise CorruptCheckpoint(f"a chunk at {list(at)} is not part of it", url=self.url, tensor=name)
             view = self.load(name, places.get((name, at)))
             if type(view) is not View or view.row is None or view.storage.data is None:
-                raise CorruptCheckpoint("a chunk of it is no plain tensor", url=self.url, tensor=name)
+                raise CorruptCheckpoint("a chunk of it is not a plain tensor", url=self.url, tensor=name)
             if view.shape != size or (parts and view.row is not parts[0].dtype):
                 what = f"is {view.torch}{list(view.shape)}, not as described"
                 raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", url=self.url, tensor=name)
@@ -217,7 +217,7 @@ def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str)
     for at, size in boxes:
         if len(at) != len(shape) or len(size) != len(shape) or min(at, default=0) < 0 or min(size, default=0) < 0:
             raise CorruptCheckpoint(
-                f"a chunk at {list(at)} of size {list(size)} is no part of it", url=url, tensor=name
+                f"a chunk at {list(at)} of size {list(size)} is not part of it", url=url, tensor=name
             )
         if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
             raise CorruptCheckpoint(

@@ -25,6 +25,7 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
+TENSORS = (View, Pieces, PickledArray)
 SHOWN = 6  # entries that a note names
 
 
@@ -42,44 +43,59 @@ def is_average(key: str) -> bool:
     return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
 
 
+class _Entries:
+    """The entries of a root: how many tensors each has, which hold weights, which are tensors themselves."""
+
+    def __init__(self, leaves: list[Leaf]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.models: dict[str, None] = {}
+        self.loose: dict[str, None] = {}
+        for leaf in leaves:
+            if type(leaf.value) not in TENSORS:
+                continue
+            self.counts[leaf.top] += 1
+            if leaf.top == leaf.name:
+                self.loose[leaf.top] = None
+            elif leaf.role in ("", "average"):
+                self.models[leaf.top] = None
+        flat = any("." in name for name in self.loose)  # the root is a state dict itself
+        self.models = {} if flat else self.models
+        self.chosen = _choose(list(self.models))
+        pair = ("student", "teacher")
+        self.averages = [n for n in self.models if n != self.chosen and (is_average(n) or (self.chosen, n) == pair)]
+
+    def taken(self, leaf: Leaf) -> bool:
+        return leaf.top == self.chosen and leaf.top != leaf.name
+
+
 def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], dict[str, Any]]:
     """Take the prefix off the model's state dict, and say what lies beside it; also details for the passes.
 
     details["entry"] = {"name": the entry without its prefix or "", "beside": other entries, "averages": of these,
                         "average": whether the entry itself is one}
     """
-    counts: Counter[str] = Counter()  # tensors of each entry
-    models: dict[str, None] = {}  # entries that hold weights
-    loose: dict[str, None] = {}  # tensors that are entries themselves
-    for leaf in leaves:
-        if type(leaf.value) in (View, Pieces, PickledArray):
-            counts[leaf.top] += 1
-            if leaf.top == leaf.name:
-                loose[leaf.top] = None
-            elif leaf.role in ("", "average"):
-                models[leaf.top] = None
-    flat = any("." in name for name in loose)  # is a state dict itself
-    chosen = "" if flat else _choose(list(models))
-    averages = [n for n in models if n != chosen and (is_average(n) or (chosen, n) == ("student", "teacher"))]
-    beside = {name: count for name, count in counts.items() if name != chosen}
-    prefix = chosen + "."
-    taken = {leaf.name for leaf in leaves if leaf.top == chosen and leaf.top not in loose}
-    clash = {name.removeprefix(prefix) for name in taken} & {leaf.name for leaf in leaves if leaf.name not in taken}
-    if not chosen or clash:
-        choices = [] if flat else list(models)
-        about: dict[str, Any] = {"name": "", "beside": list(counts), "averages": averages}
-        return leaves, _choices(choices, averages), {"entry": about} if choices else {}
-    made = [
-        leaf._replace(name=leaf.name.removeprefix(prefix), role="" if leaf.role == "average" else leaf.role)
-        if leaf.name in taken
-        else leaf._replace(role=leaf.role or ("average" if leaf.top in averages else "state"))
-        for leaf in leaves
-    ]
-    text = f"the weights are the entry {chosen!r}; their names are given without it"
-    if beside:
-        text += f"; beside it {'is' if len(beside) == 1 else 'are'} {_listed(beside, loose)}"
-    about = {"name": chosen, "beside": list(beside), "averages": averages, "average": is_average(chosen)}
+    found = _Entries(leaves)
+    about: dict[str, Any] = {"name": found.chosen, "beside": list(found.counts), "averages": found.averages}
+    if not found.chosen:
+        return leaves, _choices(list(found.models), found.averages), {"entry": about} if found.models else {}
+    about |= {"beside": [n for n in found.counts if n != found.chosen], "average": is_average(found.chosen)}
+    size = len(found.chosen) + 1
+    names = {leaf.name[size:] for leaf in leaves if found.taken(leaf)}
+    made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found.averages) for leaf in leaves]
+    text = f"the weights are the entry {found.chosen!r}; their names are given without it"
+    if about["beside"]:
+        text += f"; beside it {'is' if len(about['beside']) == 1 else 'are'} {_listed(about['beside'], found)}"
     return made, [Note("assumed", text)], {"entry": about}
+
+
+def _inside(leaf: Leaf, size: int) -> Leaf:
+    return leaf._replace(name=leaf.name[size:], role="" if leaf.role == "average" else leaf.role)
+
+
+def _beside(leaf: Leaf, names: set[str], averages: list[str]) -> Leaf:
+    """What is not the model has a role; a tensor that is called as one of the model's stands under another name."""
+    name = f"beside.{leaf.name}" if leaf.name in names and type(leaf.value) in TENSORS else leaf.name
+    return leaf._replace(name=name, role=leaf.role or ("average" if leaf.top in averages else "state"))
 
 
 def _choose(models: list[str]) -> str:
@@ -101,10 +117,11 @@ def _choices(models: list[str], averages: list[str]) -> list[Note]:
     return [Note("hint", f"holds several state dicts ({shown}); at={brief(models[0])!r} takes one{average}")]
 
 
-def _listed(beside: dict[str, int], loose: dict[str, None]) -> str:
+def _listed(beside: list[str], found: _Entries) -> str:
     """optimizer (12 tensors), best_score."""
-    words = [
-        printable(brief(name)) if name in loose else f"{printable(brief(name))} ({n} tensor{'s' * (n > 1)})"
-        for name, n in beside.items()
-    ]
+    words = []
+    for name in beside:
+        count = found.counts[name]
+        many = "" if name in found.loose else f" ({count} tensor{'s' * (count > 1)})"
+        words.append(printable(brief(name)) + many)
     return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")

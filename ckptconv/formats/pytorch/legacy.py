@@ -64,7 +64,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 class _Stream:
-    """Pickles one after the other, of lengths that only reading them tells."""
+    """Pickles one after the other, whose lengths are known only when they are read."""
 
     def __init__(self, f: Reader, opaque: bool) -> None:
         self.f, self.opaque = f, opaque

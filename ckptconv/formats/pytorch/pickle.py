@@ -112,7 +112,7 @@ def _end(m: Machine, op: int) -> Any:
     where = f"at byte {m.at - 1} of the pickle"
     if op in REFUSED:
         raise UnsafeCheckpoint(f"opcode {REFUSED[op]} {where}: no checkpoint needs it", url=m.url)
-    raise CorruptCheckpoint(f"byte {op:#04x} {where} is no opcode", url=m.url)
+    raise CorruptCheckpoint(f"byte {op:#04x} {where} is not an opcode", url=m.url)
 
 
 __all__ = ["PLAIN", "Inert", "Known", "Ordered", "Truncated", "load", "load_some"]

@@ -62,17 +62,16 @@ class Walk:
             self.cyclic.append(name)
             return
         self.open.add(id(value))
-        slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
+        slots = "slot" if type(value) in (dict, Ordered) and "param_groups" in value and "state" in value else ""
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
             self.room -= len(child_name)
             if self.room < 0:
                 raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
-            child_role = role or own_role or ("slot" if slots else "") or (_top_role(key) if depth == 0 else "")
+            child_role = role or own_role or slots or ("" if depth else _top_role(key))
             if type(child) is View and child_role != ATTRIBUTE:  # the common case, without another generator
                 self.left -= 1
-                step = key == "step" and child_role == "slot"
-                yield Leaf(child_name, child, "step" if step else child_role, top or key)
+                yield Leaf(child_name, child, _step_role(key, child_role), top or key)
             else:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
@@ -106,22 +105,24 @@ class Walk:
     def children(self, value: Any, name: str) -> list[tuple[str, Any, str]] | None:
         """What a container holds: name segment, value, role; None for a leaf."""
         kind = type(value)
-        if kind is dict or kind is Ordered:
-            if kind is Ordered:
-                self.hung += [f"{name}.{segment(k)}" if name else segment(k) for k in value.state if k not in KEPT]
+        if kind is dict:
             return [(k if type(k) is str else segment(k), v, "") for k, v in value.items()] or None
+        if kind is Ordered:
+            self.hung += [f"{name}.{segment(k)}" if name else segment(k) for k in value.state if k not in KEPT]
+            return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
             self.left -= len(value)
-            if all(type(v) in SCALARS for v in value):
-                return None
-            return [(str(i), v, "") for i, v in enumerate(value)]
-        if kind is Inert and value.args is not None:
-            self.left -= len(value.args) if type(value.args) is tuple else 0
-            found = list(_module(value) if _has_parameters(value) else _object(value)) or None
-            if found or value.path not in HARMLESS:
-                self.inert[value.path] = None
-            return found
-        return None
+            plain = all(type(v) in SCALARS for v in value)
+            return None if plain else [(str(i), v, "") for i, v in enumerate(value)]
+        return self.recorded(value) if kind is Inert and value.args is not None else None
+
+    def recorded(self, thing: Inert) -> list[tuple[str, Any, str]] | None:
+        """What an object holds."""
+        self.left -= len(thing.args) if type(thing.args) is tuple else 0
+        found = list(_module(thing) if _has_parameters(thing) else _object(thing)) or None
+        if found or thing.path not in HARMLESS:
+            self.inert[thing.path] = None
+        return found
 
     def wrapped(self, tensor: Wrapper, name: str) -> Any:
         """What stands for a tensor without data: its attributes; of a DTensor whose shard is the whole, that shard."""
@@ -135,7 +136,7 @@ class Walk:
         local, spec = bare(held.get("_local_tensor")), held.get("_spec")
         shape = local.shape if type(local) is View else None
         if shape != tensor.shape or not _complete(spec):
-            have = f"{list(shape)} of {list(tensor.shape)}" if shape is not None else "no plain tensor"
+            have = f"{list(shape)} of {list(tensor.shape)}" if shape is not None else "not a plain tensor"
             self.refused.append(f"{name}: a DTensor of which this file holds a part ({have})")
             return None
         return local
@@ -176,6 +177,10 @@ def _top_role(key: str) -> str:
     if "optim" in key.casefold():
         return "slot"
     return "state" if "rng_state" in key else ""
+
+
+def _step_role(key: str, role: str) -> str:
+    return "step" if key == "step" and role == "slot" else role
 
 
 # --- recorded objects ---------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class TorchWriter:
 
     url: str
     entries: list[Entry] = field(default_factory=list)
-    crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are no tensors
+    crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are not tensors
     owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
     end: int = 0
     placed: Checkpoint | None = None

@@ -367,6 +367,16 @@ def test_everyday(row: tuple[str, str, str], fake: Any, tmp_path: Path) -> None:
     assert hints == [], "a hint names an option that was given"
 
 
+def test_what_is_called_as_a_weight_changes_nothing(tmp_path: Path) -> None:
+    """A counter beside the state dict that has the name of a buffer in it: a number, or a tensor."""
+    for stray in (3, torch.tensor(3)):
+        saved({"model": {"step": torch.ones(2), "fc.weight": torch.ones(2)}, "step": stray}, tmp_path / "a.pt")
+        got = ckptconv.open(tmp_path / "a.pt")
+        assert [n for n, t in got.items() if not t.role] == ["step", "fc.weight"]
+        assert got["step"].shape == (2,)
+        assert list(ckptconv.open(tmp_path / "a.pt", weights_only=True)) == ["step", "fc.weight"]
+
+
 def test_a_stray_tensor_changes_nothing(tmp_path: Path) -> None:
     net = Net()
     names = []

@@ -96,7 +96,7 @@ def test_a_whole_module_is_refused_by_name() -> None:
         "__main__.Net",
         "torch.nn.modules.linear.Linear",
         "torch.nn.modules.batchnorm.BatchNorm1d",
-        "--opaque",
+        "opaque=True",
     ):
         assert name in e.value.message
     assert e.value.exit_code == 5
