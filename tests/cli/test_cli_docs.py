@@ -139,7 +139,7 @@ def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[ckptconv.formats]\nmine = {point}\n")
+    (info / "entry_points.txt").write_text(f"[ckptconv.formats]\nmine = {point}\nfirst = first:ROW\n")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -148,6 +148,13 @@ def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:
         [sys.executable, "-m", "ckptconv", "formats"], env=env, capture_output=True, text=True, check=True
     )
     assert re.search(r"^mine +yes +yes +\.mine +an example$", listed.stdout, re.M)
+    assert text[: text.index("ROW")].count("\n") <= 30  # to the first tensor
+    (tmp_path / "x.first").write_bytes(b"F32 2 3\n" + bytes(24))
+    shown = subprocess.run(
+        [sys.executable, "-m", "ckptconv", "inspect", str(tmp_path / "x.first")],
+        env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "float32" in shown.stdout
 
 
 # --- the executor itself ----------------------------------------------------------------------------------------
