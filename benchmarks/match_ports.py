@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
+from ckptconv.matching.checked import prove
 from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
@@ -655,13 +656,21 @@ def run(port: Port, folder: Path) -> Row:
     owner = {t: p for p in found.pairs for t in p.targets}
     unmarked = sum(owner[n].sure for n in wrong if n in owner)
     names = same(original, fresh, inputs)
-    checked = names or proved(port, original, found, source, inputs)
+    checked = proved(port, original, found, source, inputs)
     doubts = sum(not p.sure for p in found.pairs)
     return Row(len(want), len(want) - len(wrong), unmarked, doubts, names, checked, time.perf_counter() - began, note)
 
 
 def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inputs: tuple[Tensor, ...]) -> bool:
-    return False
+    """Whether --check, given the original's outputs only, ends with a module that computes the same."""
+    fresh = trained(port.build, 3)
+    with torch.no_grad():
+        wanted = original(*inputs)
+    proof = prove(fresh, found, source, {"x": inputs[0].numpy()}, {"output": wanted.numpy()})
+    wrong = {n for n, x in state(original).items() if x.tobytes() != state(fresh)[n].tobytes()}
+    if any(p.sure and wrong & set(p.targets) for p in proof.proposal.pairs):
+        raise SystemExit(f"{port.title}: a wrong pair is not marked")
+    return proof.found.same and same(original, fresh, inputs)
 
 
 def main(only: str) -> None:

@@ -14,9 +14,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 try:
     import torch
@@ -29,11 +29,13 @@ from .api import Change, Select, prepare
 from .checkpoint import Checkpoint, Tensor, plain
 from .dtypes import DTYPES
 from .errors import ConversionError, UsageError
-from .messages import fold, listing
+from .messages import fold, listing, many
 from .moves.part import Held
 from .moves.read import read_array
 from .moves.sources import Sources
 from .moves.torch import to_array, to_torch
+from .verification.outputs import Comparison, Step
+from .verification.torch import Runner, compare, outputs
 
 Path = str | os.PathLike[str]
 WEIGHTS = Select(weights_only=True)
@@ -54,7 +56,11 @@ class Loaded:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} tensors loaded"]
+        return self.told("loaded")
+
+    def told(self, done: str) -> str:
+        """The report; `done` says what became of the tensors that fit: loaded, or would fit."""
+        lines = [f"{many(len(self.loaded), 'tensor')} {done}"]
         for title, names in (
             ("missing in the source, at their initial values", self.missing),
             ("without a place in the module", self.unexpected),
@@ -215,7 +221,8 @@ def load_into(
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
-        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{report}")
+        why = report.told("would fit")
+        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     _copy(state(module), found, report.loaded)
     return report
 
@@ -224,16 +231,21 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """What would be loaded, and what is wrong, from names and shapes alone."""
     own = state(module)
     shared = {n: g for g in ties(module) for n in g}
-    given = {n for n, t in found.items() if not t.role}
-    mismatched = {n for n in own if n in given and found[n].shape != tuple(own[n].shape)}
-    filled = {m for n in given & set(own) for m in shared.get(n, (n,))}
+    given = {n: t for n, t in found.items() if not t.role}
+    mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
+    fitting = [n for n in own if n in given and n not in mismatched]
+    filled = {m for n in given if n in own for m in shared.get(n, (n,))}
     return Loaded(
-        tuple(n for n in own if n in given and n not in mismatched),
+        tuple(fitting),
         tuple(n for n in own if n not in filled),
-        tuple(n for n in found if n in given and n not in own),
-        tuple(f"{n}: {list(found[n].shape)} here, {list(own[n].shape)} in the module" for n in own if n in mismatched),
-        tuple(n for n in own if n in given - mismatched and found[n].dtype != _kind(own[n])),
+        tuple(n for n in given if n not in own),
+        tuple(_shapes(n, given[n], own[n]) for n in own if n in mismatched),
+        tuple(n for n in fitting if given[n].dtype != _kind(own[n])),
     )
+
+
+def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
+    return f"{name}: {list(here.shape)} here, {list(there.shape)} in the module"
 
 
 def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[str]) -> None:
@@ -251,126 +263,7 @@ def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[st
             target.copy_(value)
 
 
-# --- proof ------------------------------------------------------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """One output: the submodule ('' is the whole), the largest difference, and whether it is within tolerance."""
-
-    name: str
-    difference: float
-    same: bool
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All outputs that were compared, in the order in which they were computed."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def same(self) -> bool:
-        return all(s.same for s in self.steps)
-
-    @property
-    def first(self) -> Step | None:
-        """The first submodule whose output departs."""
-        return next((s for s in self.steps if not s.same), None)
-
-    def __str__(self) -> str:
-        worst = max((s.difference for s in self.steps), default=0.0)
-        if self.first is None:
-            count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"
-            return f"the same: {count}, the largest difference is {worst:.3g}"
-        name = self.first.name or "(the whole module)"
-        before = [s for s in self.steps if s.same][-1:]
-        after = f"; {before[0].name} before it is the same" if before and before[0].name else ""
-        return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
-
-
-def compare(
-    module: torch.nn.Module,
-    reference: torch.nn.Module | Mapping[str, Any] | Callable[..., Any],
-    inputs: Any,
-    *,
-    rtol: float = 1e-5,
-    atol: float = 1e-5,
-) -> Comparison:
-    """Run a module and compare its outputs with a reference; `first` names the submodule where they depart.
-
-    The reference is another module (submodules of one name are compared), a mapping from names of submodules to what
-    they should give ('' for the module itself; arrays of any framework), or a function of the inputs that gives either
-    the output or such a mapping.
-    """
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    want = _wanted(reference, arguments)
-    steps = []
-    for name, got in _outputs(module, arguments):
-        if name in want:
-            steps.append(_step(name, got, _flat(want[name]), rtol, atol))
-    if odd := set(want) - {n for n, _ in module.named_modules()}:
-        raise UsageError(f"the module has no submodules of these names:\n{listing(sorted(odd))}")
-    return Comparison(tuple(steps))
-
-
-def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    if isinstance(reference, torch.nn.Module):
-        return dict(_outputs(reference, arguments))
-    found = reference if isinstance(reference, Mapping) else reference(*arguments)
-    return dict(found) if isinstance(found, Mapping) else {"": found}
-
-
-def _outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """The outputs of all submodules that ran, as they finished; of one that ran twice the first."""
-    found: dict[str, list[torch.Tensor]] = {}
-    hooks = [
-        m.register_forward_hook(lambda _m, _i, out, name=name: found.setdefault(name, _flat(out, copy=True)) and None)
-        for name, m in module.named_modules()
-    ]
-    was = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            module(*(_input(a) for a in arguments))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        module.train(was)
-    yield from found.items()
-
-
-def _input(value: Any) -> Any:
-    return torch.from_numpy(value.copy()) if type(value).__module__ == "numpy" else value
-
-
-def _flat(value: Any, *, copy: bool = False) -> list[torch.Tensor]:
-    """All tensors in an output, however they are nested."""
-    if isinstance(value, torch.Tensor):
-        return [value.detach().cpu().clone() if copy else value.detach().cpu()]
-    if isinstance(value, Mapping):
-        return [t for v in value.values() for t in _flat(v, copy=copy)]
-    if isinstance(value, list | tuple):
-        return [t for v in value for t in _flat(v, copy=copy)]
-    if value is None or isinstance(value, str | int | float | bool):
-        return []
-    import numpy as np
-
-    return [torch.from_numpy(np.array(value))]
-
-
-def _step(name: str, got: list[torch.Tensor], want: list[torch.Tensor], rtol: float, atol: float) -> Step:
-    shapes = [[list(t.shape) for t in side] for side in (got, want)]
-    if shapes[0] != shapes[1]:
-        return Step(name, float("inf"), False, f"its output has the shape {shapes[0]}, not {shapes[1]}")
-    worst, same = 0.0, True
-    for x, y in zip(got, want, strict=True):
-        a, b = x.to(torch.float64), y.to(torch.float64)
-        same &= torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-        worst = max(worst, float((a - b).abs().nan_to_num(0).max()) if a.numel() else 0.0)
-    return Step(name, worst, same)
-
-
 __all__ = [
-    "Comparison", "Loaded", "Step", "build", "check", "compare", "load_into", "outline", "snapshot", "state", "ties",
+    "Comparison", "Loaded", "Runner", "Step", "build", "check", "compare", "load_into", "outline", "outputs",
+    "snapshot", "state", "ties",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ EXAMPLES = """Examples:
 \b
   ckptconv match model.ckpt converted.pt -o rules.toml      by values, where both hold the same ones
   ckptconv match model.ckpt mypackage.model:build           by names and shapes; torch builds the module
+  ckptconv match model.ckpt mypackage.model:build --check inputs.npz outputs.npz -o rules.toml     and prove it
   ckptconv model.ckpt -c rules.toml -o model.safetensors    what to do with the result
 """
 
@@ -28,6 +29,14 @@ def match(
     values: Annotated[
         bool, typer.Option("--values/--no-values", help="Compare contents, or look at names and shapes only.")
     ] = True,
+    check: Annotated[
+        tuple[str, str],
+        typer.Option(
+            "--check",
+            metavar="INPUTS OUTPUTS",
+            help="Arrays (.npz): run the module, compare, and try what is marked until it computes the same.",
+        ),
+    ] = ("", ""),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -37,11 +46,11 @@ def match(
     Where both hold the same values these decide, to the last bit. Else names, shapes and the order of modules do; what
     they leave open is marked, and where another answer is likely it comes first. --opaque, --densify, --weights-only,
     --include and --exclude hold for both. Exits with 1 if the two may not be one model; the best proposal is written
-    all the same.
+    all the same. So it is with --check if nothing that was tried computes OUTPUTS.
     """
     from ..matching.proposal import match as proposed
 
-    found = proposed(source, target, output or None, values=values, **options)
+    found = proposed(source, target, output or None, values=values, check=check if check[0] else None, **options)
     if as_json:
         show.as_json(found.to_json())
     elif not output:
@@ -52,4 +61,8 @@ def match(
             show.talk(f"{output}: review what is marked, then convert with -c {output}")
     if found.doubt:
         show.talk(f"doubtful as a whole: {found.doubt}")
+    departs = found.proof is not None and not found.proof.found.same
+    if departs and quiet:
+        show.talk(str(found.proof))
+    if found.doubt or departs:
         raise typer.Exit(1)

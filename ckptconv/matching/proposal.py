@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,20 @@ from .. import api
 from ..api.options import SELECT, takes
 from ..api.values import names_code
 from ..checkpoint import Checkpoint
-from ..errors import StorageError
+from ..errors import StorageError, UsageError
 from ..messages import fold, listing, many, redacted
 from ..rules.library import MAX_FILE
 from . import search, toml
+from .checked import prove
 from .pairs import Proposal
+from .proof import Proof
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.options import MatchOptions
 
+Arrays = api.Path | Mapping[str, Any]
 MATCH = (*SELECT, "force", "jobs")
 
 
@@ -33,6 +36,7 @@ class Match:
 
     proposal: Proposal
     rules: str
+    proof: Proof | None = None
 
     @property
     def doubt(self) -> str:
@@ -47,16 +51,19 @@ class Match:
         found = self.proposal
         kinds: Counter[str] = Counter()
         for p in found.pairs:
-            kind = f"by {p.evidence}" if p.sure else "to look at" if p.real else "assumed"
+            evidence = "proved" if p.evidence == "proved" else f"by {p.evidence}"
+            kind = evidence if p.sure else "to look at" if p.real else "assumed"
             kinds[kind] += len(p.targets) + len(p.fills)
-        evidence = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        yield f"{many(sum(kinds.values()), 'tensor')} of the target found: {evidence}"
+        found_by = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        yield f"{many(sum(kinds.values()), 'tensor')} of the target found: {found_by}"
         for names, where in ((found.target_only, "source"), (found.source_only, "target")):
             if names:
                 yield f"no counterpart in the {where}:\n{listing([str(f) for f in fold(names)])}"
         yield from (f"note: {note}" for note in found.notes)
         if len(self.rules.encode()) > MAX_FILE:
             yield "note: the rules are longer than a rule file may be; match parts of the model with include="
+        if self.proof:
+            yield str(self.proof)
 
     def __repr__(self) -> str:
         return f"<Match: {next(self._lines())}>"
@@ -73,6 +80,7 @@ def match(
     output: api.Path | None = None,
     *,
     values: bool = True,
+    check: tuple[Arrays, Arrays] | None = None,
     **given: Unpack[MatchOptions],
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
@@ -80,7 +88,9 @@ def match(
     The target is a checkpoint, a torch module, or the name package.module:callable of what builds one. Where both hold
     the same values these decide, to the last bit; else names, shapes and the order of modules do, and what they leave
     open is marked. `include` and `exclude` hold for both. `output` is a .toml file to write the rules to.
-    `Match.doubt` says when the two may not be one model; CkptError if nothing can be proposed.
+    `check` is what the module takes and what the original gave for it, as arrays by name or files of them: the module
+    is run, and what is marked is tried until it computes the same (`Match.proof`). `Match.doubt` says when the two may
+    not be one model; CkptError if nothing can be proposed.
     """
     select, change, how, resources = api.bundle(given, *MATCH)
     if output and os.path.exists(output) and not how.force:
@@ -90,11 +100,24 @@ def match(
     b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
     globs = {"include": select.include, "exclude": select.exclude}
     found = search.match(a, b, values=values, workers=resources.workers, **globs)
+    proof = _proof(found, a, target, check) if check else None
+    found = proof.proposal if proof else found
     names = [_name(side) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
         Path(output).write_text(text, encoding="utf-8")
-    return Match(found, text)
+    return Match(found, text, proof)
+
+
+def _proof(found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Arrays]) -> Proof:
+    """Run the module with the proposal and compare; try alternatives until the outputs agree."""
+    if isinstance(target, Checkpoint) or (isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))):
+        raise UsageError("check runs a module: the target must be one, or name package.module:callable")
+    from ..torch import build
+
+    arrays = ({n: t.numpy() for n, t in api.open(x).items()} if isinstance(x, str | os.PathLike) else x for x in check)
+    inputs, outputs = arrays
+    return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs)
 
 
 def _opened(target: Any, select: api.Select) -> Checkpoint:

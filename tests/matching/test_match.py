@@ -573,3 +573,72 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("match", a, c, "-o", str(bad)) == 1
     assert not bad.exists()
     assert "do not look like the same model" in capsys.readouterr().err
+
+
+# --- proof by outputs -------------------------------------------------------------------------------------------------
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3)
+        self.layers = nn.ModuleList([nn.Linear(24, 24) for _ in range(3)])
+        self.head = nn.Linear(24, 5)
+        self.unused = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x)).flatten(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+"""
+
+
+def test_check_proves_and_repairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers whose order names hide, square kernels that are not turned, an image flattened the other way."""
+    torch = pytest.importorskip("torch", reason="--check runs a module of torch")
+    (tmp_path / "checked_net.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    from checked_net import Net
+
+    torch.manual_seed(3)
+    net = Net().eval()
+    s = {n: t.detach().numpy() for n, t in net.state_dict().items()}
+    flat = s["layers.0.weight"].reshape(24, 6, 4).transpose(0, 2, 1).reshape(24, 24)
+    arrays = {"conv/kernel": s["conv.weight"].transpose(2, 3, 1, 0), "conv/bias": s["conv.bias"]}
+    for name, w, b in (("c", flat, "0"), ("a", s["layers.1.weight"], "1"), ("b", s["layers.2.weight"], "2")):
+        arrays |= {f"{name}/w": w, f"{name}/b": s[f"layers.{b}.bias"]}  # w is [o, i] here, which no name says
+    arrays |= {"head/kernel": s["head.weight"].T, "head/bias": s["head.bias"]}
+    arrays |= {"spare/kernel": s["unused.weight"].T, "spare/bias": s["unused.bias"]}
+    ckptconv.save({n: np.ascontiguousarray(x) for n, x in arrays.items()}, "model.npz")
+    x = torch.randn(4, 2, 4, 4)
+    np.savez("inputs.npz", x=x.numpy())
+    with torch.no_grad():
+        first = net.layers[0](torch.relu(net.conv(x)).flatten(1))
+        np.savez("outputs.npz", y=net(x).numpy(), **{"layers.0": first.numpy()})
+    code = command("match", "model.npz", "checked_net:Net", "--check", "inputs.npz", "outputs.npz", "-o", "rules.toml")
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert "checked against outputs: the same" in said
+    import ckptconv.torch as into
+
+    fresh = Net()
+    into.load_into(fresh, "model.npz", converter="rules.toml")
+    assert all(np.array_equal(s[n], t.detach().numpy()) for n, t in fresh.state_dict().items())
+    text = (tmp_path / "rules.toml").read_text()
+    assert "# proved: the outputs agree" in text
+    marked = text.partition("# proved")[0]
+    assert "spare/kernel" in marked  # the outputs do not depend on it
+    assert "2 tensors stay marked" in said
+    (tmp_path / "rules.toml").unlink()
+    np.savez("outputs.npz", y=np.zeros((4, 5), "f4"))
+    assert command("match", "model.npz", "checked_net:Net", "--check", "inputs.npz", "outputs.npz", "-q") == 1
+    said = capsys.readouterr()
+    assert "(the whole module) departs" in said.err
+    assert "# proved" not in said.out

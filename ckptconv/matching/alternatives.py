@@ -1,0 +1,167 @@
+"""What a proposal could be instead, the likeliest first: each alternative replaces some pairs by others.
+
+flattened      (h w c) o -> o (c h w)        behind convolutions
+turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
+gates          i f c o, or i c f o           all cells together
+interleaved    head by head                  fused query, key and value
+crossed        a module for another          of one signature, neighbours first
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+from ..checkpoint import Tensor
+from . import cuts, orders
+from .bundles import FUSED
+from .cells import FORGET
+from .conventions import is_kernel
+from .doubt import FLAT, KEPT_GATES
+from .orders import Order
+from .pairs import Pair, leaf, parent
+
+MAX_HEADS = 8
+MAX_CHANNELS = 6
+
+
+class Alternative(NamedTuple):
+    """What is tried, in words, and the pairs that it replaces by their places in the proposal."""
+
+    text: str
+    pairs: Mapping[int, Pair]
+
+
+def alternatives(
+    pairs: Sequence[Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
+) -> Iterator[Alternative]:
+    """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
+    unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
+    likely = {k: p for k, p in unsure.items() if FLAT in p.why}
+    yield from _flattened(likely, source)
+    yield from _turned(unsure, source, target)
+    yield from _gates(unsure, source)
+    yield from _interleaved(unsure, source, target)
+    yield from _crossed(unsure, target)
+    yield from _flattened({k: p for k, p in unsure.items() if k not in likely}, source)
+
+
+def _flattened(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+    """Dense layers behind a flattened image: the channels come first in torch and last in TensorFlow."""
+    channels = sorted({t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}, reverse=True)
+    for k, p in unsure.items():
+        shape = source[p.sources[0]].shape
+        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or "(" in p.order.text:
+            continue
+        turned = orders.essence(p.order, shape) == (1, 0)
+        inputs = shape[0] if turned else shape[1]
+        for c in [c for c in channels if 1 < c < inputs and inputs % c == 0][:MAX_CHANNELS]:
+            order = Order("(s c) o -> o (c s)" if turned else "o (s c) -> o (c s)", (("c", c),))
+            yield Alternative(f"{p.targets[0]} behind an image of {c} channels", {k: p._replace(order=order)})
+
+
+def _turned(
+    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
+) -> Iterator[Alternative]:
+    """Other orders of axes that the shapes allow."""
+    groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
+    for k, p in unsure.items():
+        if len(p.sources) != 1 or len(p.targets) != 1 or FLAT in p.why or KEPT_GATES in p.why:
+            continue
+        a, b = source[p.sources[0]].shape, target[p.targets[0]]
+        done = {orders.essence(p.order, a)}
+        for order in orders.simple(a, b):
+            if orders.essence(order, a) not in done:
+                done.add(orders.essence(order, a))
+                groups[(leaf(p.sources[0]), leaf(p.targets[0]), order.text)][k] = p._replace(order=order)
+    likely = sorted(groups.items(), key=lambda g: (is_kernel(g[0][0]), len(g[0][2].split())))
+    for (x, y, text), found in likely:
+        if len(found) > 1:
+            yield Alternative(f"every {x} to {y} {text or 'as it is'}", found)
+    for (_, _, text), found in likely:
+        for k, p in found.items():
+            yield Alternative(f"{p.targets[0]} {text or 'as it is'}", {k: p})
+
+
+def _gates(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+    """The gates of LSTMs in TensorFlow's order or in torch's; a forget bias or none."""
+    cells = {k: p for k, p in unsure.items() if KEPT_GATES in p.why or p.fills}
+    turned = {k: p for k, old in cells.items() if (p := _regated(old, len(source[old.sources[0]].shape)))}
+    if turned:
+        yield Alternative("the gates of all LSTMs in the other order", turned)
+    filled = {k: p for k, p in cells.items() if FORGET in p.why and p.fills}
+    if filled:
+        zeros = {k: p._replace(fills=tuple((n, (0.0,)) for n, _ in p.fills)) for k, p in filled.items()}
+        yield Alternative("no forget_bias", zeros)
+
+
+def _regated(p: Pair, rank: int) -> Pair | None:
+    """The pair with the two middle gates of an LSTM exchanged; None if it has no four gates."""
+    text = p.order.text
+    if "h.i" in text:
+        left, arrow, right = text.partition("->")
+        swapped = right.replace("h.f", "h.x").replace("h.j", "h.f").replace("h.x", "h.j")
+        return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
+    gates, turned = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
+    kernel = f"i {gates} -> {turned} i"
+    plain = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel}
+    if text in plain and (rank == 1 or text):
+        return p._replace(order=Order(plain[text]))
+    return None
+
+
+def _interleaved(
+    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
+) -> Iterator[Alternative]:
+    """Fused query, key and value whose heads hold a block of each."""
+    fused = {k: p for k, p in unsure.items() if FUSED in p.why}
+    shapes = {n: t.shape for n, t in source.items()} | dict(target)
+    heads = {h for p in fused.values() for h in cuts.divisors(_length(p, shapes))}
+    for h in sorted(heads, key=lambda h: (h & (h - 1) != 0, h))[:MAX_HEADS]:
+        found = {k: q for k, p in fused.items() if (q := _by_heads(p, shapes, h))}
+        if found:
+            yield Alternative(f"query, key and value interleaved in {h} heads", found)
+
+
+def _length(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The width of one of the three."""
+    one = p.targets[0] if len(p.targets) > 1 else p.sources[0]
+    return prod(shapes[one]) if len(shapes[one]) == 1 else max(shapes[one])
+
+
+def _by_heads(p: Pair, shapes: Mapping[str, tuple[int, ...]], heads: int) -> Pair | None:
+    joined = len(p.sources) > 1
+    whole, parts = (p.targets[0], p.sources) if joined else (p.sources[0], p.targets)
+    a, b = shapes[whole], shapes[parts[0]]
+    for axis, n in enumerate(a):
+        if n % len(parts) or len(a) != len(b) or (n // len(parts)) % heads:
+            continue
+        for order in cuts.concatenated(a, b, axis, len(parts), heads):
+            return p._replace(order=order.inverse if joined else order)
+    return None
+
+
+def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
+    """Two modules of one signature exchanged, the nearest to each other first."""
+    modules: dict[str, dict[str, int]] = defaultdict(dict)
+    for k, p in unsure.items():
+        if p.real and len(p.sources) == len(p.targets) == 1:
+            modules[parent(p.targets[0])][leaf(p.targets[0])] = k
+    classes: dict[object, list[str]] = defaultdict(list)
+    for home, roles in modules.items():
+        classes[tuple(sorted((r, target[unsure[k].targets[0]]) for r, k in roles.items()))].append(home)
+    both = ((many, x, y) for many in classes.values() for x, y in combinations(range(len(many)), 2))
+    near = sorted((y - x, many[x], many[y]) for many, x, y in both)
+    for _, one, other in near:
+        found: dict[int, Pair] = {}
+        for role, k in modules[one].items():
+            j = modules[other][role]
+            p, q = unsure[k], unsure[j]
+            found |= {k: p._replace(targets=q.targets), j: q._replace(targets=p.targets)}
+        yield Alternative(f"{one} and {other} exchanged", found)
+
+
+__all__ = ["Alternative", "alternatives"]

@@ -1,0 +1,71 @@
+"""Prove a proposal with a torch module and arrays: which input is which argument, which array is whose output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint import Checkpoint
+from ..errors import UsageError
+from .pairs import Proposal, parent
+from .proof import Proof
+from .proof import prove as search
+
+if TYPE_CHECKING:
+    from ..verification.outputs import Array
+
+RUNNING = (RuntimeError, ValueError, TypeError, IndexError)  # what modules raise that get other inputs than they want
+
+
+def prove(
+    module: Any,
+    proposal: Proposal,
+    source: Checkpoint,
+    inputs: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+) -> Proof:
+    """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
+
+    `inputs` are the arguments of `forward`, by its names or in order. `wanted` are arrays: those under the name of a
+    submodule, or of a module of the source that is paired with one, are its output; all others are the outputs of the
+    whole, in order. Arrays whose channels come last are turned where only that fits. The module keeps what is found.
+
+    Raises UsageError if the module cannot be run with the inputs.
+    """
+    from ..torch import Runner
+
+    runner = Runner(module, _arguments(module, list(inputs), inputs))
+    try:
+        got = runner.outputs()
+    except RUNNING as e:
+        runner.arguments = tuple(_channels_first(a) for a in runner.arguments)
+        try:
+            got = runner.outputs()
+        except RUNNING:
+            raise UsageError(f"the module cannot be run with these inputs: {str(e).splitlines()[0]}") from e
+    return search(proposal, source, runner, _places(proposal, got, wanted))
+
+
+def _arguments(module: Any, names: list[str], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The inputs in the order of the parameters of `forward`, if they are called so."""
+    order = list(inspect.signature(module.forward).parameters)
+    return tuple(inputs[n] for n in (sorted(names, key=order.index) if set(names) <= set(order) else names))
+
+
+def _channels_first(array: Any) -> Any:
+    """An image or a sequence whose channels came last, as torch has it."""
+    return array.transpose(0, -1, *range(1, array.ndim - 1)) if array.ndim > 2 else array
+
+
+def _places(proposal: Proposal, got: Mapping[str, list[Any]], wanted: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What each submodule should give."""
+    homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
+    out: dict[str, list[Any]] = {}
+    for name, array in wanted.items():
+        place = name if name in got else homes.get(name, "")
+        have = got.get(place, [])
+        at = len(out.get(place, []))
+        turned = at < len(have) and have[at].shape != array.shape and _channels_first(array).shape == have[at].shape
+        out.setdefault(place if place in got else "", []).append(_channels_first(array) if turned else array)
+    return out

@@ -1,0 +1,69 @@
+"""Compare what a module computes with what it should compute, submodule by submodule. No framework is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
+
+
+class Step(NamedTuple):
+    """One output: the submodule ('' is the whole), the largest difference, and whether it is within tolerance."""
+
+    name: str
+    difference: float
+    same: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outputs that were compared, in the order in which they were computed."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether all outputs are within tolerance."""
+        return all(s.same for s in self.steps)
+
+    @property
+    def first(self) -> Step | None:
+        """The first submodule whose output departs."""
+        return next((s for s in self.steps if not s.same), None)
+
+    def __str__(self) -> str:
+        worst = max((s.difference for s in self.steps), default=0.0)
+        if self.first is None:
+            count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"
+            return f"the same: {count}, the largest difference is {worst:.3g}"
+        name = self.first.name or "(the whole module)"
+        before = [s for s in self.steps if s.same][-1:]
+        after = f"; {before[0].name} before it is the same" if before and before[0].name else ""
+        return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
+
+
+def step(name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, atol: float) -> Step:
+    """Compare one submodule's outputs; equal NaNs are the same."""
+    import numpy as np
+
+    shapes = [[list(x.shape) for x in side] for side in (got, want)]
+    if shapes[0] != shapes[1]:
+        return Step(name, float("inf"), False, f"its output has the shape {shapes[0]}, not {shapes[1]}")
+    worst, same = 0.0, True
+    for x, y in zip(got, want, strict=True):
+        a, b = (z.astype("c16" if z.dtype.kind == "c" else "f8") for z in (x, y))
+        same &= bool(np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True))
+        worst = max(worst, float(np.nan_to_num(np.abs(a - b)).max()) if a.size else 0.0)
+    return Step(name, worst, same)
+
+
+def departure(got: Outputs, want: Outputs, rtol: float, atol: float) -> Comparison:
+    """Compare the outputs that both have, in the order of `got`."""
+    return Comparison(tuple(step(n, x, want[n], rtol, atol) for n, x in got.items() if n in want))

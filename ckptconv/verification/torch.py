@@ -1,0 +1,117 @@
+"""Run torch modules: what every submodule computes, compared with a reference; and again with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..messages import listing
+from .outputs import Comparison, departure
+
+
+def compare(
+    module: torch.nn.Module,
+    reference: torch.nn.Module | Mapping[str, Any] | Callable[..., Any],
+    inputs: Any,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> Comparison:
+    """Run a module and compare its outputs with a reference; `first` names the submodule where they depart.
+
+    The reference is another module (submodules of one name are compared), a mapping from names of submodules to what
+    they should give ('' for the module itself; arrays of any framework), or a function of the inputs that gives either
+    the output or such a mapping.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    want = _wanted(reference, arguments)
+    if odd := set(want) - {n for n, _ in module.named_modules()}:
+        raise UsageError(f"the module has no submodules of these names:\n{listing(sorted(odd))}")
+    return departure(outputs(module, arguments), {n: _flat(x) for n, x in want.items()}, rtol, atol)
+
+
+def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    if isinstance(reference, torch.nn.Module):
+        return dict(outputs(reference, arguments))
+    found = reference if isinstance(reference, Mapping) else reference(*arguments)
+    return dict(found) if isinstance(found, Mapping) else {"": found}
+
+
+def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Any]]:
+    """The outputs of all submodules that ran, as numpy arrays, in the order in which they finished.
+
+    The module runs as in evaluation and without gradients; of a submodule that ran twice it is the first output.
+    """
+    found: dict[str, list[Any]] = {}
+    hooks = [
+        m.register_forward_hook(lambda _m, _i, out, name=name: found.setdefault(name, _flat(out)) and None)
+        for name, m in module.named_modules()
+    ]
+    was = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(*(_input(a) for a in arguments))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        module.train(was)
+    return found
+
+
+def _input(value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if type(value).__module__ == "numpy" else value
+
+
+def _flat(value: Any) -> list[Any]:
+    """All tensors in an output, however they are nested, as numpy arrays of their own memory."""
+    if isinstance(value, torch.Tensor):
+        whole = value.detach().cpu()
+        return [whole.to(torch.float64).numpy() if whole.dtype == torch.bfloat16 else whole.numpy().copy()]
+    if isinstance(value, Mapping | list | tuple):
+        return [t for v in (value.values() if isinstance(value, Mapping) else value) for t in _flat(v)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return []
+    import numpy as np
+
+    return [np.array(value)]
+
+
+class Runner:
+    """A module that is run again and again with other weights, for matching.proof."""
+
+    def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.module, self.arguments = module, arguments
+        found = module.state_dict(keep_vars=True)
+        self.state = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays into parameters and buffers by name."""
+        with torch.no_grad():
+            for name, array in arrays.items():
+                known = array if array.dtype.kind in "fiubc" and array.dtype.isnative else array.astype("f4")
+                self.state[name].copy_(torch.from_numpy(known.copy()).reshape(self.state[name].shape))
+
+    def outputs(self) -> dict[str, list[Any]]:
+        """What every submodule computes; in the order of execution."""
+        return outputs(self.module, self.arguments)
+
+    def used(self, names: Sequence[str]) -> set[str]:
+        """Those of the tensors of which the output depends: it changes when they do."""
+        before = self.outputs()[""]
+        found = set()
+        for name in names:
+            own, kept = self.state[name], self.state[name].detach().clone()
+            with torch.no_grad():
+                own.copy_((kept * 1.5 + 0.1).to(kept.dtype))
+                after = self.outputs()[""]
+                own.copy_(kept)
+            if any(a.shape != b.shape or (a != b).any() for a, b in zip(before, after, strict=True)):
+                found.add(name)
+        return found
+
+
+__all__ = ["Runner", "compare", "outputs"]
