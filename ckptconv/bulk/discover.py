@@ -21,11 +21,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ..errors import AmbiguousFormat, CkptError, StorageError, UsageError
+from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import detect, table
 from ..formats.tensorflow.locate import is_state
-from ..messages import listing
-from ..storage.files import Stat, filesystem, is_dir, is_remote, join, local, names, read_all, split, stat, walk
+from ..storage.files import (
+    Stat,
+    filesystem,
+    is_dir,
+    is_remote,
+    join,
+    local,
+    names,
+    read_all,
+    sibling,
+    split,
+    stat,
+    walk,
+)
 from ..storage.paths import file_name
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
@@ -36,20 +48,29 @@ MAX_INDEX = 2**26
 
 
 class Found(NamedTuple):
-    """One checkpoint: what `open` takes, its path without suffix below the root, and all its files."""
+    """One checkpoint: what `open` takes, its path without suffix below the root, and all its files.
+
+    problem: why it cannot be converted, if that is known already: it is a failure, and the others go on.
+    """
 
     source: str
     name: str
     suffix: str
     files: tuple[tuple[str, Stat], ...]
+    problem: CkptError | None = None
 
     @property
     def size(self) -> int:
         return sum(status.size for _, status in self.files)
 
 
-def discover(sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "") -> list[Found]:
-    """All checkpoints of files, folders and globs, in order of their names; `skip` is a folder left out."""
+def discover(
+    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False
+) -> list[Found]:
+    """All checkpoints of files, folders and globs, in order of their names; `skip` is a folder left out.
+
+    follow: links to files may leave the folder in which checkpoints are looked for.
+    """
     roots = [s for s in sources if not is_glob(s) and is_dir(s)]
     out: list[Found] = []
     for source in sources:
@@ -58,7 +79,7 @@ def discover(sources: Sequence[str], pattern: str = "", *, latest: bool = False,
         elif source in roots:
             base = split(source.rstrip("/"))[1]
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            out += _below(source, under, skip)
+            out += _below(source, under, skip, follow)
         else:
             out.append(_file(source))
     once = {f.source: f for f in out}
@@ -122,7 +143,7 @@ def _globbed(pattern: str) -> Iterator[Found]:
     for path in sorted(matches):
         folder, base = split(path)
         if is_dir(path):
-            yield from _below(path, path[len(root) :].strip("/") + "/", "")
+            yield from _below(path, path[len(root) :].strip("/") + "/", "", False)
         else:
             folders.setdefault(folder, set()).add(base)
     for folder, chosen in folders.items():
@@ -133,10 +154,15 @@ def _globbed(pattern: str) -> Iterator[Found]:
                 yield f
 
 
-def _below(root: str, under: str, skip: str) -> Iterator[Found]:
+def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[Found]:
     """All checkpoints in a folder and below it; `under` goes before their names."""
     whole: list[str] = []
-    for folder, folders, files in walk(root):
+    problems: list[Found] = []
+
+    def failed(url: str, e: CkptError) -> None:
+        problems.append(Found(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
+
+    for folder, folders, files in walk(root, failed):
         if any(folder == w or folder.startswith(w.rstrip("/") + "/") for w in whole):
             folders.clear()
             continue
@@ -151,7 +177,32 @@ def _below(root: str, under: str, skip: str) -> Iterator[Found]:
         leave = {n for n in folders if n.startswith(".") or join(folder, n) == skip}
         leave |= {"blobs"} if "snapshots" in folders else set()
         folders[:] = [n for n in folders if n not in leave]
+        for name, e in {} if is_remote(folder) else _bad_links(folder, root, follow).items():
+            files.pop(name, None)
+            if name.lower().endswith((*_suffixes(), *INDEXES)) or SHARD.fullmatch(name):
+                problems.append(Found(join(folder, name), at + _stem(name)[0], _stem(name)[1], (), e))
         yield from group(folder, files, at)
+    yield from problems
+
+
+def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
+    """Links to nothing, and those that leave the tree other than to the blobs of a Hugging Face cache."""
+    bad: dict[str, CkptError] = {}
+    home = os.path.realpath(local(root))
+    with os.scandir(local(folder)) as entries:
+        links = [e.name for e in entries if e.is_symlink()]
+    for name in links:
+        url = join(folder, name)
+        target = os.path.realpath(local(url))
+        if not os.path.exists(target):
+            bad[name] = StorageError("is a link to a file that is not there", url=url)
+        elif not follow and os.path.commonpath([home, target]) != home:
+            try:
+                sibling(join(folder, "."), name)
+            except CkptError:
+                text = "is a link that leaves the folder that was named; --follow-links follows it"
+                bad[name] = UnsafeCheckpoint(text, url=url)
+    return bad
 
 
 def _is_whole(folder: str, files: Mapping[str, Stat]) -> bool:
@@ -218,7 +269,7 @@ def _pieces(url: str, status: Stat) -> list[str] | None:
         return None
     try:
         names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (CkptError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     flat = [m for n in names for m in (n if isinstance(n, list) else [n])]
     return sorted({n for n in flat if isinstance(n, str)})
@@ -232,9 +283,11 @@ def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
     """By its suffix, or by a look at it; what a known suffix promises and does not hold is a failure, not skipped."""
     if name.lower().endswith(_suffixes()):
         return True
-    if status.size < 16 or (name == "checkpoint" and is_state(url)):  # TensorFlow's list of checkpoints is none
+    if status.size < 16:
         return False
     try:
+        if name == "checkpoint" and is_state(url):  # TensorFlow's list of checkpoints is not one
+            return False
         detect.detect(url)
     except AmbiguousFormat:
         return True
@@ -253,15 +306,3 @@ def _stem(name: str) -> tuple[str, str]:
     fits = [s for s in _suffixes() if lower.endswith(s) and len(s) < len(name)]
     size = max(map(len, fits), default=0)
     return name[: len(name) - size], name[len(name) - size :]
-
-
-def clashes(pairs: Iterable[tuple[str, str]]) -> None:
-    """Refuse outputs that would meet, naming all: pairs of (destination, source)."""
-    first: dict[str, str] = {}
-    bad = []
-    for destination, source in pairs:
-        other = first.setdefault(destination.casefold(), source)
-        if other != source:
-            bad.append(f"{other} and {source} would both become {destination}")
-    if bad:
-        raise UsageError(f"{len(bad)} outputs would meet:\n{listing(bad)}")

@@ -14,13 +14,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
-from ..errors import UsageError
+from ..errors import CkptError, UsageError
 from ..formats import table
 from ..messages import redacted, version
 from ..rules.library import texts
 from ..storage import files
 from ..storage.paths import file_name
-from .discover import Found, clashes, discover
+from .discover import Found, discover
 from .ledger import NAME, Entry, Ledger
 from .manifest import Settings, is_manifest
 from .manifest import read as read_manifest
@@ -30,12 +30,12 @@ DEFAULT = Settings()
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
 
 
-State = Literal["convert", "retry", "changed", "done"]
+State = Literal["convert", "retry", "changed", "done", "problem"]
 HASHING = 4  # threads that hash files, where content is what counts
 
 
 class Item(NamedTuple):
-    """One checkpoint to convert, its path below the zoo, and what was known of it: convert, retry, changed, done."""
+    """One checkpoint to convert, its path below the zoo, and what is to be done or was known of it."""
 
     found: Found
     at: str
@@ -54,6 +54,7 @@ def plan(
     latest: bool = False,
     known: Mapping[str, Entry] | None = None,
     hashed: bool = False,
+    follow: bool = False,
 ) -> list[Item]:
     """Find everything and say what is to be done; `known` is what the ledger says.
 
@@ -63,13 +64,18 @@ def plan(
     if not sources:
         raise UsageError("no source was given")
     plain = [s for s in sources if not is_manifest(s)]
-    found = [(f, "", settings) for f in discover(plain, pattern, latest=latest, skip=folder)] if plain else []
+    found = (
+        [(f, "", settings) for f in discover(plain, pattern, latest=latest, skip=folder, follow=follow)]
+        if plain
+        else []
+    )
     for source in sources:
         if is_manifest(source):
             for row in read_manifest(source, settings):
-                found.append((discover([row.source])[0], row.destination, row.settings))
+                found.append((_of_row(row.source), row.destination, row.settings))
     items = _named(found)
-    clashes((i.at, i.found.source) for i in items)
+    meeting = clashes((i.at, i.found.source) for i in items)
+    items = [i._replace(found=i.found._replace(problem=i.found.problem or meeting.get(i.at.casefold()))) for i in items]
     known = known or {}
     there = sorted(_occupied(folder)) if any(i.at not in known for i in items) else []
     digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
@@ -79,6 +85,26 @@ def plan(
         return list(map(state, items))
     with ThreadPoolExecutor(HASHING) as pool:
         return list(pool.map(state, items))
+
+
+def clashes(pairs: Iterable[tuple[str, str]]) -> dict[str, UsageError]:
+    """Outputs that would meet, by destination in one case of letters: pairs of (destination, source)."""
+    sources: dict[str, dict[str, str]] = {}
+    for destination, source in pairs:
+        sources.setdefault(destination.casefold(), {})[source] = destination
+    return {
+        key: UsageError(f"{' and '.join(sorted(map(redacted, found)))} would both become {min(found.values())}")
+        for key, found in sources.items()
+        if len(found) > 1
+    }
+
+
+def _of_row(source: str) -> Found:
+    """The checkpoint that a row of a manifest names."""
+    try:
+        return discover([source])[0]
+    except CkptError as e:
+        return Found(source, file_name(source), "", (), e)
 
 
 def remembered(place: str) -> Mapping[str, Entry]:
@@ -117,6 +143,8 @@ def _occupied(folder: str) -> set[str]:
 
 def _stated(item: Item, *, known: Mapping[str, Entry], folder: str, there: Sequence[str], hashed: bool) -> Item:
     """Compare with what the ledger says was done; `there` is what lies in the output folder, sorted."""
+    if item.found.problem:
+        return item._replace(state="problem")
     old = known.get(item.at)
     if old is None:
         at = bisect_left(there, item.at)

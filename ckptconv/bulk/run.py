@@ -114,6 +114,7 @@ def convert(
     latest: bool = False,
     resume: bool = False,
     hashed: bool = False,
+    follow: bool = False,
     ledger: str = "",
     resources: Resources = FREE,
     said: Callable[[Entry], None] | None = None,
@@ -123,14 +124,19 @@ def convert(
     if files.is_remote(folder) and not ledger:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
     with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
-        items = plan(sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed)
+        items = plan(
+            sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow
+        )
+        bad = [i for i in items if i.found.problem]
+        items = [i for i in items if not i.found.problem]
         if settings.target.force and not resume:
             items = [i._replace(state="convert") for i in items]
         todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         new_folders = _folders(folder, todo)
-        failed, size = list[Entry](), 0
+        failed, size = [_outcome(i, i.found.problem) for i in bad if i.found.problem], 0
+        _record(book, failed, folder, said)
         results = _results(todo, folder, hashed, resources, book.path)
         for batch in _batches(results, COMMIT, resources, todo):
             entries = [_outcome(item, result) for item, result in batch]
@@ -139,7 +145,8 @@ def convert(
             size += sum(e.size for e in entries)
         for path in new_folders:
             _quietly_rmdir(path)
-    return Summary(len(todo) - len(failed), len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
+    done = len(todo) + len(bad) - len(failed)
+    return Summary(done, len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
 
 
 def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[[Entry], None] | None) -> None:

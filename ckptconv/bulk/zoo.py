@@ -32,6 +32,7 @@ def zoo(
     latest: bool = False,
     resume: bool = False,
     by_content: bool = False,
+    follow_links: bool = False,
     ledger: str = "",
     each: Callable[[Entry], None] | None = None,
     **given: Unpack[ZooOptions],
@@ -40,13 +41,15 @@ def zoo(
 
     `sources` are folders, globs, files and manifests; `pattern` keeps those whose path or name fits, `latest` the
     newest of each training series. `resume` does only what is not done or has changed; with `by_content` sources are
-    known by their bytes, not by time and size. The ledger lies in `output` if `ledger` names no other place. `each` is
-    called with every entry. Failures are in the summary; only what concerns all raises.
+    known by their bytes, not by time and size. Links to files that leave a folder are failures, unless `follow_links`
+    is given; what cannot be read or would meet another output is one as well. The ledger lies in `output` if `ledger`
+    names no other place. `each` is called with every entry. Failures are in the summary; only what concerns all raises.
     """
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(
         [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
-        latest=latest, resume=resume, hashed=by_content, ledger=ledger, resources=resources, said=each,
+        latest=latest, resume=resume, hashed=by_content, follow=follow_links, ledger=ledger, resources=resources,
+        said=each,
     )  # fmt: skip
 
 
@@ -60,6 +63,7 @@ def zoo_plan(
     latest: bool = False,
     resume: bool = False,
     by_content: bool = False,
+    follow_links: bool = False,
     ledger: str = "",
     **given: Unpack[ZooOptions],
 ) -> list[Item]:
@@ -67,7 +71,10 @@ def zoo_plan(
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
     known = remembered(ledger or os.fspath(output)) if resume else {}
     many = [os.fspath(s) for s in list_of(sources)]
-    return plan(many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content)
+    return plan(
+        many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,
+        follow=follow_links,
+    )  # fmt: skip
 
 
 __all__ = ["zoo", "zoo_plan"]

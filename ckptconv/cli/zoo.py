@@ -43,6 +43,9 @@ def zoo(
     by_content: Annotated[
         bool, typer.Option("--by-content", help="Know sources by content, not time and size.")
     ] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Take files that links outside the folders lead to.")
+    ] = False,
     ledger: Annotated[str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger here, not in DIR.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and stop.")] = False,
     as_json: Json = False,
@@ -57,6 +60,7 @@ def zoo(
 
     options |= {
         "to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content, "ledger": ledger,
+        "follow_links": follow_links,
     }  # fmt: skip
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)

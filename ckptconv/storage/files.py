@@ -13,14 +13,14 @@ import errno
 import io
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
-from ..errors import CorruptCheckpoint
+from ..errors import CkptError, CorruptCheckpoint
 from . import remote
 from .faults import refused
 from .paths import is_remote, join, local, sibling, split
@@ -45,10 +45,13 @@ def is_dir(url: str) -> bool:
     return os.path.isdir(local(url))
 
 
-def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
+def walk(
+    folder: str, failed: Callable[[str, CkptError], None] | None = None
+) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     """Each folder below (and with) this one: its url, its folders' names and its files; sorted, the outer one first.
 
     Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
+    `failed` is given the folders below that cannot be read, instead of an error.
     """
     if is_remote(folder):
         yield from remote.walk(folder)
@@ -56,7 +59,13 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     todo = [folder]
     while todo:
         at = todo.pop()
-        folders, files = _scanned(at)
+        try:
+            folders, files = _scanned(at)
+        except CkptError as e:
+            if failed is None or at == folder:
+                raise
+            failed(at, e)
+            continue
         yield at, folders, files
         todo += [join(at, name) for name in reversed(folders)]
 

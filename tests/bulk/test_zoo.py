@@ -403,3 +403,59 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> Non
         subprocess.run([*command, str(tmp_path / "out")], check=True)
         assert converted(tmp_path / "out") == want
         assert {e.state for e in run.remembered(str(tmp_path / "out")).values()} == {"done"}
+
+
+# --- what goes wrong with one -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_one_bad_thing_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """A link that leaves the tree, a dead one, an unreadable folder, a row that names nothing, rows that meet."""
+    tree, secret = tmp_path / "in", tmp_path / "home" / "secret.npz"
+    save(tree / "good.npz")
+    save(tree / "below" / "other.npz")
+    save(secret)
+    (tree / "inside.npz").symlink_to("below/other.npz")
+    (tree / "leaves.npz").symlink_to(secret)
+    (tree / "dead.npz").symlink_to("nowhere")
+    (tree / "README").symlink_to("nowhere")
+    done = run.convert([str(tree)], str(tmp_path / "out"))
+    assert done.done == 3
+    assert {Path(e.source).name: e.error for e in done.failed} == {
+        "leaves.npz": "UnsafeCheckpoint", "dead.npz": "StorageError"
+    }  # fmt: skip
+    assert not (tmp_path / "out" / "leaves.safetensors").exists()
+    again = run.convert([str(tree)], str(tmp_path / "out"), resume=True, follow=True)
+    assert (again.done, again.skipped, len(again.failed)) == (1, 3, 1)
+    (tmp_path / "list.jsonl").write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in (
+                {"source": "in/good.npz", "destination": "x.npz"},
+                {"source": "in/below/other.npz", "destination": "X.npz"},
+                {"source": "in/absent.npz"},
+                {"source": "in/good.npz", "destination": "y.npz"},
+            )
+        )
+    )
+    listed = run.convert([str(tmp_path / "list.jsonl")], str(tmp_path / "listed"), run.Settings())
+    assert listed.done == 1
+    assert sorted(e.error for e in listed.failed) == ["StorageError", "UsageError", "UsageError"]
+    assert sorted(p.name for p in (tmp_path / "listed").iterdir()) == [run.NAME, "y.npz"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users")
+def test_an_unreadable_folder_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "in" / "good.npz")
+    save(tmp_path / "in" / "locked" / "m.npz")
+    real = os.scandir
+
+    def locked(path: str) -> object:
+        if str(path).endswith("locked"):  # root may read anything
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    done = run.convert([str(tmp_path / "in")], str(tmp_path / "out"))
+    assert done.done == 1
+    assert [(Path(e.source).name, e.message) for e in done.failed] == [("locked", "permission denied")]
