@@ -200,7 +200,7 @@ def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
             try:
                 sibling(join(folder, "."), name)
             except CkptError:
-                text = "is a link that leaves the folder that was named; --follow-links follows it"
+                text = "is a link that leaves the folder that was named; follow_links=True follows it"
                 bad[name] = UnsafeCheckpoint(text, url=url)
     return bad
 

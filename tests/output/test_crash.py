@@ -618,7 +618,7 @@ def test_refused_before_anything_is_written(
         raise AssertionError("a byte was written")
 
     monkeypatch.setattr(staging.Output, "create", never)
-    with pytest.raises(StorageError, match="--force"):
+    with pytest.raises(StorageError, match="force=True"):
         write(sources[1], tmp_path, kind)
     assert snapshot(tmp_path) == before
 
@@ -626,7 +626,7 @@ def test_refused_before_anything_is_written(
 def test_an_older_set_of_other_shards_is_refused_at_once(sources: list[Path], tmp_path: Path) -> None:
     write(sources[0], tmp_path, "shards")
     before = snapshot(tmp_path)
-    with pytest.raises(StorageError, match="--force"):
+    with pytest.raises(StorageError, match="force=True"):
         write(sources[1], tmp_path, "single")
     assert snapshot(tmp_path) == before
     write(sources[1], tmp_path, "single", force=True)
