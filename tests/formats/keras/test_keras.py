@@ -348,3 +348,10 @@ def test_hugging_face_names(shared: Path) -> None:
     assert "tf_bert_for_pre_training/bert/encoder/layer_._0/attention/self/query/kernel" in bert
     t5 = ckptconv.open(shared / "oracles" / "hf-tf" / "t5" / "tf_model.h5")
     assert [n for n in t5 if "shared" in n] == ["shared/shared/embeddings"]
+
+
+def test_no_shard_passes_the_limit_by_a_byte(tmp_path: Path) -> None:
+    arrays = {f"layers/d/vars/{i}": np.zeros(100, "f4") for i in range(2)}
+    for limit, shards in ((800, 1), (799, 2)):
+        ckptconv.save(arrays, tmp_path / str(limit) / "a.weights.json", max_shard_size=limit)
+        assert len(list((tmp_path / str(limit)).glob("*.weights.h5"))) == shards

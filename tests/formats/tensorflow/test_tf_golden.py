@@ -11,7 +11,7 @@ import pytest
 from kit import FIXTURES, same
 
 import ckptconv
-from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint
+from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import slices
 
@@ -350,3 +350,8 @@ def test_a_remote_bundle(name):
     found = ckptconv.open(f"memory://bundle{name}")
     assert set(found) == set(want)
     assert all(same(found[k].numpy(), want[k]) for k in want)
+
+
+def test_a_destination_without_a_prefix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a prefix"):
+        ckptconv.save({"w": np.ones(2, "f4")}, f"{tmp_path}/", format="tf")
