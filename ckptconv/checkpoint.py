@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .dtypes import DTYPES, DType, of_numpy
 from .messages import brief, in_bytes, in_shape, many, nearest, printable, redacted, shortened, table
@@ -46,13 +46,16 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+NoteKind = Literal["skipped", "dropped", "damaged", "lossy", "assumed", "unread", "tied", "hint"]
+
+
 class Note(NamedTuple):
     """Something a person should know, of some tensors by name.
 
-    kind: skipped, dropped (it was asked for), damaged, lossy, assumed, unread, tied, hint.
+    kind: `dropped` is what was asked for; `skipped` is what cannot be held or read.
     """
 
-    kind: str
+    kind: NoteKind
     text: str
     names: tuple[str, ...] = ()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor, plain
+from ...checkpoint import Checkpoint, Note, NoteKind, Tensor, plain
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint
 from ...moves.part import Coded, Span, elements
@@ -135,7 +135,7 @@ def _tree(seen: Window, url: str, member: str) -> Tree:
     base = archive.place(url, member) if member else 0
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
-    notes: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[NoteKind, str], list[str]] = {}
     for _, body in child.ask(seen, do="scan"):
         record = json.loads(body)
         path = str(record["path"])

@@ -26,8 +26,8 @@ def stored_ops(kind: DType, swapped: bool) -> tuple[str, ...]:
 def notes(opaque: list[str], quantised: list[str], partial: list[str]) -> tuple[Note, ...]:
     """What to tell about tensors that are not what they were in TensorFlow."""
     said = (
-        ("skipped", "variants (iterators, lists) are objects of a running program, no tensors", opaque),
-        ("assumed", "quantised integers are read as plain ones; their scale is not stored here", quantised),
-        ("skipped", "partitioned variables of which some slices were never saved", partial),
+        Note("skipped", "variants (iterators, lists) are objects of a running program, no tensors", tuple(opaque)),
+        Note("assumed", "quantised integers are read as plain ones; their scale is not stored here", tuple(quantised)),
+        Note("skipped", "partitioned variables of which some slices were never saved", tuple(partial)),
     )
-    return tuple(Note(kind, text, tuple(names)) for kind, text, names in said if names)
+    return tuple(note for note in said if note.names)

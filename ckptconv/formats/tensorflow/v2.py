@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint
@@ -53,7 +54,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     checkpoint = objects.named(bundle, found.notes)
     meta = found.file.removesuffix(".index") + ".meta"
     if not is_remote(meta) and exists(meta):
-        checkpoint.details.update(saved_model.meta_details(meta))
+        return replace(checkpoint, details={**checkpoint.details, **saved_model.meta_details(meta)})
     return checkpoint
 
 
