@@ -635,7 +635,7 @@ def same(module: nn.Module, other: nn.Module, inputs: tuple[Tensor, ...]) -> boo
         return torch.allclose(module(*inputs), other(*inputs), rtol=1e-3, atol=1e-4)
 
 
-def run(port: Port, folder: Path) -> Row:
+def run(port: Port, folder: Path, *, check: bool = True) -> Row:
     original, fresh = trained(port.build, 1), trained(port.build, 2)
     source = Checkpoint({n: held(n, np.ascontiguousarray(x)) for n, x in port.store(state(original)).items()})
     inputs = port.inputs()
@@ -656,7 +656,7 @@ def run(port: Port, folder: Path) -> Row:
     owner = {t: p for p in found.pairs for t in p.targets}
     unmarked = sum(owner[n].sure for n in wrong if n in owner)
     names = same(original, fresh, inputs)
-    checked = proved(port, original, found, source, inputs)
+    checked = check and proved(port, original, found, source, inputs)
     doubts = sum(not p.sure for p in found.pairs)
     return Row(len(want), len(want) - len(wrong), unmarked, doubts, names, checked, time.perf_counter() - began, note)
 
