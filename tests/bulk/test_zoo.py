@@ -459,3 +459,22 @@ def test_an_unreadable_folder_is_a_failure(tmp_path: Path, monkeypatch: pytest.M
     done = run.convert([str(tmp_path / "in")], str(tmp_path / "out"))
     assert done.done == 1
     assert [(Path(e.source).name, e.message) for e in done.failed] == [("locked", "permission denied")]
+
+
+def test_failures_of_different_reasons_are_different_causes() -> None:
+    """The first line is the same sentence; the reasons are below it, after the names."""
+    first = "safetensors cannot hold {} of {} tensors; leave them out with exclude=:\n"
+    messages = [
+        first.format(1, 20) + "  a: it has no dtype complex128",
+        first.format(3, 3) + "  b: it has no dtype string\n  c: it has no dtype string",
+        first.format(2, 9) + "  d: it has no dtype complex128",
+    ]
+    made = [run._pattern(m) for m in messages]
+    assert made[0] == made[2] != made[1]
+
+
+def test_nothing_found_is_a_warning_and_a_failure(tmp_path: Path, cli: Run) -> None:
+    (tmp_path / "empty").mkdir()
+    done = cli("zoo", "empty", "-o", "out")
+    assert done.returncode == 1
+    assert "warning: no checkpoint was found" in done.stderr
