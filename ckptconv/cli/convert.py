@@ -64,7 +64,7 @@ def convert(
             done = api.write(found, output, target, resources, tuple(sources))
     _show_done(done, as_json, quiet, verbose)
     if not (options.keys() & {"converter", "rename"} or into or quiet or as_json) and show.is_watched():
-        _suggest(sources, options)
+        _suggest(sources, options, done.target_format)
 
 
 def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
@@ -97,12 +97,14 @@ def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool,
     return snapshot(module)
 
 
-def _suggest(sources: list[str], options: dict[str, Any]) -> None:
+def _suggest(sources: list[str], options: dict[str, Any], target: str) -> None:
     """Say so when a converter that was not asked for would take every tensor."""
     from .. import api
     from ..rules import library
 
-    name = library.suggestion(api.prepare(sources, api.bundle(options).select, api.Change()))
+    name = library.suggestion(
+        api.prepare(sources, api.bundle(options).select, api.Change()), conventions=target in ("torch", "hf")
+    )
     if name:
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"

@@ -80,13 +80,17 @@ def auto(checkpoint: Checkpoint) -> Converter:
 def _fitting(checkpoint: Checkpoint) -> list[Converter]:
     """Converters that take everything; those that know the family go before those that only know conventions."""
     fits = [c for c in map(load, names()) if takes(c, checkpoint)]
-    return [c for c in fits if c.present] or fits
+    own = [c for c in fits if checkpoint.format.startswith(c.name.partition("-")[0])]  # keras-torch for a Keras file
+    return [c for c in fits if c.present] or own or fits
 
 
-def suggestion(checkpoint: Checkpoint) -> str:
-    """The name of the one converter that knows the family and takes every tensor, or ''."""
+def suggestion(checkpoint: Checkpoint, *, conventions: bool = False) -> str:
+    """The name of the one converter that knows the family and takes every tensor, or ''.
+
+    With `conventions` also of one that only knows how the source's framework calls and lays out its layers.
+    """
     fits = _fitting(checkpoint)
-    return fits[0].name if len(fits) == 1 and fits[0].present else ""
+    return fits[0].name if len(fits) == 1 and (fits[0].present or conventions) else ""
 
 
 def change(
