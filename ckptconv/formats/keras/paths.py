@@ -86,10 +86,13 @@ def of_paths(paths: Mapping[str, str], model: Model, shapes: Mapping[str, tuple[
         root.at(w for w in owner.split("/") if w).weights.append((name.rpartition("/")[2], name))
     parts = model.inside(root)
     layers: Layers = []
+    taken: set[str] = set()
     for node, part in parts:
         words = {name.split("/")[0] for name in part.listed()}
         label = words.pop() if len(words) == 1 else node.path
-        layers.append((label if label not in dict(layers) else node.path, [(n, n) for n in part.listed()]))
+        label = node.path if label in taken else label
+        taken.add(label)
+        layers.append((label, [(n, n) for n in part.listed()]))
     if root.weights:
         layers.append((naming.TOP, [(n, n) for _, n in root.weights]))
     return derived(layers, [part for _, part in parts], shapes, "by their places in the file")

@@ -79,7 +79,8 @@ class LegacyWriter:
         if slots:
             groups[OPTIMIZER] = {"weight_names": [skeleton.encode(n) for n in slots.values()]}
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
-        if lost := [n for n in checkpoint if n not in set(paths.values())]:
+        there = set(paths.values())
+        if lost := [n for n in checkpoint if n not in there]:
             raise Unrepresentable(f"two weights of one layer would have one name in the file:\n{listing(lost)}")
         placement, self.made = _place(self.url, checkpoint, paths, groups)
         return placement._replace(notes=notes)

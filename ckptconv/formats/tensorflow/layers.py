@@ -11,6 +11,7 @@ Specification: tensorflow/core/protobuf/trackable_object_graph.proto, keras/src/
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -134,5 +135,6 @@ def _named(rows: list[tuple[str, Part]], full: Mapping[str, str]) -> Layers:
     level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in full.values()) else 0
     called = [{[*full[n].split("/"), ""][level] for n in part.listed()} for _, part in rows]
     names = [words.pop() if len(words) == 1 else "" for words in called]
-    own = [name if name and names.count(name) == 1 else f"{i}_{rows[i][0]}" for i, name in enumerate(names)]
+    count = Counter(names)
+    own = [name if name and count[name] == 1 else f"{i}_{rows[i][0]}" for i, name in enumerate(names)]
     return [(name, [(n, n + ":0") for n in part.listed()]) for name, (_, part) in zip(own, rows, strict=True)]
