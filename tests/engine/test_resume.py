@@ -194,7 +194,7 @@ def test_without_it_nothing_is_left(source: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs a local one"):
+    with pytest.raises(UsageError, match="needs a local destination"):
         convert(source, "memory://x/m.npz", resume=True)  # type: ignore[arg-type]
     convert(source, tmp_path / "m.npz", resume=True)
     with pytest.raises(StorageError, match="already exists"):
