@@ -1,4 +1,4 @@
-"""Element types: one row each, one column per format's spelling; looking them up and which casts there are."""
+"""Element types: one row each, one column per format's spelling; look-up by name, and the casts that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class DType(NamedTuple):
     """One element type: a row of `DTYPES`, one column per format's spelling ('' or 0: the format has none).
 
-    `itemsize` is bytes per element in a neutral tensor; types below a byte take one byte per element, low bits.
+    `itemsize` is bytes per element in a neutral tensor; types of less than a byte take the low bits of one byte.
     """
 
     name: str
@@ -34,12 +34,12 @@ class DType(NamedTuple):
 
     @property
     def carrier(self) -> str:
-        """An unsigned (or, for 16 bytes, complex) numpy dtype of the same width: safe to copy bits with."""
+        """An unsigned (or, for 16 bytes, complex) NumPy dtype of the same width, with which bits can be copied."""
         return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[self.itemsize]
 
     @property
     def word(self) -> int:
-        """Bytes that are swapped as one unit: half of a complex number, else the element."""
+        """The number of bytes that are swapped as a unit: half of a complex number, otherwise the element."""
         return self.itemsize // 2 if self.kind == "c" else self.itemsize
 
     def __str__(self) -> str:
@@ -54,8 +54,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return found
+    kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return kind
 
 
 # The order of rows is the order in which tables print them.
@@ -97,12 +97,12 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look a dtype up by its name here or elsewhere; UsageError says which is near, or lists those there are."""
-    if found := DTYPES.get(name) or DTYPES.get(_long(name)):
-        return found
+    """Look up a dtype by its name here or in other programs; UsageError suggests the nearest one or lists all."""
+    if row := DTYPES.get(name) or DTYPES.get(_long(name)):
+        return row
     near = nearest(name.rpartition(".")[2], DTYPES)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(DTYPES)}"
-    raise UsageError(f"no dtype is called {name!r}; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"the dtypes are {', '.join(DTYPES)}"
+    raise UsageError(f"unknown dtype {name!r}; {hint}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",
@@ -110,14 +110,14 @@ _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": 
 
 
 def _long(name: str) -> str:
-    """The name here of what other programs call fp16, bf16, f32, half or torch.float16; it need not exist."""
+    """The name here for another program's: fp16, bf16, f32, half, torch.float16; it need not exist."""
     word = name.lower().rpartition(".")[2]
     stem = word.rstrip("0123456789")
     return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 
 
 def castable(kind: DType, to: DType) -> bool:
-    """Whether there is a way: numbers to wider or narrower numbers of a sort, never strings or opaque bytes."""
+    """Whether a cast exists: between numbers, but not from complex to real, nor for strings or opaque bytes."""
     if kind == to:
         return True
     if kind.kind in "sx" or to.kind in "sx" or to.kind == "b":
@@ -126,8 +126,8 @@ def castable(kind: DType, to: DType) -> bool:
 
 
 def of_numpy(kind: np.dtype[Any]) -> DType:
-    """The table's row for a numpy dtype, whatever its byte order; UsageError if there is none."""
+    """The row for a NumPy dtype, whatever its byte order; UsageError if there is none."""
     row = DTYPES.get(kind.name)
     if row is None or row.kind in "sx":
-        raise UsageError(f"a numpy array of dtype {kind} has no place in a checkpoint")
+        raise UsageError(f"a NumPy array of dtype {kind} cannot be stored in a checkpoint")
     return row

@@ -61,12 +61,12 @@ def printable(text: str) -> str:
 
 
 def brief(text: str, limit: int = 300) -> str:
-    """Cut a stranger's name to what a message can hold."""
+    """Shorten a name from a file to a length that fits in a message."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 def listing(names: Iterable[str], limit: int = 20) -> str:
-    """Join names one per line for a message, indented, and say how many were left out."""
+    """Join names for a message, one per indented line; names beyond `limit` are counted."""
     items = [printable(brief(n)) for n in names]
     lines = [f"  {n}" for n in items[:limit]]
     if len(items) > limit:
@@ -114,9 +114,10 @@ def in_shape(dims: tuple[int, ...]) -> str:
     return "x".join(map(str, dims)) or "scalar"
 
 
-def many(n: int, what: str, plural: str = "") -> str:
-    """1 tensor, 2 tensors."""
-    return f"{n:,} {what if n == 1 else plural or what + 's'}"
+def many(n: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: 1 tensor, 2,000 tensors, 3 hashes."""
+    plural = plural or noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    return f"{n:,} {noun if n == 1 else plural}"
 
 
 def in_digits(value: object) -> str:

@@ -112,7 +112,7 @@ class Judge:
         self.family, self.folder = family, work / "findings"
         self.folder.mkdir(parents=True, exist_ok=True)
         memory = Path("/dev/shm")
-        ckptconv.formats.hdf5.child.PATIENCE = 3.0  # an input on which the library hangs would cost ten others
+        ckptconv.formats.hdf5.child.SILENCE = 3.0  # an input on which the library hangs would cost ten others
         self.attempt = layouts(family, (memory if memory.is_dir() else work) / f"fuzz-{os.getpid()}")
 
         self.began = self.said = time.monotonic()

@@ -1,14 +1,14 @@
-"""Find checkpoints below folders: each once, whatever number of files it has.
+"""Find checkpoints below folders, each once, however many files it has.
 
     model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
     model.ckpt-00000-of-00003 ... (version 1)               one: its first file
-    x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its pieces
+    x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its shards
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
-    any other file                                          one, if its suffix or its content is a format's
+    any other file                                          one, if its suffix or its content belongs to a format
 
-Only names are read, of files without a known suffix a few kilobytes, and indexes. A file that begins with a dot is no
-checkpoint. In a Hugging Face cache the snapshots count, not the blobs they link to.
+Only names and indexes are read, and a few kilobytes of files without a known suffix. Files whose names begin with a dot
+are skipped. In a Hugging Face cache the snapshots count, not the blobs they link to.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import detect, table
 from ..formats.tensorflow.locate import is_state
+from ..messages import many
 from ..storage.files import (
     Stat,
     filesystem,
@@ -44,7 +45,7 @@ SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of 
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
 WHOLE = {"saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding"}
-MAX_INDEX = 2**26
+MAX_INDEX = 2**26  # bytes
 
 
 class Found(NamedTuple):
@@ -82,11 +83,11 @@ def discover(
             out += _below(source, under, skip, follow)
         else:
             out.append(_file(source))
-    once = {f.source: f for f in out}
-    kept = [f for f in once.values() if not pattern or _fits(f, pattern)]
-    if once and not kept:
-        raise UsageError(f"none of the {len(once)} checkpoints found fits pattern={pattern!r}")
-    return sorted(_latest(kept) if latest else kept, key=lambda f: (f.name, f.suffix))
+    unique = {f.source: f for f in out}
+    chosen = [f for f in unique.values() if not pattern or _fits(f, pattern)]
+    if unique and not chosen:
+        raise UsageError(f"none of {many(len(unique), 'checkpoint')} fits pattern={pattern!r}")
+    return sorted(_latest(chosen) if latest else chosen, key=lambda f: (f.name, f.suffix))
 
 
 def is_glob(source: str) -> bool:
@@ -98,11 +99,11 @@ def _fits(f: Found, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 
 
-def _latest(found: Iterable[Found]) -> list[Found]:
-    """Of each training series (names that differ in their last number) only the checkpoint of the highest step."""
+def _latest(checkpoints: Iterable[Found]) -> list[Found]:
+    """Keep only the highest step of each training series (names that differ in their last number)."""
     best: dict[str, tuple[int, Found]] = {}
     rest = []
-    for f in found:
+    for f in checkpoints:
         m = STEP.fullmatch(f.name)
         if m is None or f.suffix:
             rest.append(f)
@@ -112,7 +113,7 @@ def _latest(found: Iterable[Found]) -> list[Found]:
 
 
 def _file(source: str) -> Found:
-    """A source named on its own: a file, or a prefix with what belongs to it."""
+    """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
@@ -128,7 +129,7 @@ def _file(source: str) -> Found:
 
 
 def _globbed(pattern: str) -> Iterator[Found]:
-    """What a shell pattern matches (`**` any depth), mirrored from its first wildcard on."""
+    """The checkpoints that a shell pattern matches (`**`: any depth), mirrored from its first wildcard on."""
     if is_remote(pattern):
         fs, path = filesystem(pattern)
         scheme = pattern.split("://")[0] + "://"
@@ -226,7 +227,7 @@ def _all_files(folder: str) -> Iterator[tuple[str, Stat]]:
 
 
 def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[Found]:
-    """Put the files of one folder together to checkpoints."""
+    """Group the files of one folder into checkpoints."""
     left = {n: s for n, s in files.items() if not n.startswith(".")}
     yield from _sets(folder, left, under)
     for n, status in left.items():
@@ -237,7 +238,7 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[Found]
 
 
 def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[Found]:
-    """Checkpoints of several files; those are taken out of `left`."""
+    """Checkpoints of several files; their files are removed from `left`."""
 
     def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> Found:
         mine = [n for n in dict.fromkeys(members) if n in left]
@@ -264,7 +265,7 @@ def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
 
 
 def _pieces(url: str, status: Stat) -> list[str] | None:
-    """The files that the index of a sharded checkpoint names, or None if it is none."""
+    """The files that the index of a sharded checkpoint names; None if it is not an index."""
     if status.size > MAX_INDEX:
         return None
     try:
@@ -280,7 +281,7 @@ def _suffixes() -> tuple[str, ...]:
 
 
 def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
-    """By its suffix, or by a look at it; what a known suffix promises and does not hold is a failure, not skipped."""
+    """Whether a file is a checkpoint, by suffix or content. With a known suffix and other content it fails later."""
     if name.lower().endswith(_suffixes()):
         return True
     if status.size < 16:
@@ -297,7 +298,7 @@ def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
 
 
 def _stem(name: str) -> tuple[str, str]:
-    """Split a file's name into what an output keeps and the suffix it changes: the longest that a format has."""
+    """Split a file name into the stem that an output keeps and the suffix, the longest one of any format."""
     lower = name.lower()
     for index in INDEXES:
         if lower.endswith(index):

@@ -4,8 +4,9 @@
     {"at": "a/m.safetensors", "state": "done", ..., "format": "keras", "tensors": 12, "size": 4096, "seconds": 0.01}
     {"at": "b/x.safetensors", "state": "failed", ..., "error": "CorruptCheckpoint", "message": "..."}
 
-The last line about an output counts. `planned` is written before the output is touched, so that an output with no line
-here is a stranger's and never replaced; `done` after it is durable. A line that a kill left unfinished is ignored.
+The last line about an output counts. `planned` is written before the output is touched, so that an output without a
+line was not written by ckptconv and is never replaced; `done` is written when the output is durable. A last line that
+a kill left incomplete is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..errors import CorruptCheckpoint, StorageError
-from ..output.append_log import Lines
+from ..output.append_log import AppendLog
 from ..storage.files import Reader
 
 NAME = ".ckptconv-zoo.jsonl"
@@ -23,33 +24,33 @@ BEGIN = b'{"at":"'  # of every line
 
 
 class Entry(NamedTuple):
-    """One line: an output (its path below the zoo), its state, where it comes from, and what became of it."""
+    """One line: an output (its path below the output folder), its state, its source and its result."""
 
     at: str
     state: str  # planned, done, failed
     source: str
     files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns
     options: str
-    ours: bool = False  # nothing was there when it was planned, or we wrote it: it may be replaced
+    ours: bool = False  # the output did not exist when it was planned, or ckptconv wrote it: it may be replaced
     hash: str = ""  # of all bytes of all source files
     format: str = ""
     tensors: int = 0
     size: int = 0
     seconds: float = 0.0
-    written: tuple[tuple[str, int], ...] = ()  # name below the zoo, size
-    proof: str = ""  # a hash of all bytes written, where they were verified whole
+    written: tuple[tuple[str, int], ...] = ()  # path below the output folder, size
+    proof: str = ""  # a hash of all bytes written, if all of them were verified
     error: str = ""
     message: str = ""
 
     def line(self) -> bytes:
-        kept = {k: v for k, v in self._asdict().items() if v or k == "files"}
-        return json.dumps(kept, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+        values = {k: v for k, v in self._asdict().items() if v or k == "files"}
+        return json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
     @classmethod
-    def of(cls, made: dict[str, Any]) -> Entry:
-        made["files"] = tuple((str(n), int(s), int(t)) for n, s, t in made["files"])
-        made["written"] = tuple((str(n), int(s)) for n, s in made.get("written", ()))
-        return cls(**made)
+    def of(cls, values: dict[str, Any]) -> Entry:
+        values["files"] = tuple((str(n), int(s), int(t)) for n, s, t in values["files"])
+        values["written"] = tuple((str(n), int(s)) for n, s in values.get("written", ()))
+        return cls(**values)
 
 
 def _parse(raw: bytes, path: str) -> dict[str, Entry]:
@@ -69,27 +70,27 @@ class Ledger:
     def __init__(self, path: str, *, resume: bool) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
-        self._lines = Lines(path, "another run is at work in this folder")
+        self._lines = AppendLog(path, "another run is using this folder")
         try:
             self._load(resume)
-        except BaseException:  # an interrupt, too, lets the lock go
+        except BaseException:  # an interrupt also releases the lock
             self.close()
             raise
 
     def _load(self, resume: bool) -> None:
         raw = self._lines.read()
         if raw and not resume:
-            raise StorageError("a zoo was converted here before; resume=True goes on with it", url=self.path)
+            raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
         self.entries = _parse(raw, self.path)
         torn = raw[raw.rfind(b"\n") + 1 :]
         if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
             raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
-        if torn:  # killed while it wrote: forget that line
+        if torn:  # killed during a write: drop the incomplete line
             self._lines.cut(len(raw) - len(torn))
 
     @staticmethod
     def read(path: str) -> dict[str, Entry]:
-        """The last entry of each output, without locking or changing anything."""
+        """The last entry of each output, without locking or changing the file."""
         with Reader(path) as f:
             return _parse(f.read(0, f.size), path)
 

@@ -1,12 +1,12 @@
-"""A manifest: what to convert, line by line, as CSV with a head or as JSON lines.
+"""A manifest: a list of checkpoints to convert, as CSV with a header or as JSON lines.
 
     source,destination,to,converter,options
     bert/model.ckpt,bert.safetensors,,hf-bert,"{""exclude"": [""*/adam_*""]}"
 
     {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
 
-Only `source` must be there. Relative sources lie beside the manifest, destinations below the output folder. Options are
-those of `convert`, here or as columns of their own; lists in a CSV cell are written as JSON.
+Only `source` is required. Relative sources are relative to the manifest, destinations to the output folder. Options are
+those of `convert`, in `options` or as columns of their own; lists in a CSV cell are written as JSON.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from ..api import Change, Select, Target
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import listing, many
 from ..storage import files
 
 SUFFIXES = (".csv", ".jsonl", ".ndjson")
-LIMIT = 2**28
+MAX_SIZE = 2**28  # bytes
 
 
 class Settings(NamedTuple):
-    """How one checkpoint is to be converted."""
+    """The options of one conversion."""
 
     select: Select = Select()
     change: Change = Change()
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 class Row(NamedTuple):
     source: str
-    destination: str  # '' for the usual name
+    destination: str  # '' for the default name
     settings: Settings
 
 
@@ -58,12 +58,12 @@ def is_manifest(source: str) -> bool:
 
 
 def read(url: str, default: Settings) -> list[Row]:
-    """All rows; UsageError lists every one that cannot be understood."""
+    """All rows; UsageError lists every row that cannot be parsed."""
     try:
-        text = files.read_all(url, LIMIT).decode("utf-8-sig")
+        text = files.read_all(url, MAX_SIZE).decode("utf-8-sig")
         lines = list(csv.DictReader(io.StringIO(text))) if url.lower().endswith(".csv") else _json_lines(text)
     except (ValueError, csv.Error, RecursionError) as e:
-        raise UsageError(f"is no manifest: {e}", url=url) from None
+        raise UsageError(f"is not a manifest: {e}", url=url) from None
     out, bad = [], []
     folder = files.split(url)[0]
     for number, line in enumerate(lines, 1):
@@ -72,7 +72,7 @@ def read(url: str, default: Settings) -> list[Row]:
         except (ValueError, TypeError) as e:
             bad.append(f"row {number}: {e}")
     if bad:
-        raise UsageError(f"{len(bad)} rows of the manifest cannot be understood:\n{listing(bad)}", url=url)
+        raise UsageError(f"{many(len(bad), 'row')} of the manifest cannot be parsed:\n{listing(bad)}", url=url)
     return out
 
 
@@ -92,7 +92,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     given |= options
     source, destination = str(given.pop("source", "")), str(given.pop("destination", ""))
     if not source:
-        raise ValueError("there is no source")
+        raise ValueError("it has no source")
     if not files.is_remote(source) and not source.startswith("/"):
         source = files.join(folder, source)
     if destination.startswith("/") or ".." in destination.split("/") or files.is_remote(destination):
@@ -100,7 +100,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     parts = default._asdict()
     for key, value in given.items():
         if key not in KEYS:
-            raise ValueError(f"nothing is called {key!r}; there are source, destination, options, {', '.join(KEYS)}")
+            raise ValueError(f"unknown key {key!r}; the keys are source, destination, options, {', '.join(KEYS)}")
         part, name, kind = KEYS[key]
         parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
     return Row(source, destination.strip("/"), Settings(**parts))

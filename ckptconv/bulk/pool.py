@@ -1,11 +1,11 @@
-"""Processes that are used again: started once, each given one task after another, replaced if it dies.
+"""A pool of reusable worker processes; a worker that dies is replaced.
 
     run(do, tasks, workers) -> (task, result or the error)      as they finish
 
-`concurrent.futures` gives up the whole pool when one process dies; here only the task that it was at is lost. Workers
-are started afresh, not forked from this process, whose threads and locks they would otherwise inherit half-way; where
-the system can, from a server that has imported what they need. A worker ends when its parent does. (The HDF5 library
-runs in processes of another kind, which have no rights: formats/hdf5/child.py says why.)
+`concurrent.futures` stops the whole pool when one process dies; here only the current task of that process is lost.
+Workers are started fresh, not forked from this process, because they would inherit its threads and locks; where the
+system supports it, they are forked from a server with all imports done. A worker ends when its parent does. (The HDF5
+library runs in processes of another kind, without rights: see formats/hdf5/child.py.)
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PRELOAD = ["ckptconv.api", "ckptconv.formats.detect", "ckptconv.bulk.run"]
 
 
 class WorkerDied(CkptError):
-    """A worker process ended in the middle of a task."""
+    """A worker process ended during a task."""
 
 
 def run(
     do: Callable[[Task], Any], tasks: Iterable[Task], workers: int, patience: float | None = None
 ) -> Iterator[tuple[Task, Any] | None]:
-    """Apply `do` to all tasks; yields None every `patience` seconds in which nothing was finished."""
+    """Apply `do` to all tasks; yields None after every `patience` seconds without a result."""
     queue = iter(tasks)
     busy: dict[_Worker, Task] = {}
     try:
@@ -79,7 +79,7 @@ class _Worker:
         self.give(task)
 
     def give(self, task: Any) -> bool:
-        """Hand over a task; False if the process is gone."""
+        """Send a task; False if the process is gone."""
         try:
             self.pipe.send(task)
         except OSError:
@@ -88,7 +88,7 @@ class _Worker:
         return True
 
     def result(self) -> Any:
-        """What came back; an error if the process died over it."""
+        """The result of the task; WorkerDied if the process ended during it."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -96,7 +96,7 @@ class _Worker:
             code = self._process.exitcode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with status {code}"
             self.kill()
-            return WorkerDied(f"the worker process ended {how} over this one (out of memory?)")
+            return WorkerDied(f"the worker process ended {how} during this conversion (out of memory?)")
 
     def end(self) -> None:
         self.pipe.close()
@@ -104,7 +104,7 @@ class _Worker:
         self.kill()
 
     def kill(self) -> None:
-        """Ask it to clean up and end, then see to it."""
+        """Terminate the process, and kill it if it does not end within five seconds."""
         self.pipe.close()
         if self._process.is_alive():
             self._process.terminate()
@@ -115,10 +115,10 @@ class _Worker:
 
 
 def _serve(pipe: Connection, do: Callable[[Any], Any]) -> None:
-    """The worker's side: tasks in, results out, until the pipe is closed."""
-    for heard in ("SIGINT", "SIGHUP"):  # by the parent, too, which ends us
-        if hasattr(signal, heard):
-            signal.signal(getattr(signal, heard), signal.SIG_IGN)
+    """The worker's side: receive tasks and send results until the pipe is closed."""
+    for name in ("SIGINT", "SIGHUP"):  # the parent receives them too, and ends its workers
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_watch, daemon=True).start()
     while True:
@@ -137,11 +137,11 @@ def _serve(pipe: Connection, do: Callable[[Any], Any]) -> None:
 
 
 def _leave(*_: object) -> None:
-    raise SystemExit(1)  # unwinds, so that temporary files go
+    raise SystemExit(1)  # unwinding removes temporary files
 
 
 def _watch() -> None:
-    """End when the parent is killed: nobody would take the result."""
+    """End when the parent is killed, because nobody would receive the result."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,12 +1,12 @@
-"""Many checkpoints: find them, convert each once in processes that are used again, and write down what became of it.
+"""Convert many checkpoints: find them, convert each once in reusable processes, and record the results.
 
     discover.py   folders, globs and files -> checkpoints          manifest.py   CSV, JSON lines -> checkpoints
-    planning.py   what goes where, and what need not be done       ledger.py     what was done, durable
-    convert(...)  the rest, in a pool (pool.py); one failure never stops the others
+    planning.py   the output and the state of each                 ledger.py     a durable record of results
+    convert(...)  converts them in a pool (pool.py); a failure does not stop the others
 
-Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. Where two would meet, both keep their suffix:
-OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An output of several
-files has a folder of its own: OUT/a/model/model.ckpt.
+Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. If two outputs would have the same path, both
+keep their suffix: OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An
+output of several files has a folder of its own: OUT/a/model/model.ckpt.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .ledger import NAME, Entry, Ledger
 from .manifest import Settings
 from .planning import DEFAULT, Item, content, identity, plan, remembered, written
 
-LEAST = 16 * 2**20  # bytes of memory below which a worker cannot work
-PROBED = 1000  # sources that a cluster's workers are asked for beforehand
-CAUSES = 20  # shown; the ledger has all
-COMMIT = 1.0  # seconds between two durable batches
+MIN_WORKER_MEMORY = 16 * 2**20  # bytes
+MAX_PROBES = 1000  # sources whose accessibility is checked on a cluster's workers beforehand
+MAX_CAUSES = 20  # causes that are shown; the ledger has all
+COMMIT_INTERVAL = 1.0  # seconds between two durable batches
 FREE = Resources()
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a zoo."""
+    """The result of converting many checkpoints."""
 
     done: int
     skipped: int
@@ -61,10 +61,10 @@ class Summary:
     def __str__(self) -> str:
         """What the command line says in the end: each cause of failures with its checkpoints, and the sums."""
         lines = []
-        for _, message, sources in self.causes[:CAUSES]:
+        for _, message, sources in self.causes[:MAX_CAUSES]:
             lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
-        if len(self.causes) > CAUSES:
-            lines.append(f"failed: {len(self.causes) - CAUSES} more causes are in the ledger")
+        if len(self.causes) > MAX_CAUSES:
+            lines.append(f"failed: {len(self.causes) - MAX_CAUSES} more causes are in the ledger")
         if not self.done + self.skipped + len(self.failed):
             lines.append("warning: no checkpoint was found")
         rate = self.done / max(self.seconds, 1e-9)
@@ -84,7 +84,7 @@ class Summary:
 
 
 def _pattern(message: str) -> str:
-    """A message without what differs from file to file: of listed tensors the reasons, without their names."""
+    """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
     first, *listed = message.split("\n")
     reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
     return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", "\n".join([first, *reasons]))
@@ -94,7 +94,7 @@ def _pattern(message: str) -> str:
 
 
 class Done(NamedTuple):
-    """What a worker reports."""
+    """The result of one conversion, as a worker reports it."""
 
     format: str
     tensors: int
@@ -119,7 +119,11 @@ def convert(
     resources: Resources = FREE,
     said: Callable[[Entry], None] | None = None,
 ) -> Summary:
-    """Convert all that is not done. Failures are in the summary; only what concerns all raises."""
+    """Convert all checkpoints that are not up to date.
+
+    Failures of single checkpoints are in the summary; errors that concern all of them are raised. `said` is called with
+    each new entry of the ledger; `hashed` compares sources by content; `ledger` is the path of the ledger.
+    """
     began = time.monotonic()
     if files.is_remote(folder) and not ledger:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
@@ -138,7 +142,7 @@ def convert(
         failed, size = [_outcome(i, i.found.problem) for i in bad if i.found.problem], 0
         _record(book, failed, folder, said)
         results = _results(todo, folder, hashed, resources, book.path)
-        for batch in _batches(results, COMMIT, resources, todo):
+        for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
             entries = [_outcome(item, result) for item, result in batch]
             _record(book, entries, folder, said)
             failed += [e for e in entries if e.state == "failed"]
@@ -150,7 +154,7 @@ def convert(
 
 
 def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[[Entry], None] | None) -> None:
-    """Write a batch down once its outputs are durable, and pass it on."""
+    """Append a batch to the ledger once its outputs are durable, and report it."""
     if any(e.state == "done" for e in entries) and not files.is_remote(folder):
         _settle()
     book.append(entries)
@@ -165,13 +169,13 @@ def _entry(item: Item, state: str, **more: Any) -> Entry:
 
 def _outcome(item: Item, result: Done | CkptError) -> Entry:
     if isinstance(result, CkptError):
-        kept = item.ours and item.state == "changed"
-        return _entry(item, "failed", ours=kept, error=type(result).__name__, message=result.message)
+        ours = item.ours and item.state == "changed"
+        return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message)
     return _entry(item, "done", ours=True, **result._asdict())
 
 
-class Way(NamedTuple):
-    """How a worker does its work, the same for all checkpoints."""
+class WorkerConfig(NamedTuple):
+    """The configuration of a worker, the same for all checkpoints."""
 
     folder: str
     memory: int
@@ -183,28 +187,32 @@ class Way(NamedTuple):
 def _results(
     todo: Sequence[Item], folder: str, hashed: bool, resources: Resources, ledger: str
 ) -> Iterator[tuple[Item, Done | CkptError] | None]:
-    """Run the pool, or the tasks of a cluster; the memory is shared by the workers of a pool."""
+    """Run the pool, or the tasks of a cluster; the workers of a pool share the memory."""
     if not todo:
         return
     if resources.engine != "local":
-        yield from _on_cluster(todo, Way(folder, resources.max_memory, 1, hashed, True), resources.engine, ledger)
+        yield from _on_cluster(
+            todo, WorkerConfig(folder, resources.max_memory, 1, hashed, True), resources.engine, ledger
+        )
         return
-    workers = max(1, min(resources.workers, len(todo), resources.max_memory // LEAST))
-    share = max(LEAST, resources.max_memory // workers)
-    way = Way(folder, share, max(1, resources.workers // workers), hashed, not hasattr(os, "sync"))
-    yield from pool.run(partial(work, way), todo, workers, COMMIT)
+    workers = max(1, min(resources.workers, len(todo), resources.max_memory // MIN_WORKER_MEMORY))
+    share = max(MIN_WORKER_MEMORY, resources.max_memory // workers)
+    config = WorkerConfig(folder, share, max(1, resources.workers // workers), hashed, not hasattr(os, "sync"))
+    yield from pool.run(partial(work, config), todo, workers, COMMIT_INTERVAL)
 
 
-def _on_cluster(todo: Sequence[Item], way: Way, engine: str, ledger: str) -> Iterator[tuple[Item, Done | CkptError]]:
-    """A task for each checkpoint; that workers see the same ledger says that they see the same folder."""
-    way = way._replace(folder=ray_engine.absolute(way.folder))
+def _on_cluster(
+    todo: Sequence[Item], config: WorkerConfig, engine: str, ledger: str
+) -> Iterator[tuple[Item, Done | CkptError]]:
+    """Run a task for each checkpoint. Workers that see the same ledger also see the same output folder."""
+    config = config._replace(folder=ray_engine.absolute(config.folder))
     sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
     known = {i.at: i for i in todo}
     with ray_engine.cluster(engine) as ray:
         reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
-        beside = {} if files.is_remote(way.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
-        ray_engine.probe(ray, dict(list(reads.items())[:PROBED]) | beside, list(beside))
-        for item, result in ray_engine.apply(ray, work, way, sent.values(), way.memory + ray_engine.BESIDE):
+        beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
+        ray_engine.probe(ray, dict(list(reads.items())[:MAX_PROBES]) | beside, list(beside))
+        for item, result in ray_engine.apply(ray, work, config, sent.values(), config.memory + ray_engine.BESIDE):
             yield known[item.at], result
 
 
@@ -216,7 +224,7 @@ def _absolute(found: Found) -> Found:
 def _batches(
     results: Iterator[tuple[Item, Any] | None], seconds: float, resources: Resources, todo: Sequence[Item]
 ) -> Iterator[list[tuple[Item, Any]]]:
-    """Collect results for a while: one durable write then serves them all."""
+    """Collect results for some seconds, so that one durable write serves all of them."""
     batch: list[tuple[Item, Any]] = []
     last, done, total = time.monotonic(), 0, sum(i.found.size for i in todo)
     for result in results:
@@ -233,29 +241,29 @@ def _batches(
 
 
 def _settle() -> None:
-    """Make all files written so far durable; one call for hundreds of them."""
+    """Make all files written so far durable, with one call for hundreds of files."""
     if hasattr(os, "sync"):
         os.sync()
 
 
-def work(way: Way, item: Item) -> Done:
+def work(config: WorkerConfig, item: Item) -> Done:
     """Convert one checkpoint, in a worker."""
-    began, folder = time.monotonic(), way.folder
+    began, folder = time.monotonic(), config.folder
     select, change, target = item.settings
-    target = replace(target, force=target.force or item.ours, sync=way.sync)
+    target = replace(target, force=target.force or item.ours, sync=config.sync)
     try:
         report = api.convert(
             item.found.source, files.join(folder, item.at),
-            select=select, change=change, target=target, resources=Resources(way.memory, way.threads),
+            select=select, change=change, target=target, resources=Resources(config.memory, config.threads),
         )  # fmt: skip
         above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
         sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
-        digest = content(item.found) if way.hashed else ""
+        digest = content(item.found) if config.hashed else ""
         proof = written(folder, names) if target.verify == "full" else ""
     except CkptError:
         raise
-    except Exception as e:  # a defect of ours must not stop the others
+    except Exception as e:  # a bug must not stop the other conversions
         raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
     return Done(
         report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
@@ -263,7 +271,10 @@ def work(way: Way, item: Item) -> Done:
 
 
 def _folders(folder: str, todo: Sequence[Item]) -> list[str]:
-    """Make all folders beforehand, so that no worker removes one that another is about to use; the deepest first."""
+    """Create all folders beforehand, so that no worker removes one that another is about to use; return the new ones.
+
+    The deepest come first, the order in which empty ones are removed again.
+    """
     if files.is_remote(folder):
         return []
     wanted = {os.path.dirname(files.join(folder, i.at)) for i in todo}
@@ -274,7 +285,7 @@ def _folders(folder: str, todo: Sequence[Item]) -> list[str]:
 
 
 def _quietly_rmdir(path: str) -> None:
-    """Remove a folder if nothing came of what was to go there."""
+    """Remove a folder if it is empty because its conversions failed."""
     try:
         os.rmdir(path)
     except OSError:
@@ -282,7 +293,7 @@ def _quietly_rmdir(path: str) -> None:
 
 
 def _sweep(folder: str, entries: Sequence[Entry]) -> None:
-    """Remove the temporary folders of outputs that a killed run was at."""
+    """Remove the temporary folders of outputs that a killed run was writing."""
     outputs = tuple(files.join(folder, e.at) for e in entries if e.state == "planned")
     if files.is_remote(folder):
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ..moves.boxes import plain
+from ..moves.boxes import is_contiguous
 from ..moves.budget import Budget
 from ..moves.gather import (
     Run,
@@ -92,7 +92,7 @@ def _window(piece: Piece, block: int, memory: Budget) -> int:
     """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
     if sole_run(piece):
         return piece.size
-    return block if all(map(plain, piece.parts)) else max(memory.window, memory.whole)
+    return block if all(map(is_contiguous, piece.parts)) else max(memory.window, memory.whole)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ..moves.log import Loss, Read, Written
 from ..moves.part import Held, Span
 from ..moves.sources import Sources
 from ..output import own, publish
-from ..output.append_log import Lines
+from ..output.append_log import AppendLog
 from ..output.destination import Destination, OutputFile, OutputNames
 from ..storage.files import is_remote, join, local
 from .job import Receipt
@@ -55,7 +55,7 @@ class Journal:
         self.publishing = False
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
-        self._lines = Lines(path, "another run is writing this destination", 0o600)
+        self._lines = AppendLog(path, "another run is writing this destination", 0o600)
         try:
             self._take_up(plan, fingerprint(plan, sources, digest))
         except BaseException:  # an interrupt, too, lets the lock go

@@ -18,7 +18,7 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement, Slot
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves.boxes import plain
+from ..moves.boxes import is_contiguous
 from ..moves.budget import Budget
 from ..moves.part import Coded, Piece, Span, c_strides
 from ..storage.files import exists, join, read_all
@@ -130,7 +130,7 @@ class Plan:
 
 def is_copy(t: Tensor) -> bool:
     """Whether every byte of the tensor is copied as it is stored."""
-    return all(p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and plain(p) for p in t.parts)
+    return all(p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and is_contiguous(p) for p in t.parts)
 
 
 def how(t: Tensor) -> str:
@@ -140,7 +140,7 @@ def how(t: Tensor) -> str:
         words.append("decode")
     if len(t.parts) > 1:
         words.append(f"join {len(t.parts)}")
-    if not all(map(plain, t.parts)) and t.count:
+    if not all(map(is_contiguous, t.parts)) and t.count:
         words.append(_axes(t))
     words += sorted({op for p in t.parts for op in p.ops})
     kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
@@ -253,6 +253,6 @@ def _whole(t: Tensor, memory: Budget) -> int:
     """Bytes of a tensor that one job takes."""
     if any(isinstance(p.data, Coded) for p in t.parts):
         return max(t.nbytes, memory.window)
-    if all(map(plain, t.parts)):
+    if all(map(is_contiguous, t.parts)):
         return memory.window
     return memory.whole

@@ -1,4 +1,4 @@
-"""Flax's msgpack: nested maps whose leaves are arrays, each an extension that wraps a small msgpack of its own.
+"""Flax's msgpack: nested maps whose leaves are arrays, each an extension that contains a small msgpack.
 
     82                                    map of 2
       a6 "params" 81 a1 "k"               map of 1, key
@@ -7,8 +7,8 @@
           c4 04 80 3f 80 3f                elements in C order]
       a4 "step" ...
 
-Names are joined by '/'. Arrays of more than 2^30 bytes come in pieces: {"__msgpack_chunked_array__": true,
-"shape": {"0": n, ...}, "chunks": {"0": array, ...}}. Elements are located, never read (msgpack.py).
+Names are joined by '/'. Arrays of more than 2^30 bytes are divided into chunks: {"__msgpack_chunked_array__": true,
+"shape": {"0": n, ...}, "chunks": {"0": array, ...}}. Elements are located but not read (msgpack.py).
 Specification: flax/serialization.py.
 """
 
@@ -32,8 +32,8 @@ from .reading import Reading
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
 MAX_BIN = 2**32 - 1
-MAX_NUMBERS = 100_000  # each a tensor of its own, which weighs a kilobyte: a vocabulary or a history fits
-NAMING = 64  # characters of names per byte of the file
+MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
+NAME_RATIO = 64  # characters of names per byte of the file
 SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
@@ -53,28 +53,28 @@ def open(url: str, how: Reading) -> Checkpoint:
         if walker.at != f.size:
             raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
     tensors: dict[str, Tensor] = {}
-    numbers, left, twice = [], [], []
-    room, most = NAMING * f.size + 2**20, MAX_NUMBERS + f.size // 1000
-    if _numbers(root) > most:  # before a tensor is made of any
+    numbers, skipped, collisions = [], [], []
+    room, most = NAME_RATIO * f.size + 2**20, MAX_NUMBERS + f.size // 1000
+    if _numbers(root) > most:  # checked before the first becomes a tensor
         raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
     for path, leaf in _leaves((), root):
         name = "/".join(path)
         room -= len(name)
-        if room < 0:  # the keys of outer maps stand before all that is inside
+        if room < 0:  # the keys of outer maps prefix all names inside them
             raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
         if isinstance(leaf, Other):
-            left.append(f"{name}: {leaf.what}")
+            skipped.append(f"{name}: {leaf.what}")
             continue
         if name in tensors:
-            twice.append(name)
+            collisions.append(name)
         if not isinstance(leaf, (Array, dict)):
             numbers.append(name)
         tensors[name] = _tensor(name, leaf, url)
-    if twice:
-        raise NameCollision(f"a key that holds '/' makes names meet:\n{listing(twice)}", url=url)
+    if collisions:
+        raise NameCollision(f"names are equal because a key contains '/':\n{listing(collisions)}", url=url)
     notes = (
-        Note("assumed", "Python's numbers, taken for tensors without axes", tuple(numbers)),
-        Note("skipped", "values that are no tensors", tuple(left)),
+        Note("assumed", "Python's numbers, read as tensors without axes", tuple(numbers)),
+        Note("skipped", "values that are not tensors", tuple(skipped)),
     )
     return Checkpoint(tensors, format="flax", urls=(url,), notes=tuple(n for n in notes if n.names))
 
@@ -116,14 +116,14 @@ def _tensor(name: str, leaf: Any, url: str) -> Tensor:
 
 
 def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
-    """Put a chunked array together: its pieces, flat and in order of their number, are parts."""
+    """Join a chunked array: its chunks, flattened and in order, are the parts of the tensor."""
     try:
         shape = tuple(node["shape"][str(i)] for i in range(len(node["shape"])))
         chunks = [node["chunks"][str(i)] for i in range(len(node["chunks"]))]
     except (KeyError, TypeError):
         raise CorruptCheckpoint("its chunks or shape are not numbered 0, 1, ...", url=url, tensor=name) from None
     if not chunks or not all(type(n) is int for n in shape) or not all(type(c) is Array for c in chunks):
-        raise CorruptCheckpoint("its chunks are no arrays or its shape no numbers", url=url, tensor=name)
+        raise CorruptCheckpoint("its chunks are not arrays, or its shape is not numbers", url=url, tensor=name)
     kind, at, parts = chunks[0].kind, 0, []
     for c in chunks:
         count = elements(c.shape)
@@ -143,9 +143,9 @@ def writer(url: str, max_shard_size: int | None = None) -> FlaxWriter:
 
 
 class FlaxWriter:
-    """One msgpack of maps nested by '/', groups in the order of their first tensor; arrays whole, never in chunks.
+    """One msgpack of maps nested by '/', groups in the order of their first tensor; arrays are not divided into chunks.
 
-    A slot is one range, so an array has at most 2^32 bytes; Flax reads those as well as its own pieces of 2^30.
+    A slot is one range, so an array has at most 2^32 bytes; Flax reads such arrays as well as its own chunks of 2^30.
     """
 
     def __init__(self, url: str, max_shard_size: int | None = None) -> None:
@@ -156,13 +156,13 @@ class FlaxWriter:
         if tensor.dtype.name not in ROWS:
             return f"Flax has no dtype {tensor.dtype}"
         if CHUNKED in tensor.name.split("/"):
-            return f"Flax keeps the key {CHUNKED} for arrays in pieces"
+            return f"Flax reserves the key {CHUNKED} for arrays in chunks"
         try:
             long = len(tensor.name.encode()) > MAX_TEXT
         except UnicodeEncodeError:
             return "the name is not valid Unicode"
         if tensor.nbytes + 1024 > MAX_BIN:
-            return "msgpack holds at most 4 GiB in one piece"
+            return "msgpack holds at most 4 GiB in one value"
         return "the name is too long" if long else ""
 
     def place(self, checkpoint: Checkpoint) -> Placement:
@@ -193,7 +193,7 @@ def _nested(tensors: Any) -> dict[str, Any]:
             node[last] = t
     if bad:
         raise Unrepresentable(
-            "names that are, or lie below, what is both a tensor and a group; leave some out with weights_only=True "
-            f"(slots lie below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
+            "a name cannot be both a tensor and a group; leave some out with weights_only=True (slots are below their "
+            f"weights) or exclude=, or change names with rename=:\n{listing(bad)}"
         )
     return root

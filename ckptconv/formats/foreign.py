@@ -1,8 +1,8 @@
-"""Files that are often met where a checkpoint is expected, known by their first bytes.
+"""Files that are often given in the place of a checkpoint, recognised by their first bytes.
 
-    1f 8b              gzip: a checkpoint may be inside
+    1f 8b              gzip: may contain a checkpoint
     "GGUF", "TFL3"     models of other programs
-    50 4b 03 04        a zip; 80 02 to 80 05: a pickle. Whole ones with tensors never come here
+    50 4b 03 04        a zip; 80 02 to 80 05: a pickle. Complete ones with tensors are claimed by a format
 
 Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlow Lite's schema.fbs, onnx.proto.
 """
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from ..messages import printable
 from ..storage.files import Seen
 
-SHOWN = 8  # names of files
+MAX_NAMES = 8  # names of files in a message
 ORBAX = {"_CHECKPOINT_METADATA", "manifest.ocdbt"}
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` where it came from"),
+    (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
     (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
     (4, b"ET12", "is an ExecuTorch program (.pte), which is not read; take the checkpoint that it was made from"),
     (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
@@ -33,20 +33,20 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
 
 
 def known(seen: Seen) -> str:
-    """What a file is that is no checkpoint, whatever its name says, or ''."""
+    """A description of a file that is not a checkpoint, whatever its name, or ''."""
     head = seen.head[:512]
     for at, magic, what in BEGINNINGS:
         if head.startswith(magic, at):
             return what
     if head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
-        return "is an HTML page, not a checkpoint; the download went wrong (a login or error page?)"
+        return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
     if seen.base.lower().endswith(".onnx"):
         return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
     return ""
 
 
 def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
-    """What a folder is that is no checkpoint itself; `suffixes` are those of files that are."""
+    """A description of a folder that is not a checkpoint itself; `suffixes` are those of checkpoints."""
     if not files:
         return "holds no checkpoint: it is empty"
     if ORBAX & set(files):
@@ -55,7 +55,7 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
         return deepspeed
     single = [n for n in files if n.lower().endswith(suffixes)]
     if single:
-        return f"is no checkpoint itself; name a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
+        return f"is not a checkpoint itself; give a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint: its files are {_some(files)}"
 
 
@@ -70,11 +70,11 @@ def _deepspeed(files: Sequence[str]) -> str:
 
 
 def _some(files: Sequence[str]) -> str:
-    return ", ".join(map(printable, files[:SHOWN])) + (", ..." if len(files) > SHOWN else "")
+    return ", ".join(map(printable, files[:MAX_NAMES])) + (", ..." if len(files) > MAX_NAMES else "")
 
 
 def damaged(seen: Seen) -> str:
-    """What a file was, by its beginning, before it was cut, or ''."""
+    """A description of a truncated file by its beginning, or ''."""
     if seen.head.startswith(b"PK\3\4") and not seen.members:
         return "begins as a zip but has no directory at its end (truncated?)"
     if seen.head[:1] == b"\x80" and seen.head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
@@ -83,9 +83,9 @@ def damaged(seen: Seen) -> str:
 
 
 def other(seen: Seen) -> str:
-    """What a file is that no format claims, not even by its name, or ''."""
+    """A description of a file that no format claims, not even by its name, or ''."""
     if seen.members:
-        return f"is a zip of other files, which may be checkpoints once unpacked: {_some(seen.members)}"
+        return f"is a zip of other files, which can be checkpoints once unpacked: {_some(seen.members)}"
     if seen.head.startswith((b"(dp", b"(lp")):
         return "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
     return ""

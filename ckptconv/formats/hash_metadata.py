@@ -1,10 +1,10 @@
 """Content hashes of tensors in a file's metadata.
 
     metadata "ckptconv.xxh3.0": "9f3c..."          32 digits for each tensor, sorted by name; .1, .2 after 1000 each
-    metadata "ckptconv.xxh3":   "2 1503 77ab..."   version, how many there are, and the seal over all of them
+    metadata "ckptconv.xxh3":   "2 1503 77ab..."   version, number of tensors, and the seal over all of them
 
-The seal is the XXH3 of the names, dtypes, shapes and hashes of all tensors, so that it shows from the header alone
-whether the hashes are of these tensors. Version 1 says only how many there are ("1503") and is still read.
+The seal is the XXH3 of the names, dtypes, shapes and hashes of all tensors, so that the header alone shows whether the
+hashes belong to these tensors. Version 1 has only the number of tensors ("1503") and is still read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLANK = "0" * WIDTH
 
 
 def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of these tensors and their hashes."""
+    """The metadata entries for these tensors and hashes."""
     ordered = [hashes[name] for name in sorted(tensors)]
     groups = range(0, len(ordered), GROUP)
     return {HASHES: f"{VERSION} {len(ordered)} {seal(tensors, hashes)}"} | {
@@ -34,7 +34,7 @@ def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> dict[st
 
 
 def blank(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Metadata as wide as `entries` of these tensors, to lay a file out with."""
+    """Metadata of the same width as `entries`, with zeros for hashes, to lay out a file."""
     return {
         k: v if k != HASHES else v[:-WIDTH] + BLANK for k, v in entries(tensors, dict.fromkeys(tensors, BLANK)).items()
     }
@@ -49,28 +49,28 @@ def seal(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> str:
 
 
 def refuse_hashes(row: Format, placement: Placement) -> None:
-    """Raise Unrepresentable where a format cannot carry hashes."""
+    """Raise Unrepresentable if a format cannot carry hashes."""
     if row.hashes == "never":
-        why = "it has its own checksum for each" if placement.check else "it keeps no metadata"
+        why = "it has a checksum for each" if placement.check else "it has no metadata"
         raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave hash= out")
 
 
 def stated(checkpoint: Checkpoint) -> dict[str, str]:
-    """The hashes that a checkpoint carries, by name; VerifyError unless they are of these tensors."""
+    """The hashes that a checkpoint carries, by name; VerifyError unless they belong to its tensors."""
     carried = checkpoint.hashes
     if not carried:
         return {}
-    said = carried.get(HASHES, "").split(" ")
-    version, count, sealed = said if len(said) == 3 else ("1", *said, "") if len(said) == 1 else ("", "", "")
+    words = carried.get(HASHES, "").split(" ")
+    version, count, sealed = words if len(words) == 3 else ("1", *words, "") if len(words) == 1 else ("", "", "")
     if version not in ("1", VERSION) or not count.isdigit():
-        raise _stale(checkpoint, f"its hashes say {carried.get(HASHES, 'nothing')!r:.40} of themselves")
+        raise _stale(checkpoint, f"its entry {HASHES} is {carried.get(HASHES, 'missing')!r:.40}")
     text = "".join(carried.get(f"{HASHES}.{i}", "") for i in range(len(checkpoint) // GROUP + 2))
     if count != str(len(checkpoint)) or len(text) != WIDTH * len(checkpoint):
         raise _stale(checkpoint, f"its hashes are of {count:.20} tensors, but it holds {len(checkpoint)}")
-    found = {n: text[WIDTH * i : WIDTH * (i + 1)] for i, n in enumerate(sorted(checkpoint))}
-    if version == VERSION and seal(checkpoint.tensors, found) != sealed:
+    hashes = {n: text[WIDTH * i : WIDTH * (i + 1)] for i, n in enumerate(sorted(checkpoint))}
+    if version == VERSION and seal(checkpoint.tensors, hashes) != sealed:
         raise _stale(checkpoint, "its hashes are of tensors with other names, dtypes or shapes, or are damaged")
-    return found
+    return hashes
 
 
 def _stale(checkpoint: Checkpoint, what: str) -> VerifyError:
@@ -79,10 +79,10 @@ def _stale(checkpoint: Checkpoint, what: str) -> VerifyError:
 
 
 def hashes_of(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The entries that carry hashes of tensors: they are of all tensors together, and of nothing made from them."""
+    """The metadata entries with hashes of tensors. They apply to all tensors together and not to converted ones."""
     return {k: v for k, v in metadata.items() if k == HASHES or k.startswith(HASHES + ".")}
 
 
 def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The entries that do not."""
+    """The other metadata entries."""
     return {k: v for k, v in metadata.items() if k != HASHES and not k.startswith(HASHES + ".")}

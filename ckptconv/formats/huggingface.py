@@ -1,11 +1,11 @@
-"""Hugging Face layouts: a folder, and an index that says which file holds which tensor.
+"""Hugging Face layouts: a folder, and an index that maps tensors to files.
 
-    model.safetensors.index.json       which of the shards holds which tensor (index.py)
-    model-00001-of-00002.safetensors   a whole checkpoint of its own (also .bin, .msgpack)
+    model.safetensors.index.json       the shard of each tensor (shard_index.py)
+    model-00001-of-00002.safetensors   a complete checkpoint of its own (also .bin, .msgpack)
     model-00002-of-00002.safetensors
 
-The whole is read from the index, from any of its shards, or from the folder; a folder may also hold one file instead.
-What the weight map names must be there; what it does not name is left out, with a note.
+The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead.
+Tensors in the weight map must be present; tensors that are not in it are left out with a note.
 Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat
-from ..messages import listing
+from ..messages import listing, many
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
 from . import safetensors, shard_index
@@ -27,7 +27,7 @@ from .placement import Patch, Placement, Slot
 from .reading import Reading
 from .safetensors import SafetensorsWriter, prove
 
-SHARD_SIZE = 5_000_000_000  # of a folder that we write
+SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
 NUMBERED = r"-\d{5}-of-\d{5}"
 SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
@@ -35,7 +35,7 @@ MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "flax_model.msgpack", "flax_model.msgpack.index.json", "tf_model.h5", "tf_model.h5.index.json",
 )  # fmt: skip
-OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # what may be checkpoints of their own
+OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # files that can be checkpoints of their own
 WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 
@@ -43,7 +43,7 @@ def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
     if seen.size < 0 and seen.base + shard_index.SUFFIX in seen.files:
-        return 3  # the name that the shards were written under
+        return 3  # the name under which the shards were written
     if seen.base.endswith(shard_index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
         return 3
     return 4 if seen.size >= 0 and index_of(seen.url) else 0
@@ -63,44 +63,45 @@ def open(url: str, how: Reading) -> Checkpoint:
     if beside := index_of(url):
         base = split(url)[1]
         if base not in shard_index.read(beside).weight_map.values():
-            raise CorruptCheckpoint("is no shard of the index beside it; from_='safetensors' reads it alone", url=url)
+            text = "is not a shard of the index beside it; from_='safetensors' reads it alone"
+            raise CorruptCheckpoint(text, url=url)
         whole = open_index(beside, how)
-        note = Note("hint", "one shard was named; its index makes it a whole. from_= reads the shard alone", (base,))
+        note = Note("hint", "a shard was given, and its whole index is read; from_= reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
     return open_index(url if exists(url) else url + shard_index.SUFFIX, how)
 
 
 def _candidates(files: Sequence[str]) -> list[str]:
-    """Files of a folder that could be its model, the likeliest first; shards stand behind their index."""
+    """Files of a folder that could be its model, the most likely first; shards are represented by their index."""
     known = [n for n in MODELS if n in files]
     return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
 
 
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
-    found = _candidates(files)
-    if not found:
+    candidates = _candidates(files)
+    if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
-        what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no model that is known"
-        raise UnknownFormat(f"{what}; name a file", url=url)
-    if found[0] not in MODELS and len(found) > 1:
-        raise AmbiguousFormat(f"holds several models; name one of them:\n{listing(found)}", url=url)
-    path = sibling(join(url, "."), found[0])
-    # Keras knows how it spells names in shards
+        what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
+        raise UnknownFormat(f"{what}; give a file", url=url)
+    if candidates[0] not in MODELS and len(candidates) > 1:
+        raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(candidates)}", url=url)
+    path = sibling(join(url, "."), candidates[0])
+    # the Keras format handles its own spelling of names in shards
     ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
     whole = open_index(path, how) if ours else open_checkpoint(path, how)
     alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(rf"{NUMBERED}\.", n)]
-    others = found[1:] + [n for n in alone if n not in found]
+    others = candidates[1:] + [n for n in alone if n not in candidates]
     if not others:
         return whole
-    note = Note("hint", f"{found[0]} was read; name another file to read that", tuple(others))
+    note = Note("hint", f"{candidates[0]} is read; give another file to read that one", tuple(others))
     return replace(whole, notes=(note, *whole.notes))
 
 
 def open_index(url: str, how: Reading) -> Checkpoint:
-    """Open all shards that an index names and pick from each what the weight map takes from it.
+    """Open all shards that an index names and take from each the tensors that the weight map assigns to it.
 
-    With `how.salvage`, what is missing or cannot be opened is noted as damaged, by the names that the index gives.
+    With `how.salvage`, tensors in missing or unreadable shards are listed in a note of the kind `damaged`.
     """
     weight_map, metadata = shard_index.read(url)
     files = sorted(set(weight_map.values()))
@@ -109,39 +110,40 @@ def open_index(url: str, how: Reading) -> Checkpoint:
         return _salvaged(url, weight_map, paths, how)
     missing = [file for file in files if not exists(paths[file])]
     if missing:
-        raise CorruptCheckpoint(f"{len(missing)} of {len(files)} shards are missing:\n{listing(missing)}", url=url)
-    kinds = {file: detect(paths[file], but="hf").name for file in files}  # else a shard is found to be of a whole
+        raise CorruptCheckpoint(f"{len(missing)} of {many(len(files), 'shard')} missing:\n{listing(missing)}", url=url)
+    kinds = {file: detect(paths[file], but="hf").name for file in files}  # `hf` would claim a shard for its index
     shards = {file: open_checkpoint(paths[file], how, format=kinds[file]) for file in files}
     lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
     if lost:
-        raise CorruptCheckpoint(f"{len(lost)} tensors are not where the index says:\n{listing(lost)}", url=url)
+        text = f"{many(len(lost), 'tensor')} not in the file that the index names:\n{listing(lost)}"
+        raise CorruptCheckpoint(text, url=url)
     whole = _joined(url, weight_map, shards)
     return replace(whole, metadata=whole.metadata | metadata)
 
 
 def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], how: Reading) -> Checkpoint:
-    """What is left of a damaged set."""
+    """The readable part of a damaged set, with notes on the rest."""
     shards: dict[str, Checkpoint] = {}
     notes = []
-    held: dict[str, list[str]] = {}
+    names_in: dict[str, list[str]] = {}
     for name, file in weight_map.items():
-        held.setdefault(file, []).append(name)
+        names_in.setdefault(file, []).append(name)
     for file, path in paths.items():
-        mine = tuple(held[file])
-        if not exists(path):  # an index of that name is another checkpoint's
-            notes.append(Note("damaged", f"the shard {file} is missing", mine))
+        names = tuple(names_in[file])
+        if not exists(path):  # an index of that name belongs to another checkpoint
+            notes.append(Note("damaged", f"the shard {file} is missing", names))
             continue
         try:
             shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
         except CkptError as e:
-            notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", mine))
+            notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", names))
             continue
-        if lost := tuple(n for n in mine if n not in shards[file]):
-            notes.append(Note("damaged", f"not in {file}, where the index says", lost))
+        if lost := tuple(n for n in names if n not in shards[file]):
+            notes.append(Note("damaged", f"not in {file}, which the index names", lost))
     if not shards:
-        raise CorruptCheckpoint(f"none of {len(paths)} shards can be opened", url=url)
-    found = _joined(url, weight_map, shards)
-    return replace(found, notes=(*found.notes, *notes))
+        raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
+    rest = _joined(url, weight_map, shards)
+    return replace(rest, notes=(*rest.notes, *notes))
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
@@ -158,12 +160,12 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         tensors |= taken
         for key, value in shard.metadata.items():
             metadata.setdefault(key, value)
-        kept = shard.with_tensors(taken)
-        ties += kept.ties
-        notes |= dict.fromkeys(kept.notes)
+        part = shard.with_tensors(taken)
+        ties += part.ties
+        notes |= dict.fromkeys(part.notes)
         urls += shard.urls
     if extra:
-        notes[Note("unread", "tensors in shards that the index does not take from there", tuple(extra))] = None
+        notes[Note("unread", "tensors that the index does not take from this shard", tuple(extra))] = None
     first = next(iter(shards.values()))
     return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
 
@@ -177,7 +179,7 @@ def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """A folder with model.safetensors, or shards of it and their index."""
+    """A folder with model.safetensors, or with shards and their index."""
 
     url: str
     inside: SafetensorsWriter

@@ -1,4 +1,4 @@
-"""Where a format puts the bytes: slots for tensors, patches for all else, decided before any data exists."""
+"""Where a format puts the bytes: slots for tensors, patches for everything else, decided before any data exists."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
-from ..errors import (
-    Unrepresentable,
-    UsageError,
-)
-from ..messages import listing
+from ..errors import Unrepresentable, UsageError
+from ..messages import listing, many
 from ..output.destination import OutputFile
 
 
 class Slot(NamedTuple):
-    """Where a tensor's bytes go, C-contiguous and little-endian: `size` bytes at `start` of an output file.
+    """The place of a tensor's bytes, C-contiguous and little-endian: `size` bytes at `start` of an output file.
 
-    `payload` replaces the tensor's own elements (a string tensor in the target's encoding).
+    `payload` replaces the tensor's elements (a string tensor in the target's encoding).
     """
 
     file: str
@@ -27,7 +24,7 @@ class Slot(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """Bytes that are no tensor: headers, directories, indexes."""
+    """Bytes that do not belong to a tensor: headers, directories, indexes."""
 
     file: str
     start: int
@@ -37,11 +34,11 @@ class Patch(NamedTuple):
 class Placement(NamedTuple):
     """The layout of an output before any data exists.
 
-    files: in the order in which they are published (the index last); names relative to the destination's folder.
-    slots: one per tensor name; tied names may share one slot. Everything outside slots and patches is zero.
-    check: 'crc32', 'crc32c' or '': the checksum of each slot that `seal` wants.
-    stale: names in the destination's folder (a regular expression) that belong to an older checkpoint of this name.
-    unit: the output is a folder without an index: it is replaced as a whole.
+    files: in the order of publication (the index last); names are relative to the destination's folder.
+    slots: one per tensor name; tied names can share one slot. Bytes outside of slots and patches are zero.
+    check: 'crc32', 'crc32c' or '': the checksum of each slot that `seal` needs.
+    stale: a regular expression for names in the destination's folder that belong to an older checkpoint of this name.
+    unit: the output is a folder without an index, which is replaced as a whole.
     renamed: what a tensor will be called when it is read, where the format does not keep its name.
     notes: what a person should know of this layout, such as an order that was guessed.
     """
@@ -62,35 +59,35 @@ class Placement(NamedTuple):
 
 
 class Writer(Protocol):
-    """Lay out an output. Both methods are pure; the engine does all writing."""
+    """Lay out an output. All methods are pure; the engine does all writing."""
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        """Choose files and offsets for all tensors; Unrepresentable, naming all, for what the format cannot hold."""
+        """Choose files and offsets for all tensors; Unrepresentable lists all tensors that the format cannot hold."""
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """Patches that could not be known before the data was written. Files may grow by them.
+        """The patches that depend on the data, after it is written. Files can grow by them.
 
-        checks: the checksum of each slot, by tensor name, if the placement asks for them.
-        metadata: the checkpoint's again, if values of it were not known when it was placed, each as wide as then;
-        a writer that keeps metadata renders again what holds it. Empty otherwise.
+        checks: the checksum of each slot, by tensor name, if the placement has a `check`.
+        metadata: the checkpoint's metadata with values that are known only now, each as wide as when it was placed; a
+        writer that keeps metadata renders the parts that contain it again. Empty if nothing changed.
         """
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        """Why the format cannot hold this tensor (dtype or name), or ''."""
+        """The reason why the format cannot hold this tensor (dtype or name), or ''."""
 
 
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
-    """Raise Unrepresentable naming every tensor that the format cannot hold, and why."""
+    """Raise Unrepresentable with every tensor that the format cannot hold, and the reasons."""
     whys = [(name, writer.cannot_hold(tensor)) for name, tensor in checkpoint.tensors.items()]
     bad = [f"{name}: {why}" for name, why in whys if why]
     if bad:
         raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {len(checkpoint)} tensors; leave them out with exclude= or "
+            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; leave them out with exclude= or "
             f"skip_unrepresentable=True, or cast them with dtype=:\n{listing(bad)}"
         )
 
 
 def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None:
-    """Raise UsageError where one file would pass the size asked for and the format knows no shards."""
+    """Raise UsageError if the checkpoint is larger than `limit` bytes; for formats without shards."""
     if limit is not None and checkpoint.nbytes > limit:
-        raise UsageError(f"{title} is one file; max_shard_size= needs a format that can be split")
+        raise UsageError(f"{title} is one file; max_shard_size= needs a format with shards")

@@ -1,4 +1,4 @@
-"""How a checkpoint is to be read: what every format's `open(url, how)` is given."""
+"""The options of reading that every format's `open(url, how)` receives."""
 
 from __future__ import annotations
 

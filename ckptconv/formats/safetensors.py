@@ -3,9 +3,9 @@
     0    u64le N
     8    N bytes of JSON: {"__metadata__": {"k": "v"},
                            "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
-    8+N  the buffer: offsets count from here; sorted, the ranges tile it without a hole or an overlap
+    8+N  the buffer: offsets count from here; the ranges tile it without holes and overlaps
 
-Several files are tied together by `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
+Several files form one checkpoint with `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
 Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs.
 """
 
@@ -31,16 +31,16 @@ from .placement import Patch, Placement, Slot, refuse_unheld
 from .reading import Reading
 
 SUFFIX = ".safetensors"
-PROVED = 50_000_000  # bytes of headers that are parsed by the reference too
-MAX_HEADER = 100_000_000  # the reference refuses longer ones
-# The reference's dtypes in the order of its enum, which is by alignment; it writes the last first.
+MAX_PROVED = 50_000_000  # bytes of headers up to which the reference implementation parses them as well
+MAX_HEADER = 100_000_000  # bytes; the reference refuses longer headers
+# The reference's dtypes in the order of its enum, which is by alignment; it writes them in reverse order.
 ORDER = (
     "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
     "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
 )  # fmt: skip
 RANK = {spelling: i for i, spelling in enumerate(ORDER)}
 ROWS = {row.safetensors: row for row in DTYPES.values() if row.safetensors}
-NOWHERE = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but nothing else can hold them"
+UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but no other format can hold them"
 
 
 def sniff(seen: Seen) -> int:
@@ -54,43 +54,43 @@ def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
-        entries = [(name, *_entry(name, header.pop(name), url)) for name in list(header)]  # popped: half the memory
+        entries = [(name, *_entry(name, header.pop(name), url)) for name in list(header)]  # pop halves the memory
         _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url)
     tensors = {
         name: plain(name, row, shape, Span(url, start + begin, end - begin))
         for name, row, shape, begin, end in entries
         if row is not None
     }
-    left = tuple(name for name, row, *_ in entries if row is None)
-    notes = (Note("skipped", NOWHERE, left),) if left else ()
+    skipped = tuple(name for name, row, *_ in entries if row is None)
+    notes = (Note("skipped", UNSUPPORTED, skipped),) if skipped else ()
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
 
 
 def _header(f: Reader) -> tuple[dict[str, Any], int]:
-    """Read and parse the header; also tell where the buffer starts."""
+    """Read and parse the header; return it and the offset of the buffer."""
     if f.size < 8:
         raise CorruptCheckpoint(f"has {f.size} bytes, a safetensors file has at least 8", url=f.url)
     length = int.from_bytes(f.read(0, 8), "little")
     if length > MAX_HEADER:
-        raise CorruptCheckpoint(f"says its header has {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
+        raise CorruptCheckpoint(f"claims a header of {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
     if length > f.size - 8:
-        raise CorruptCheckpoint(f"says its header has {length} bytes but only {f.size - 8} follow", url=f.url)
+        raise CorruptCheckpoint(f"claims a header of {length} bytes, but only {f.size - 8} follow", url=f.url)
     header = shard_index.parse_json(f.read(8, length), f.url)
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length
 
 
-def _metadata(found: Any, url: str) -> dict[str, str]:
-    if found is None:
+def _metadata(value: Any, url: str) -> dict[str, str]:
+    if value is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
         raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
-    return found
+    return value
 
 
 def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
-    """Check one tensor of the header: its dtype (None: see NOWHERE), shape, and range in the buffer."""
+    """Check one tensor of the header: its dtype (None: see UNSUPPORTED), shape, and range in the buffer."""
     try:
         spelling, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
         numbers = [*shape, begin, end]
@@ -103,8 +103,26 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
         raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
     if not name.isascii():
         _check_text(name, url)
+    if spelling == "F4":
+        return _four_bits(name, shape, begin, end, url)
     row = ROWS.get(spelling)
-    bits = 4 if spelling == "F4" else row.itemsize * 8 if row else 6
+    _check_size(name, spelling, shape, row.itemsize * 8 if row else 6, (begin, end), url)
+    return row, tuple(shape), begin, end
+
+
+def _four_bits(
+    name: str, shape: list[int], begin: int, end: int, url: str
+) -> tuple[DType | None, tuple[int, ...], int, int]:
+    """4-bit floats: the row of the table counts bytes of two elements, which must not cross the last axis."""
+    _check_size(name, "F4", shape, 4, (begin, end), url)
+    if not shape or shape[-1] % 2:
+        return None, tuple(shape), begin, end
+    return ROWS["F4"], (*shape[:-1], shape[-1] // 2), begin, end
+
+
+def _check_size(name: str, spelling: str, shape: list[int], bits: int, place: tuple[int, int], url: str) -> None:
+    """Check that a tensor's range has the size that its dtype and shape need."""
+    begin, end = place
     if len(shape) > MAX_AXES or not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
         count = elements(shape, url=url, tensor=name, arrays=False)
     size, rest = divmod(count * bits, 8)
@@ -113,26 +131,22 @@ def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...
             f"occupies bytes {begin} to {end}, but {spelling}{shape} needs {size}{' and a fraction' * (rest > 0)}",
             url=url, tensor=name,
         )  # fmt: skip
-    if spelling == "F4":  # our row counts bytes of two
-        row = row if shape and shape[-1] % 2 == 0 else None
-        shape = [*shape[:-1], shape[-1] // 2] if row else shape
-    return row, tuple(shape), begin, end
 
 
 def _check_text(name: str, url: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise CorruptCheckpoint(f"the name {brief(name)!r} holds half a surrogate pair", url=url) from None
+        raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url) from None
 
 
 def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str) -> None:
-    """The sorted ranges must follow one another from 0 to the end: nothing hidden, nothing shared."""
+    """Check that the sorted ranges cover the buffer from 0 to the end without holes and overlaps."""
     at = 0
     for begin, end, name in sorted(ranges):
         if begin != at:
             what = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
-            raise CorruptCheckpoint(f"begins at {begin} where {at} is due: it {what}", url=url, tensor=name)
+            raise CorruptCheckpoint(f"begins at {begin} instead of {at}: it {what}", url=url, tensor=name)
         at = end
     if at != size:
         why = "truncated?" if at > size else "trailing bytes"
@@ -142,8 +156,8 @@ def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str) -> No
 def prove(found: Checkpoint) -> None:
     """Open the files of a checkpoint with the reference; CorruptCheckpoint if it refuses one or lists other names.
 
-    Only local files, and those beyond `PROVED` bytes of headers are left out, but never the first: 200,000 tensors have
-    24 MB of headers, which take it 0.6 s and 180 MB.
+    Only local files are checked, up to `MAX_PROVED` bytes of headers, but always the first one: 200,000 tensors have
+    24 MB of headers, which take the reference 0.6 s and 180 MB.
     """
     import safetensors
 
@@ -156,7 +170,7 @@ def prove(found: Checkpoint) -> None:
     for url, names in files.items():
         with Reader(url) as f:
             read += int.from_bytes(f.read(0, 8), "little")
-        if read > PROVED and url != next(iter(files)):
+        if read > MAX_PROVED and url != next(iter(files)):
             return
         try:
             with safetensors.safe_open(local(url), "numpy") as theirs:
@@ -179,8 +193,8 @@ def writer(url: str, max_shard_size: int | None = None) -> SafetensorsWriter:
 class SafetensorsWriter:
     """Lay files out as the reference does, byte for byte: by dtype, widest first, then by name.
 
-    Metadata is kept; `format` becomes "pt" where the source has none, because transformers refuses files without it.
-    Tied names are written each in full: the format has no aliases.
+    Metadata is kept; if the source has no `format`, it is set to "pt", because transformers refuses files without it.
+    Tied names are all written in full, because the format has no aliases.
     """
 
     url: str
@@ -191,7 +205,7 @@ class SafetensorsWriter:
         if tensor.dtype.safetensors not in RANK:
             return f"safetensors has no dtype {tensor.dtype}"
         if tensor.name == "__metadata__":
-            return "safetensors keeps this name for its metadata"
+            return "safetensors reserves this name for its metadata"
         try:
             tensor.name.isascii() or tensor.name.encode()
         except UnicodeEncodeError:
@@ -210,13 +224,13 @@ class SafetensorsWriter:
         return shard_index.joined(base, SUFFIX, placed, checkpoint)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """The headers and the index again, if there is metadata."""
+        """The headers and the index with the given metadata, if there is any."""
         if not metadata or self.placed is None:
             return ()
         return self.place(replace(self.placed, metadata=dict(metadata))).patches
 
     def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:
-        """Split in order into shards under the size asked for, with headers that readers accept."""
+        """Divide in order into shards of at most `max_shard_size`, with headers that readers accept."""
         shards: list[list[Tensor]] = [[]]
         size, header, room = 0, 0, MAX_HEADER - metadata - 64
         for t in tensors:
@@ -233,7 +247,7 @@ class SafetensorsWriter:
 
 
 def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Placement:
-    """Make one file's header and slots."""
+    """The header and slots of one file."""
     header: dict[str, Any] = {"__metadata__": metadata}
     ranges, at = [], 0
     for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
@@ -247,7 +261,7 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     if len(raw) > MAX_HEADER:
-        raise Unrepresentable(f"the header would have {len(raw)} bytes, a safetensors file allows {MAX_HEADER}")
+        raise Unrepresentable(f"the header would have {len(raw)} bytes; safetensors allows at most {MAX_HEADER}")
     start = 8 + len(raw)
     slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
     return Placement([OutputFile(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])

@@ -1,10 +1,10 @@
-"""The index of a sharded checkpoint, as Hugging Face writes it, and how its shards are called.
+"""The index of a sharded checkpoint, as Hugging Face writes it, and the names of its shards.
 
     model.safetensors.index.json       {"metadata": {"total_size": N},
                                         "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
     model-00001-of-00002.safetensors   model-00002-of-00002.safetensors
 
-The whole is called model.safetensors. Keras writes such an index too, for tf_model.h5.
+The checkpoint is called model.safetensors. Keras writes such an index as well, for tf_model.h5.
 Specification: transformers, modeling_utils.py; huggingface_hub, serialization.
 """
 
@@ -29,50 +29,50 @@ MAX_SIZE = 200_000_000  # bytes
 
 
 def parse_json(raw: bytes, url: str) -> Any:
-    """Parse JSON as strictly as safetensors' reference: UTF-8, no name twice in an object, no NaN, not too deep."""
+    """Parse JSON as strictly as safetensors' reference: UTF-8, no duplicate names, no NaN, bounded nesting."""
     try:
         return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
-        raise CorruptCheckpoint("the JSON is nested beyond reason", url=url) from None
+        raise CorruptCheckpoint("the JSON is nested too deeply", url=url) from None
     except ValueError as e:  # also UnicodeDecodeError and integers of thousands of digits
         raise CorruptCheckpoint(f"the JSON is not valid: {e}", url=url) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the name {brief(twice)!r} occurs twice")
-    return made
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name {brief(duplicate)!r} occurs twice")
+    return unique
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class Index(NamedTuple):
-    """Which file holds which tensor, and the hashes of all tensors (hashes.py), if they are there."""
+    """The file of each tensor, and the hashes of all tensors (hash_metadata.py), if the index has any."""
 
     weight_map: dict[str, str]
     metadata: dict[str, str]
 
 
 def read(url: str) -> Index:
-    """Parse an index; CorruptCheckpoint unless it says of at least one tensor where it is."""
-    said = parse_json(read_all(url, MAX_SIZE), url)
-    found = said.get("weight_map") if isinstance(said, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    """Parse an index; CorruptCheckpoint unless it has a weight_map with at least one tensor."""
+    root = parse_json(read_all(url, MAX_SIZE), url)
+    files = root.get("weight_map") if isinstance(root, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
-    about = said.get("metadata")
-    texts = {k: v for k, v in about.items() if isinstance(v, str)} if isinstance(about, dict) else {}
-    return Index(found, hashes_of(texts))
+    metadata = root.get("metadata")
+    texts = {k: v for k, v in metadata.items() if isinstance(v, str)} if isinstance(metadata, dict) else {}
+    return Index(files, hashes_of(texts))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
 def shard_names(whole: str, suffix: str, count: int) -> list[str]:
-    """What to call `count` shards of a file; one shard is the whole."""
+    """The names of `count` shards of a file; a single shard has the name of the file."""
     stem = whole.removesuffix(suffix)
     return [whole] if count == 1 else [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)]
 
@@ -92,8 +92,8 @@ def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Che
 
 
 def _encoded(slots: Mapping[str, Slot], hashes: Mapping[str, str]) -> bytes:
-    """The JSON as transformers writes it; what is tied counts once."""
+    """The JSON as transformers writes it; tied tensors count once in the total."""
     total = sum(size for _, _, size in {(s.file, s.start, s.size) for s in slots.values()})
     files = {name: slots[name].file for name in sorted(slots)}
-    said = {"metadata": {"total_size": total, **hashes}, "weight_map": files}
-    return (json.dumps(said, indent=2) + "\n").encode()
+    index = {"metadata": {"total_size": total, **hashes}, "weight_map": files}
+    return (json.dumps(index, indent=2) + "\n").encode()

@@ -1,4 +1,4 @@
-"""The table of formats, and finding a row by name or by a destination's suffix."""
+"""The table of formats, and the functions that find a row by name or by a destination's suffix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..storage.files import is_dir
 
 
 class Format(NamedTuple):
-    """A row of the table: what it is called, where it lives, and what its files are called."""
+    """A row of the table: the format's name, title and module, and the suffixes of its files."""
 
     name: str
     title: str
@@ -21,12 +21,12 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     reads: bool
     writes: bool
-    # whether what we write carries hashes (hash_metadata.py): always, if it has metadata and no checksums of its own
+    # whether output carries hashes (hash_metadata.py): always, if the format has metadata but no checksums
     hashes: Literal["always", "asked", "never"] = "never"
     proves: bool = False  # its module has prove(found): the format's own implementation opens what was written
 
     def load(self) -> Any:
-        """Import the module that implements it."""
+        """Import the module that implements the format; MissingExtra if a package is missing."""
         try:
             return import_module(self.module)
         except ImportError as e:
@@ -76,26 +76,26 @@ def table() -> dict[str, Format]:
 
 
 def get(name: str) -> Format:
-    """Look a format up by name; UsageError lists those there are."""
+    """Look up a format by name; UsageError lists all formats."""
     name = ALIASES.get(name, name)
-    for row in TABLE:  # installed packages are asked only where ours do not do: that takes longer than all else
+    for row in TABLE:  # installed packages are searched only if this fails, because that is slow
         if row.name == name:
             return row
     try:
         return table()[name]
     except KeyError:
         near = _hint(name, table())
-        raise UsageError(f"no format is called {name!r}{near}; there are {', '.join(table())}") from None
+        raise UsageError(f"unknown format {name!r}{near}; the formats are {', '.join(table())}") from None
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """The known name that a misspelt one is nearest to, as the end of a message, or ''."""
+    """The known name nearest to a misspelt one, as the end of a message, or ''."""
     near = nearest(name, known)
-    return f"; near is {near[0]}" if near else ""
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def target(url: str, name: str | None = None, source: str = "") -> Format:
-    """The format to write at `url`: the named one, or the one whose suffix it has; of several the source's own."""
+    """The format to write at `url`: the one named `name`, or that of its suffix; if several fit, the source's."""
     if name:
         row = get(name)
         if not row.writes:
@@ -103,13 +103,13 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         return row
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits and (url.endswith("/") or is_dir(url)):
-        raise UsageError(f"{url!r} is a folder; name a file in it, or use to='hf' or to='npy', which are folders")
+        raise UsageError(f"{url!r} is a folder; give a file in it, or use to='hf' or to='npy', which write folders")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
-        raise UsageError(f"the name {url!r} does not tell the format; use to= with one of: {known}")
+        raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
 
 
 def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:
-    """Formats whose suffix the name has, with the suffix's length."""
+    """Formats whose suffix the name has, with the length of the suffix."""
     return [(len(s), f) for f in rows if f.writes for s in f.suffixes if url.lower().endswith(s)]

@@ -1,8 +1,8 @@
-"""The geometry of strided boxes: which part of a tensor falls into a range, and whether moving it is a plain copy.
+"""The geometry of strided boxes: the parts of a tensor in a range, and whether moving them is a plain copy.
 
     clip(part, lo, hi)             the parts of a part that fill elements [lo, hi) of its tensor
     fuse(shape, strides, steps)    merge axes that are contiguous on both sides
-    plain(part)                    whether source and destination are each one contiguous run
+    is_contiguous(part)            whether source and destination are each one contiguous run
     slabs(part, limit)             the part in pieces of a few bytes, in the order in which the source lies
 
 Everything counts elements. No numpy here: a conversion that only copies never imports it.
@@ -19,14 +19,14 @@ from .part import Part
 
 
 def clip(part: Part, lo: int, hi: int) -> list[Part]:
-    """Cut a part down to the elements [lo, hi) of the tensor it fills; exact for any range.
+    """Cut a part down to the elements [lo, hi) of the tensor that it fills; exact for any range.
 
-    Axes are taken by falling destination step: an outer index whose whole inner box lies inside is kept in one piece,
-    the at most two that lie partly inside are cut further.
+    Axes are processed by descending destination step. Outer indices whose inner box is completely inside stay one
+    piece; the at most two that are partly inside are cut further.
     """
     if 0 in part.shape:
         return []
-    extent = prod(part.shape) if plain(part) else reach(part.shape, part.steps)
+    extent = prod(part.shape) if is_contiguous(part) else reach(part.shape, part.steps)
     if part.start >= lo and part.start + extent <= hi:
         return [part]
     if part.start >= hi or part.start + extent <= lo:
@@ -68,12 +68,12 @@ def cut(part: Part, axis: int, a: int, b: int) -> Part:
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last of a box that is not empty."""
+    """The number of elements from the first to the last one of a box, which must not be empty."""
     return sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
 
 
 class Box(NamedTuple):
-    """Fused axes: sizes, source strides and destination steps, by falling destination step."""
+    """Fused axes: sizes, source strides and destination steps, by descending destination step."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -102,13 +102,13 @@ def _plain(shape: tuple[int, ...], strides: tuple[int, ...], steps: tuple[int, .
     return is_run(fuse(shape, strides, steps))
 
 
-def plain(part: Part) -> bool:
-    """Whether the part's elements lie in one run at the source and fill one run of the tensor."""
+def is_contiguous(part: Part) -> bool:
+    """Whether the part's elements are one run in the source and fill one run of the tensor."""
     return _plain(part.shape, part.strides, part.steps)
 
 
 def slabs(part: Part, limit: int) -> Iterator[Part]:
-    """Cut a part into pieces of at most `limit` bytes, along the axes that lie farthest apart in the source."""
+    """Cut a part into pieces of at most `limit` bytes, along the axes with the largest strides in the source."""
     size = prod(part.shape)
     if size * part.dtype.itemsize <= limit:
         yield part

@@ -1,4 +1,4 @@
-"""How `--max-memory` is spent."""
+"""The allocation of `--max-memory`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from .log import CHUNK
 
-WINDOW = 8 * 2**20  # bytes a worker holds of a copy
-WHOLE = 32 * 2**20  # bytes of a tensor with a layout change that is moved in one go
-CONSTANT = 64 * 2**20  # what the interpreter and the libraries need beside --max-memory
+WINDOW = 8 * 2**20  # bytes of a copy that a worker holds
+WHOLE = 32 * 2**20  # bytes of a tensor with a layout change that is moved at once
+BASE_MEMORY = 64 * 2**20  # bytes that the interpreter and the libraries need in addition to --max-memory
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How `--max-memory` is spent: a worker needs a window for the target and one for the source."""
+    """The allocation of `--max-memory` in bytes: each worker needs a window for the target and one for the source."""
 
     limit: int
     workers: int
@@ -23,7 +23,7 @@ class Budget:
 
     @classmethod
     def of(cls, limit: int, workers: int) -> Budget:
-        """Split `limit` bytes; UsageError if it is too little to work with."""
+        """Divide `limit` bytes among workers; UsageError if it is less than 16 MB."""
         if limit < 16_000_000:
             raise UsageError("max_memory= must be at least 16MB")
         workers = max(1, min(workers, limit // (12 * 2**20)))

@@ -1,4 +1,4 @@
-"""What happens to elements on the way: named operations, then a cast that counts what it cannot keep.
+"""Operations on elements: named operations, then a cast that counts the values it cannot represent.
 
     transform(raw, kind, ops, to) -> (elements, Loss)
 
@@ -18,7 +18,7 @@ from ..errors import ConversionError
 from .log import Loss
 
 Array = NDArray[Any]
-BLOCK = 2**17  # elements looked at together: as float64 they stay in the second-level cache
+BLOCK = 2**17  # elements processed together: as float64 they fit in the second-level cache
 
 
 def _swap(a: Array, kind: DType) -> Array:
@@ -76,7 +76,7 @@ def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[A
 
 
 def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
-    """Cast with round-to-nearest-even; integers must fit, floats that do not are counted."""
+    """Cast with round-to-nearest-even. ConversionError for integers that do not fit; floats that do not are counted."""
     if not castable(kind, to):
         raise ConversionError(f"{kind} cannot be cast to {to}")
     if to.kind in "iu":
@@ -84,7 +84,7 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
     with np.errstate(all="ignore"):
         source = a
         if kind.name == "float64" and to.itemsize < 4:
-            a = _round_to_odd(a)  # through float32 ml_dtypes rounds twice
+            a = _round_to_odd(a)  # ml_dtypes converts through float32 and would round twice
         out = a.astype(to.np)
         if kind.kind not in "fc" or to.kind == "c" or to.itemsize >= kind.itemsize:
             return out, Loss()
@@ -102,7 +102,7 @@ HALVES = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of infinity
 
 
 def _halves_lost(a: Array, out: Array, to: DType) -> Loss:
-    """The same of 16-bit floats, on their bits, which is five times faster: no zero becomes something else."""
+    """`_lost` for 16-bit floats, on their bits, which is five times faster. Zeros stay zeros in a cast."""
     magnitude = out.view(np.uint16) & np.uint16(0x7FFF)
     gone = int(np.count_nonzero(a != 0)) - int(np.count_nonzero(magnitude != 0))
     if not magnitude.size or magnitude.max() < HALVES[to.name]:
@@ -121,7 +121,7 @@ def _to_int(a: Array, kind: DType, to: DType) -> Array:
 
 
 def _round_to_odd(a: Array) -> Array:
-    """float64 -> float32 such that a second rounding to fewer bits gives the correctly rounded result."""
+    """Convert float64 to float32 so that a second rounding to fewer bits gives the correctly rounded result."""
     f = a.astype(np.float32)
     bits = f.view(np.uint32)
     inexact = np.isfinite(a) & np.isfinite(f) & (f.astype(np.float64) != a)
@@ -134,7 +134,7 @@ def _round_to_odd(a: Array) -> Array:
 
 
 def numbers(raw: Array, kind: DType) -> Array:
-    """A window's bytes as real numbers of a type that numpy computes with; empty for opaque elements."""
+    """A window's bytes as real numbers of a type that NumPy can compute with; empty for opaque elements."""
     if kind.kind == "x":
         return np.empty(0, np.float32)
     flat = raw.view(kind.np)

@@ -1,7 +1,7 @@
 """The kernel: copy between equally shaped strided views, blocked so that both sides stay in the cache.
 
-A transposed copy done naively misses the cache on every element. Going through a scratch tile whose rows are 16
-elements too long (so that power-of-two strides do not fall into the same cache set) reads and writes whole lines.
+A naive transposed copy misses the cache on every element. A copy through a scratch tile whose rows are padded by 64
+bytes (so that power-of-two strides do not map to the same cache set) reads and writes complete lines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .boxes import Box, fuse
 Array = NDArray[Any]
 
 TILE = 128 * 2**10  # bytes of a scratch tile: a part of the second-level cache
-ALONG_SRC, ALONG_DST = 512, 256  # bytes and elements of a tile along the shortest stride of either side; measured
+ALONG_SRC, ALONG_DST = 512, 256  # bytes and elements of a tile along the shortest stride of each side; measured
 PAD = 64  # bytes
-NEAR = 256 * 2**10  # bytes of a source that stay in the cache until they are touched again
-STREAM = 32  # bytes between source elements that still make a stream, which the processor fetches ahead
-LINES = 16  # cache lines that even colliding strides keep
+MAX_CACHED = 256 * 2**10  # bytes of a source that stay in the cache until they are read again
+MAX_STREAM_STEP = 32  # bytes between source elements up to which the processor prefetches them as a stream
+MAX_LINES = 16  # cache lines that stay in the cache even with colliding strides
 
 
 def strided(buffer: Any, carrier: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """View of a buffer; offset and strides in elements. numpy refuses what would reach past the buffer's end."""
+    """A view of a buffer; offset and strides count elements. NumPy refuses a view that exceeds the buffer."""
     item = np.dtype(carrier).itemsize
     return np.ndarray(tuple(shape), carrier, buffer, offset * item, tuple(s * item for s in strides))
 
@@ -38,7 +38,7 @@ def flat(array: Any) -> Array:
 
 
 def packed(src: Array) -> Array:
-    """The elements in C order, in one dimension; without a copy where they lie so already."""
+    """The elements in C order, in one dimension; without a copy if they already are."""
     if not src.flags.c_contiguous:
         dense = np.empty(src.shape, src.dtype)
         copy(dense, src)
@@ -55,7 +55,7 @@ def copy(dst: Array, src: Array) -> None:
         return
     src = np.lib.stride_tricks.as_strided(src, box.shape, [s * item for s in box.strides])
     dst = np.lib.stride_tricks.as_strided(dst, box.shape, [s * item for s in box.steps])
-    order = sorted(range(len(box.shape)), key=lambda i: -box.strides[i])  # as the source lies
+    order = sorted(range(len(box.shape)), key=lambda i: -box.strides[i])  # the source's order in memory
     sizes = _tile(box, item)
     pitch = [sizes[i] for i in order]
     scratch = np.empty((*pitch[:-1], pitch[-1] + PAD // item), src.dtype)[..., : pitch[-1]]
@@ -69,23 +69,23 @@ def copy(dst: Array, src: Array) -> None:
 
 
 def _direct(box: Box, item: int) -> bool:
-    """Whether a copy in the order of the destination finds each source line in the cache when it comes back to it.
+    """Whether a copy in the order of the destination finds each source line in the cache when it returns to it.
 
-    It comes back after all axes that are faster in the destination than the source's fastest one. What these touch
-    must be a few lines, or a stretch of memory that fits into the cache as a whole, or a stream.
+    It returns after all axes that are faster in the destination than the source's fastest axis. These must touch only a
+    few lines, or a range of memory that fits in the cache, or a stream.
     """
     if len(box.shape) < 2:
         return True
     near = min(range(len(box.shape)), key=lambda i: box.strides[i] or 1 << 62)
     faster = range(near + 1, len(box.shape))  # axes are in the order of the destination's steps
-    if prod(box.shape[i] for i in faster) <= LINES or box.strides[-1] * item <= STREAM:
+    if prod(box.shape[i] for i in faster) <= MAX_LINES or box.strides[-1] * item <= MAX_STREAM_STEP:
         return True
     stretch = sum((box.shape[i] - 1) * box.strides[i] for i in range(near, len(box.shape))) + 1
-    return stretch * item <= NEAR and item > 1  # of single bytes NumPy moves a billion a second, however near they are
+    return stretch * item <= MAX_CACHED and item > 1  # NumPy moves single bytes at 1 GB/s even within the cache
 
 
 def _tile(box: Box, item: int) -> list[int]:
-    """Tile sizes: long along the source's and the destination's shortest strides, then filled up with other axes."""
+    """Tile sizes: long along the shortest strides of source and destination, then extended along other axes."""
     sizes = [1] * len(box.shape)
     by_src = sorted(range(len(box.shape)), key=lambda i: box.strides[i] or 1 << 62)
     by_dst = sorted(range(len(box.shape)), key=lambda i: box.steps[i])

@@ -1,4 +1,4 @@
-"""Bring pieces of tensors into memory: adjoining copies in one read, strided boxes slab by slab."""
+"""Read pieces of tensors into memory: adjacent copies in one read, strided boxes slab by slab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConversionError, CorruptCheckpoint
 from ..storage.files import Reader
-from .boxes import clip, plain, reach, slabs
+from .boxes import clip, is_contiguous, reach, slabs
 from .budget import Budget
 from .log import Log, Read
 from .part import Coded, Held, Part, Piece, Span, Stored, c_strides
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .copy import Array
 
 SLAB = 512 * 2**10  # bytes of a source that are rearranged at a time
-GATHER = 4  # read a strided box by its extent if that is at most this much larger than the box
+MAX_SPREAD = 4  # read a strided box by its extent if the extent is at most this many times larger
 
 
 class _Buffers(threading.local):
-    """Reused per thread: touching fresh pages costs as much as copying into them."""
+    """Buffers reused per thread, because the first access to new pages costs as much as copying into them."""
 
     target = memoryview(b"")
     source = memoryview(b"")
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def sole_run(piece: Piece) -> Run | None:
-    """The one run of a file that fills all of the piece, if that is all there is to do."""
+    """The run of a file that fills the piece, if a single run does."""
     runs = [_as_run(p, piece) for part in piece.parts for p in clip(part, piece.lo, piece.hi)]
     return runs[0] if len(runs) == 1 else None
 
@@ -60,7 +60,7 @@ def sole_run(piece: Piece) -> Run | None:
 def _as_run(part: Part, piece: Piece) -> Run | None:
     """The plain copy that a part amounts to, or None if elements move or change."""
     span = part.data
-    if part.ops or not isinstance(span, Span) or part.dtype != piece.to or not plain(part):
+    if part.ops or not isinstance(span, Span) or part.dtype != piece.to or not is_contiguous(part):
         return None
     item, count = piece.to.itemsize, prod(part.shape)
     _inside(part, count, span, piece.tensor)
@@ -68,7 +68,7 @@ def _as_run(part: Part, piece: Piece) -> Run | None:
 
 
 def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
-    """Readers validate views; this is the second lock on the door."""
+    """Check again that a view is within its storage; readers have already validated it."""
     if part.offset < 0 or (part.offset + reach) * part.dtype.itemsize > span.size:
         raise CorruptCheckpoint("a view reaches past its storage", url=span.url, tensor=tensor)
 
@@ -77,7 +77,7 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
 
 
 def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Budget, log: Log) -> None:
-    """Bring all pieces into the target, which begins at byte `base` of the job; adjoining copies are read in one go."""
+    """Read all pieces into the target, which begins at byte `base` of the job; adjacent copies are read at once."""
     pending, end = list[Run](), base
     for piece in pieces:
         if piece.at > end:
@@ -96,12 +96,12 @@ def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: in
 
 
 def _adjoins(a: Run, b: Run) -> bool:
-    """Whether b follows a, in the file as in the target."""
+    """Whether b follows a both in the file and in the target."""
     return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
 
 
 def _read(runs: list[Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
-    """Read runs that follow one another, check each, and forget them."""
+    """Read adjacent runs at once, log each for its check, and clear the list."""
     if runs:
         first, last = runs[0], runs[-1]
         sources.reader(first.span.url).into(first.start, target[first.at - base : last.at + last.size - base])
@@ -113,7 +113,7 @@ def _read(runs: list[Run], sources: Sources, target: memoryview, base: int, log:
 
 
 def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Budget, log: Log) -> None:
-    """Strides, operations or a cast: read the source box slab by slab, change it, scatter it into the target."""
+    """Move a part with strides, operations or a cast: read, transform and scatter it slab by slab."""
     from .copy import copy, strided
 
     part = resolved(part, sources)
@@ -139,7 +139,7 @@ def _changed(src: Array, part: Part, piece: Piece, log: Log) -> Array:
 
 
 def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
-    """The box as a view of bytes that were read for it."""
+    """The box as a view of bytes that are read for it."""
     from .copy import flat, strided
 
     item, carrier, data = part.dtype.itemsize, part.dtype.carrier, part.data
@@ -149,7 +149,7 @@ def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
         raise TypeError("decoded data must be resolved before it is gathered")
     extent, count, reader = reach(part.shape, part.strides), prod(part.shape), sources.reader(data.url)
     _inside(part, extent, data, tensor)
-    if extent <= max(GATHER * count, 65536 // item):
+    if extent <= max(MAX_SPREAD * count, 65536 // item):
         raw = buffers.of("source", extent * item)
         reader.into(data.start + part.offset * item, raw)
         if data.check and extent == count:
@@ -193,7 +193,7 @@ def _dense(part: Part, order: Sequence[int]) -> bool:
 
 
 def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
-    """Read a piece of a tensor into bytes; returns what there is to check."""
+    """Read a piece of a tensor into bytes; return the checked ranges that were read."""
     log = Log()
     if piece.size:
         fill((piece,), sources, target, piece.at, Budget.of(512 * 2**20, 1), log)

@@ -1,7 +1,7 @@
-"""What a job reports: what it wrote (checksum, digests), what it read of checked spans, which casts lost something.
+"""The report of a job: ranges written (checksum, digests), ranges of checked spans read, and losses of casts.
 
-Log(check, digest)      filled as blocks are read and written; what adjoins the entry before extends it
-Written, Read, Loss     what it is filled with: plain data, so that it can come from another process
+Log(check, digest)      filled as blocks are read and written; a range next to the last entry extends that entry
+Written, Read, Loss     its entries: plain data, so that they can come from another process
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HASH = "xxh3"  # the kind of check of a span that holds a whole tensor with a co
 
 
 class Loss(NamedTuple):
-    """What a cast could not keep: finite values that became infinite or NaN, and non-zero ones that became zero."""
+    """The losses of a cast: finite values that became infinite or NaN, and non-zero values that became zero."""
 
     overflow: int = 0
     underflow: int = 0
@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Bytes [start, start+size) of a tensor as written: their checksum and the digests of their chunks."""
+    """Bytes [start, start+size) of a tensor that were written: their checksum and the digests of their chunks."""
 
     tensor: str
     start: int
@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One contiguous range of a checked span as read: its place in the span, length, and checksum or chunk digests."""
+    """A contiguous range of a checked span that was read: its place, length, and checksum or chunk digests."""
 
     span: Span
     start: int
@@ -47,12 +47,12 @@ class Read(NamedTuple):
 
 
 class Digester:
-    """Takes the digests of what comes chunk by chunk."""
+    """Compute the digests of the chunks of consecutive views."""
 
     _chunk: Any = None
 
     def more(self, digests: tuple[bytes, ...], start: int, view: memoryview) -> tuple[bytes, ...]:
-        """Digests with this view: that of an unfinished chunk is replaced when more of the chunk comes."""
+        """The digests including this view; the digest of an incomplete chunk is replaced when the chunk continues."""
         from xxhash import xxh3_128
 
         while view:
@@ -60,17 +60,17 @@ class Digester:
                 digests = digests[:-1]
             else:
                 self._chunk = xxh3_128()
-            now, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
-            self._chunk.update(now)
-            digests, start = (*digests, self._chunk.digest()), start + len(now)
+            block, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
+            self._chunk.update(block)
+            digests, start = (*digests, self._chunk.digest()), start + len(block)
         return digests
 
 
 @dataclass
 class Log:
-    """What one job reports; `check` is the kind of checksum the target wants, or ''.
+    """The report of one job; `check` is the kind of checksum that the target needs, or ''.
 
-    What adjoins the entry before extends it, so that a piece written in blocks is one entry.
+    A range next to the last entry extends it, so that a piece written in blocks is one entry.
     """
 
     check: str = ""

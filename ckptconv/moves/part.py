@@ -1,8 +1,8 @@
-"""Where the bytes of a tensor lie, as strided boxes of stored data.
+"""The location of a tensor's bytes, as strided boxes of stored data.
 
     Part   a strided box of one piece of stored data, and the strided box of the tensor that it fills
-    data   Span (bytes of a file) | Coded (bytes a format must decode) | Held (an array in memory)
-    Piece  elements [lo, hi) of a tensor, and where they go
+    data   Span (bytes of a file) | Coded (bytes that a format must decode) | Held (an array in memory)
+    Piece  elements [lo, hi) of a tensor, and their place in a job
 
 All offsets and strides of a part count *elements* of `Part.dtype`.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint
 
-if TYPE_CHECKING:
-    pass
-
 
 class Stored(Protocol):
-    """What the kernel needs to know of a tensor; `checkpoint.Tensor` is one."""
+    """The properties of a tensor that the kernel needs; `checkpoint.Tensor` has them."""
 
     @property
     def name(self) -> str: ...
@@ -58,13 +55,13 @@ class Piece(NamedTuple):
 
 
 MAX_ELEMENTS = 2**63 - 1
-MAX_AXES = 64  # NumPy's; products of millions of sizes would take forever to multiply
+MAX_AXES = 64  # NumPy's limit; the product of millions of sizes would take too long
 
 
 class Span(NamedTuple):
-    """Bytes [start, start+size) of a file, and what is known of exactly these bytes.
+    """Bytes [start, start+size) of a file, and a checksum of exactly these bytes.
 
-    check: 'crc32c:%08x', 'crc32:%08x', or of a whole tensor its content hash 'xxh3:DIGITS:DTYPE:[3,4]'; '' is nothing.
+    check: 'crc32c:%08x', 'crc32:%08x', or for a complete tensor its content hash 'xxh3:DIGITS:DTYPE:[3,4]'; '' is none.
     """
 
     url: str
@@ -74,9 +71,9 @@ class Span(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """Bytes that `decode(coded)` of a module yields in C order, little-endian (a string tensor: one item per element).
+    """Bytes that `decode(coded)` of a module yields in C order, little-endian (for strings: one item per element).
 
-    `module` is the full name of that module, so that any process can find it; `key` is the module's own.
+    `module` is the full name of the module, so that any process can import it; only the module interprets `key`.
     """
 
     module: str
@@ -97,7 +94,7 @@ Data = Span | Coded | Held
 class Part(NamedTuple):
     """A strided box of `data` and the strided box of the tensor that it fills, both in elements of `dtype`.
 
-    `ops` are names of `moves.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
+    `ops` are names in `cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
     """
 
     data: Data
@@ -119,9 +116,10 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None, arrays: bool = True) -> int:
-    """Multiply a shape from a file; CorruptCheckpoint if it has too many axes, one is negative or all pass 2^63.
+    """The number of elements of a shape from a file.
 
-    arrays: NumPy must have such an array: without its empty dimensions it has at most 2^63 bytes, too.
+    CorruptCheckpoint if it has too many axes, a negative size, or more than 2^63 elements. arrays: the shape must also
+    be possible in NumPy, where the product of the sizes other than 0 is bounded as well.
     """
     if len(shape) > MAX_AXES:
         raise CorruptCheckpoint(f"its shape has {len(shape)} axes, more than {MAX_AXES}", url=url, tensor=tensor)
@@ -138,5 +136,5 @@ def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None
 
 
 def is_vast(shape: Sequence[int]) -> bool:
-    """Whether NumPy has no array of this shape, though it may be empty."""
+    """Whether NumPy cannot have an array of this shape, even if it is empty."""
     return prod(size for size in shape if size) * 16 > MAX_ELEMENTS

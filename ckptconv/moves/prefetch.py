@@ -1,9 +1,9 @@
-"""Before a job over remote files: fetch all it will read, in few requests.
+"""Prefetch everything that a job over remote files will read, in few requests.
 
-A job reads in small steps that stay in the cache; over a network every step would be a request. What lies close
-together is fetched in one, several at once, and held in memory while the job runs. A box that is spread over much more
-than its own size (a slice of a transposed tensor) would fetch nearly everything again for every job: its tensor is
-copied to a local file once, which all jobs of this process then read.
+A job reads in small steps that stay in the cache; over a network every step would be a request. Ranges that are close
+together are fetched in one request, several requests at once, and held in memory while the job runs. A box that is
+spread over much more than its own size (a slice of a transposed tensor) would fetch nearly everything again for every
+job; instead, its tensor is copied once to a local file, which all jobs of this process read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..storage.paths import is_remote
-from ..storage.remote import GAP, RemoteFile
+from ..storage.remote import MAX_GAP, RemoteFile
 from .boxes import clip, reach
 from .part import Span
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .part import Piece
     from .sources import Sources
 
-SPREAD = 2  # fetch a box by its extent if that is at most this much larger
-SMALL = 2**20  # or at most this many bytes
-MOST = 32 * 2**20  # bytes of one request; longer runs are read as the job goes
+MAX_SPREAD = 2  # fetch a box by its extent if the extent is at most this many times larger
+SMALL_EXTENT = 2**20  # or has at most this many bytes
+MAX_REQUEST = 32 * 2**20  # bytes; longer runs are read while the job runs
 
 
 @contextmanager
 def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
-    """Hold what the pieces need of remote files."""
+    """Hold the ranges of remote files that the pieces need in memory."""
     files = {
         part.data.url
         for piece in pieces
@@ -44,8 +44,8 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
     for piece in pieces:
         _wanted(piece, far, ranges)
     try:
-        for url, found in ranges.items():
-            far[url].hold(merged(found))
+        for url, needed in ranges.items():
+            far[url].hold(merged(needed))
         yield
     finally:
         for f in far.values():
@@ -53,27 +53,27 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
 
 
 def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
-    """Collect the ranges of a piece; what is spread out is copied whole."""
+    """Collect the ranges of a piece; tensors with spread-out boxes are copied to a local file."""
     for whole in piece.parts:
         span, item = whole.data, whole.dtype.itemsize
         if not isinstance(span, Span) or span.url not in far:
             continue
         for part in clip(whole, piece.lo, piece.hi):
             extent, count = reach(part.shape, part.strides) * item, prod(part.shape) * item
-            if extent > max(SPREAD * count, SMALL):
+            if extent > max(MAX_SPREAD * count, SMALL_EXTENT):
                 far[span.url].spool(span.start + whole.offset * item, reach(whole.shape, whole.strides) * item)
-            elif extent <= MOST:
+            elif extent <= MAX_REQUEST:
                 ranges[span.url].append((span.start + part.offset * item, extent))
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges (start, size) that overlap or lie close together, up to `MOST` bytes."""
+    """Join ranges (start, size) that overlap or are close together, up to `MAX_REQUEST` bytes."""
     out: list[tuple[int, int]] = []
     for start, size in sorted(ranges):
         if out:
             first, length = out[-1]
             end = max(first + length, start + size)
-            if start <= first + length + GAP and end - first <= MOST:
+            if start <= first + length + MAX_GAP and end - first <= MAX_REQUEST:
                 out[-1] = first, end - first
                 continue
         out.append((start, size))

@@ -1,4 +1,4 @@
-"""Read whole tensors: arrays, windows in bounded memory, content hashes; and check what was read."""
+"""Read complete tensors: arrays, windows in bounded memory, content hashes; and verify checksums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import CorruptCheckpoint, UsageError
-from ..messages import listing, printable, redacted
+from ..messages import listing, many, printable, redacted
 from ..storage import checksum
 from .gather import read_into, read_strings
 from .log import CHUNK, HASH, Read, chunk_digests
@@ -34,7 +34,7 @@ def spans_of(tensors: Mapping[str, Stored]) -> Iterator[Span]:
 
 
 def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
-    """Hash of dtype, shape and logical bytes: equal for equal tensors in any format.
+    """The hash of dtype, shape and logical bytes: the same for equal tensors in any format.
 
     XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
     the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
@@ -53,7 +53,7 @@ def _hashed(kind: str, shape: str, digests: Iterable[bytes]) -> str:
 
 
 def hash_check(t: Stored, digits: str) -> str:
-    """The `check` of a span that holds the tensor, whole and in order, whose content hash is `digits`."""
+    """The `check` of a span that holds the complete tensor in C order; `digits` is its content hash."""
     return f"{HASH}:{digits}:{t.dtype.name}:{_shape(t)}"
 
 
@@ -66,11 +66,11 @@ def hash_tensor(t: Stored, sources: Sources) -> str:
 
 
 def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
-    """The tensor's bytes in order, `size` at a time, in one buffer that is used again."""
+    """The tensor's bytes in order, `size` at a time, in one buffer that is reused."""
     import numpy as np
 
     parts = t.parts
-    if t.nbytes > size:  # decode once, not once for every window
+    if t.nbytes > size:  # decode once instead of once for every window
         parts = tuple(resolved(p, sources) for p in parts)
     step = size // max(1, t.dtype.itemsize)
     buffer = np.empty(min(t.nbytes, size), "u1")
@@ -108,7 +108,7 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
 
 
 def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) -> int:
-    """Verify every checked span; CorruptCheckpoint naming all bad ones. Returns the bytes verified."""
+    """Verify every checked span and return the number of bytes; CorruptCheckpoint lists all damaged spans."""
     verified, bad = 0, dict[Span, str]()
     pieces: dict[Span, list[Read]] = {span: [] for span in spans}
     for r in reads:
@@ -116,12 +116,12 @@ def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) 
     for span, got in pieces.items():
         kind, want, *described = span.check.split(":")
         if kind == HASH:
-            found = _hashed(described[0], described[1], _digests(got, span.size) or _digests_of(span, sources))
+            value = _hashed(described[0], described[1], _digests(got, span.size) or _digests_of(span, sources))
         else:
-            found = f"{_combined(kind, got, span.size) or _crc_of(span, kind, sources):08x}"
+            value = f"{_combined(kind, got, span.size) or _crc_of(span, kind, sources):08x}"
         verified += span.size
-        if found != want:
-            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {found}, should be {want}"
+        if value != want:
+            bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
     if bad:
         raise CorruptCheckpoint(_damage(bad), url=next(iter(bad)).url)
     return verified
@@ -130,14 +130,14 @@ def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) 
 def _damage(bad: Mapping[Span, str]) -> str:
     urls = {span.url for span in bad}
     where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
-    count = f"{len(bad)} damaged tensor{'s' * (len(bad) > 1)}"
+    count = many(len(bad), "damaged tensor")
     hashes = any(span.check.startswith(HASH) for span in bad)
-    hint = "\nor a program changed them and kept the old hashes: verify=False takes them as they are" if hashes else ""
+    hint = "\nor a program changed them and kept the old hashes: verify=False accepts them" if hashes else ""
     return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}:\n{listing(where)}{hint}"
 
 
 def _digests(reads: list[Read], size: int) -> tuple[bytes, ...]:
-    """The chunk digests of the whole span if the pieces tile it, else ()."""
+    """The chunk digests of the complete span if the pieces tile it, otherwise ()."""
     digests, at = tuple[bytes, ...](), 0
     for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
         if r.start != at or len(r.digests) != -(-r.size // CHUNK) or r.start % CHUNK:
@@ -153,7 +153,7 @@ def _digests_of(span: Span, sources: Sources) -> Iterator[bytes]:
 
 
 def _combined(kind: str, reads: list[Read], size: int) -> int | None:
-    """CRC of the whole span if the pieces tile it, else None."""
+    """The CRC of the complete span if the pieces tile it, otherwise None."""
     if len(reads) == 1 and reads[0].size == size:
         return reads[0].crc
     total, at = 0, 0

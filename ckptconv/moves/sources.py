@@ -1,7 +1,7 @@
 """The open files that jobs read from, and data that must be decoded before a piece of it can be read.
 
-Sources().reader(url)        one handle for each file, shared by threads; notices files that change
-Sources().spooled(coded)     decoded whole, into memory or a nameless temporary file
+Sources().reader(url)        one handle for each file, shared by threads; detects files that change
+Sources().spooled(coded)     decoded completely, into memory or an unlinked temporary file
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ..storage.faults import spooling
 from ..storage.files import Reader, Stamp
 from .part import Coded, Held, Part, Span
 
-HANDLES = 64  # open files at a time
+MAX_HANDLES = 64  # open files
 
 
 class Sources:
-    """Open files by url; shared by the threads of one process.
+    """Open files by URL, shared by the threads of one process.
 
-    spool: bytes to decode into memory at most; stamps: of files that were opened before, and must not have changed.
+    spool: the number of bytes up to which data is decoded into memory. stamps: the stamps of files that were opened
+    before and must not have changed.
     """
 
     def __init__(self, spool: int = 64 * 2**20, stamps: Mapping[str, Stamp] | None = None) -> None:
@@ -45,12 +46,12 @@ class Sources:
             found = self._readers[url] = Reader(url)
             if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
                 raise CorruptCheckpoint("changed while it was read", url=url)
-            if len(self._readers) > HANDLES:  # another thread may still read from it: closed at the end
+            if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: closed at the end
                 self._retired.append(self._readers.popitem(last=False)[1])
             return found
 
     def spooled(self, coded: Coded) -> Span | Held:
-        """Decode whole: into memory if it is small, else into a temporary file that has no name any more."""
+        """Decode completely: into memory if it is small, otherwise into a temporary file that is already unlinked."""
         if coded.size <= self._spool:
             out, at = bytearray(coded.size), 0
             for piece in stream(coded):
@@ -71,7 +72,7 @@ class Sources:
         return Span(f.name, 0, coded.size)
 
     def changed(self) -> list[str]:
-        """Files that are no longer what they were when they were first read."""
+        """The files that have changed since they were first read."""
         out = []
         for url, stamp in self._stamps.items():
             with Reader(url) as now:
@@ -94,7 +95,7 @@ class Sources:
 
 
 def decode(coded: Coded) -> Iterator[Any]:
-    """The decoded bytes of `coded`, in pieces: its module is imported for that."""
+    """The decoded bytes of `coded`, in pieces; imports its module."""
     try:
         module = import_module(coded.module)
     except ImportError as e:
@@ -104,7 +105,7 @@ def decode(coded: Coded) -> Iterator[Any]:
 
 
 def stream(coded: Coded) -> Iterator[memoryview]:
-    """Decoded bytes in pieces; CorruptCheckpoint unless they are exactly as many as announced."""
+    """Decoded bytes in pieces; CorruptCheckpoint if there are more or fewer than announced."""
     left = coded.size
     for piece in decode(coded):
         view = memoryview(piece).cast("B")
@@ -118,7 +119,7 @@ def stream(coded: Coded) -> Iterator[memoryview]:
 
 
 def resolved(part: Part, sources: Sources) -> Part:
-    """The part with its data decoded, if it must be."""
+    """The part, with its data decoded if necessary."""
     return part._replace(data=sources.spooled(part.data)) if isinstance(part.data, Coded) else part
 
 

@@ -12,7 +12,7 @@ from ..storage.faults import refused
 from . import own
 
 
-class Lines:
+class AppendLog:
     """The open file; StorageError with the text `busy` where another run has it, and for what is not a file of ours."""
 
     def __init__(self, path: str, busy: str, mode: int = 0o666) -> None:
@@ -60,4 +60,4 @@ class Lines:
         self._file.close()
 
 
-__all__ = ["Lines"]
+__all__ = ["AppendLog"]

@@ -1,11 +1,11 @@
-"""A report: one HTML file without any network, for one checkpoint or for a conversion.
+"""A report: one self-contained HTML file, for one checkpoint or for a conversion.
 
-    report(SRC, output="report.html")                what SRC holds
-    report(SRC, B, output="report.html", change=...) what became of SRC in B: rules, values, what was left out
+    report(SRC, output="report.html")                the content of SRC
+    report(SRC, B, output="report.html", change=...) the conversion of SRC to B: rules, values, omitted tensors
 
-survey.py collects what the page shows, page.html lays it out, page.js draws it. Names come from strangers: the page is
-escaped by Jinja2, data is JSON in which no tag can close, the script writes text only, and the page's own policy
-allows no other script, no style and no request.
+survey.py collects the data, page.html has the layout, page.js draws. Names are not trusted: Jinja2 escapes the page,
+data is JSON in which a tag cannot be closed, the script writes text only, and the page's content security policy allows
+no other script, style or request.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def report(
 
 
 def render(data: dict[str, Any]) -> str:
-    """Fill the page; MissingExtra without Jinja2."""
+    """Render the page; MissingExtra without Jinja2."""
     try:
         from jinja2 import Environment
         from markupsafe import Markup
@@ -86,7 +86,7 @@ def _digest(text: str) -> str:
 
 
 def _quoted(data: Any) -> str:
-    """JSON that can stand in a script element: ASCII, and without the characters of tags and entities."""
+    """JSON that is safe in a script element: ASCII, without the characters of tags and entities."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

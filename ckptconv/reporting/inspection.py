@@ -1,4 +1,4 @@
-"""inspect(path): the tensors of a checkpoint with what can be said of them, in the order that was asked for."""
+"""inspect(path): the tensors of a checkpoint with their properties, in a chosen order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint holds. `extra` has columns by name of the tensor: statistics, hashes."""
+    """The content of a checkpoint. `extra` has further columns (statistics, hashes) by tensor name."""
 
     url: str
     checkpoint: Checkpoint
@@ -33,7 +33,7 @@ class Inspection:
     graph: Graph | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON-able values."""
+        """The inspection as JSON values."""
         rows = [
             {
                 "name": t.name, "dtype": t.dtype.name, "shape": list(t.shape), "parameters": t.count, "bytes": t.nbytes,
@@ -41,11 +41,11 @@ class Inspection:
             }
             for t in self.tensors
         ]  # fmt: skip
-        found = self.checkpoint
+        c = self.checkpoint
         return {
-            "url": redacted(self.url), "format": found.format, "totals": self.totals._asdict(), "tensors": rows,
-            "metadata": found.metadata, "ties": found.ties,
-            "notes": [n._asdict() for n in found.notes if n.kind != "dropped"],
+            "url": redacted(self.url), "format": c.format, "totals": self.totals._asdict(), "tensors": rows,
+            "metadata": c.metadata, "ties": c.ties,
+            "notes": [n._asdict() for n in c.notes if n.kind != "dropped"],
         }  # fmt: skip
 
 
@@ -62,29 +62,29 @@ def inspect(
 ) -> Inspection:
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read.
 
-    `stats` and `hashes` read all values, for their minimum, maximum, mean and so on, and for a hash that equal tensors
-    have in common. `graph` adds what a graph or a configuration lists. `sort` is name, size, parameters, dtype, shape
-    or role; `-size` inverts it.
+    `stats` and `hashes` read all values: for minimum, maximum, mean and so on, and for a content hash that is the same
+    for equal tensors. `graph` adds the variables that a graph or a configuration lists. `sort` is name, size,
+    parameters, dtype, shape or role; a leading `-`, as in `-size`, reverses the order.
     """
     select, _, _, resources = api.bundle(given, *SELECT, "jobs")
     url = os.fspath(path)
-    found = api.opened(url, select)
-    tensors = outline.ordered(found.tensors.values(), sort) if sort else list(found.tensors.values())
+    checkpoint = api.opened(url, select)
+    tensors = outline.ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hashes, resources.workers)
-    drawn = outline.graph(found) if graph else None
-    return Inspection(url, found, tuple(tensors), outline.totals(found), extra, drawn)
+    variables = outline.graph(checkpoint) if graph else None
+    return Inspection(url, checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables)
 
 
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
-    """Columns that need the values, by name of the tensor."""
+    """The columns that need the values, by tensor name."""
     if not stats and not hashes:
         return {}
     from .stats import stats as measured
 
     out: dict[str, dict[str, Any]] = {t.name: {} for t in tensors}
     if stats:
-        for t, found in zip(tensors, each(tensors, measured, workers), strict=True):
-            out[t.name] |= found._asdict()
+        for t, row in zip(tensors, each(tensors, measured, workers), strict=True):
+            out[t.name] |= row._asdict()
     if hashes:
         for t, digest in zip(tensors, each(tensors, hash_tensor, workers), strict=True):
             out[t.name]["hash"] = digest

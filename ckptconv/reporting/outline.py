@@ -1,4 +1,4 @@
-"""What a checkpoint holds, put in order for people: rows, totals, a tree folded by pattern, and what its graph says.
+"""The content of a checkpoint for people: sorted rows, totals, a tree folded by pattern, and its graph's variables.
 
     encoder                                   48 tensors  85,054,464
       layer_{0..11}
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..messages import fold
 from ..rules.templates import separator
 
-# What --sort takes; sizes fall, all else rises.
+# The keys of --sort; sizes are in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {
     "name": lambda t: _natural(t.name),
     "size": lambda t: -t.nbytes,
@@ -30,7 +30,7 @@ KEYS: dict[str, Callable[[Tensor], Any]] = {
     "role": lambda t: t.role,
 }
 _NUMBER = re.compile(r"(\d{1,18})")
-MAX_DEPTH = 64  # scopes of the tree; what lies deeper is one line
+MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -39,7 +39,7 @@ def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
-    """Sort by a column; `-key` turns it round. UsageError names the columns."""
+    """Sort by a column; `-key` reverses the order. UsageError lists the columns."""
     word = key.removeprefix("-")
     if word not in KEYS:
         raise UsageError(f"sort= takes one of {', '.join(KEYS)}, not {key!r}")
@@ -58,13 +58,13 @@ class Totals(NamedTuple):
 
 
 def totals(checkpoint: Checkpoint) -> Totals:
-    """Add up."""
-    again = {n for group in checkpoint.ties for n in group[1:]}
+    """Sum up a checkpoint."""
+    tied = {n for group in checkpoint.ties for n in group[1:]}
     roles, dtypes = dict[str, int](), dict[str, int]()
     weights = every = nbytes = 0
     for name, t in checkpoint.tensors.items():
         roles[t.role] = roles.get(t.role, 0) + 1
-        if name in again:
+        if name in tied:
             continue
         count = t.count
         size = count * t.dtype.itemsize
@@ -78,14 +78,14 @@ def totals(checkpoint: Checkpoint) -> Totals:
 
 
 class Line(NamedTuple):
-    """Tensors whose names differ in numbers only, and that are alike in dtype, shape and role."""
+    """Tensors with the same dtype, shape and role whose names differ only in numbers."""
 
     text: str
     tensors: tuple[Tensor, ...]
 
 
 def folded(tensors: Iterable[Tensor]) -> list[Line]:
-    """Fold tensors by pattern, in the order in which they first appear."""
+    """Fold tensors by pattern, in the order of their first appearance."""
     alike: dict[tuple[str, tuple[int, ...], str], list[Tensor]] = {}
     place = {}
     for i, t in enumerate(tensors):
@@ -114,7 +114,7 @@ class Node:
 
 
 def tree(tensors: Sequence[Tensor]) -> Node:
-    """Fold, and hang the lines into a tree by scope; a scope with a single child is joined with it."""
+    """Fold, and arrange the lines in a tree of scopes; a scope with a single child is joined with it."""
     cut = re.compile(re.escape(separator(t.name for t in tensors)) + r"(?![^{}]*\})")
     root = Node("")
     for line in folded(tensors):
@@ -140,38 +140,39 @@ def _joined(node: Node, sep: str) -> Node:
 
 
 class Graph(NamedTuple):
-    """What a graph or configuration beside the tensors says, against what the checkpoint holds."""
+    """The variables of a graph or configuration, compared with the tensors of the checkpoint."""
 
     variables: tuple[str, ...]
     missing: tuple[str, ...]  # in the graph, not in the checkpoint
     unknown: tuple[str, ...]  # in the checkpoint, not in the graph
     trained: tuple[str, ...]
-    fixed: tuple[str, ...]  # weights that are not trained, by the graph
+    fixed: tuple[str, ...]  # weights that are not trained, according to the graph
     collections: dict[str, int]
 
 
 def graph(checkpoint: Checkpoint) -> Graph | None:
-    """Compare what a graph lists (`details["collections"]`, `details["trainable"]`) or a Keras configuration says with
-    the tensors; None if neither was found."""
+    """Compare the tensors with the variables of a graph (`details["collections"]`, `details["trainable"]`) or of a
+    Keras configuration; None if there is neither."""
     listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
     trained = tuple(checkpoint.details.get("trainable", ()))
     if not listed and not trained:
         return _configured(checkpoint)
-    held = checkpoint.tensors
-    said = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
-    known, taught = set(said), set(trained)
+    tensors = checkpoint.tensors
+    variables = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
+    present = [n for n in variables if n in tensors] if listed else list(tensors)
+    known, trainable = set(variables), set(trained)
     return Graph(
-        said,
-        tuple(n for n in said if n not in held),
-        tuple(n for n in held if n not in known) if "variables" in listed else (),
-        trained,
-        tuple(n for n in (said if listed else held) if n in held and not held[n].role and n not in taught),
-        {name: len(names) for name, names in listed.items()},
+        variables,
+        missing=tuple(n for n in variables if n not in tensors),
+        unknown=tuple(n for n in tensors if n not in known) if "variables" in listed else (),
+        trained=trained,
+        fixed=tuple(n for n in present if not tensors[n].role and n not in trainable),
+        collections={name: len(names) for name, names in listed.items()},
     )
 
 
 def _configured(checkpoint: Checkpoint) -> Graph | None:
-    """What a Keras configuration says: its layers, and which of them are frozen."""
+    """The weights of a Keras configuration's layers, trainable and frozen."""
     text = checkpoint.metadata.get("config") or checkpoint.metadata.get("model_config") or ""
     try:
         layers = dict(_layers(json.loads(text))) if text else {}
@@ -188,14 +189,14 @@ def _configured(checkpoint: Checkpoint) -> Graph | None:
 
 
 def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
-    """Paths of the layers of a Keras configuration, and whether each is trainable."""
+    """The paths of the layers of a Keras configuration, and whether each is trainable."""
     inner = config.get("config") if isinstance(config, dict) else None
     rows = inner.get("layers") if isinstance(inner, dict) else inner
     for row in rows if isinstance(rows, list) else ():
-        said = row.get("config") if isinstance(row, dict) else None
-        name = said.get("name") if isinstance(said, dict) else None
-        if isinstance(said, dict) and isinstance(name, str):
-            yield path + name, said.get("trainable") is not False
+        layer = row.get("config") if isinstance(row, dict) else None
+        name = layer.get("name") if isinstance(layer, dict) else None
+        if isinstance(layer, dict) and isinstance(name, str):
+            yield path + name, layer.get("trainable") is not False
             yield from _layers(row, f"{path}{name}/")
 
 

@@ -1,7 +1,7 @@
-"""Look at values: statistics, histogram and a sample of a tensor, window by window, in bounded memory.
+"""Describe values: statistics, histogram and a sample of a tensor, window by window, in bounded memory.
 
     min  max  mean  std     of the finite values; sums are kept as exact fractions of float64 sums of small blocks
-    zeros  nan  inf         counted (-0.0 is a zero; inf counts both signs)
+    zeros  nan  inf         counts (-0.0 is a zero; inf includes both signs)
 
 Complex numbers are described by their magnitude, booleans as 0 and 1, strings by their length in bytes. Opaque
 elements (two 4-bit floats in a byte) are not described.
@@ -27,7 +27,7 @@ BINS = 32  # of a histogram
 
 
 class Stats(NamedTuple):
-    """What a tensor's values are like; min, max, mean and std are None where no value is finite."""
+    """Statistics of a tensor's values; min, max, mean and std are None if no value is finite."""
 
     min: float | int | None
     max: float | int | None
@@ -39,7 +39,7 @@ class Stats(NamedTuple):
 
 
 class _Sums:
-    """Running count, sum and sum of squared deviations of the finite values, exact where blocks are joined."""
+    """Running count, sum and sum of squared deviations of the finite values; blocks are combined exactly."""
 
     def __init__(self) -> None:
         self.count = self.zeros = self.nan = self.inf = 0
@@ -48,7 +48,7 @@ class _Sums:
         self.high: Any = None
 
     def take(self, flat: Array) -> None:
-        """Take in real numbers."""
+        """Add real numbers."""
         for at in range(0, flat.size, BLOCK):
             self._block(flat[at : at + BLOCK])
 
@@ -70,7 +70,7 @@ class _Sums:
     def _join(self, block: Array, peak: float) -> None:
         """Add a block's sums by the formula of Chan, Golub and LeVeque, in fractions."""
         n, scale = block.size, 1.0
-        if block.itemsize == 8 and block.dtype.kind in "iu":  # so that large neighbours stay apart
+        if block.itemsize == 8 and block.dtype.kind in "iu":  # so that large neighbours stay distinct
             wide = (block - block.min()).view(np.uint64).astype(np.float64)
         else:
             wide = block.astype(np.float64)
@@ -81,7 +81,7 @@ class _Sums:
         wide -= mean
         factor = Fraction(scale)
         total = exact_sum(block) if block.dtype.kind in "iu" else Fraction(mean) * n * factor
-        np.square(wide, out=wide)  # a dot product would start the threads of BLAS, to no gain
+        np.square(wide, out=wide)  # a dot product would start the threads of BLAS without gain
         spread = Fraction(float(wide.sum())) * factor * factor
         if self.count:
             apart = total / n - self.total / self.count
@@ -96,7 +96,7 @@ class _Sums:
 
 
 def exact_sum(block: Array) -> Fraction:
-    """Sum of integers, without overflow: halves of 32 bits are summed apart."""
+    """The sum of integers without overflow: halves of 32 bits are summed separately."""
     if block.itemsize < 8:
         return Fraction(int(block.sum(dtype=np.int64)))
     low = int((block & 0xFFFFFFFF).sum(dtype=np.uint64))
@@ -111,7 +111,7 @@ def _float(x: Fraction) -> float:
 
 
 def _root(x: Fraction) -> float:
-    """Square root of a fraction that may be too large or too small for a float."""
+    """The square root of a fraction, which can be too large or too small for a float."""
     if not x:
         return 0.0
     shift = (x.numerator.bit_length() - x.denominator.bit_length()) // 2
@@ -122,7 +122,7 @@ def _root(x: Fraction) -> float:
 
 
 def values(t: Tensor, sources: Sources) -> Iterator[Array]:
-    """The tensor's elements as real numbers, a window at a time, flat and in order."""
+    """The tensor's elements as real numbers, flat and in order, window by window."""
     if t.dtype.kind == "s":
         lengths = [len(s) for s in read_strings(t).reshape(-1)]
         yield np.array(lengths, np.int64)
@@ -141,7 +141,7 @@ def stats(t: Tensor, sources: Sources) -> Stats:
 
 
 class Picture(NamedTuple):
-    """A tensor at a glance: counts of equal bins from min to max, and evenly spaced elements, `rows` by `columns`."""
+    """A histogram with equal bins from min to max, and evenly spaced elements in `rows` and `columns`."""
 
     stats: Stats
     bins: tuple[int, ...]
@@ -152,21 +152,21 @@ class Picture(NamedTuple):
 
 def picture(t: Tensor, sources: Sources, side: int = 24, *, sample: bool = True) -> Picture:
     """Statistics, histogram and sample; a tensor of one window is read once, a larger one twice."""
-    kept = list(_copies(values(t, sources))) if t.nbytes <= 4 * 2**20 else None
+    cached = list(_copies(values(t, sources))) if t.nbytes <= 4 * 2**20 else None
     sums = _Sums()
     with np.errstate(invalid="ignore"):
-        for flat in kept if kept is not None else values(t, sources):
+        for flat in cached if cached is not None else values(t, sources):
             sums.take(flat)
-    found = sums.done()
+    measured = sums.done()
     rows, columns, places = _places(t, side) if sample else (0, 0, np.empty(0, np.int64))
-    counts, taken, at = np.zeros(BINS, np.int64), list[float](), 0
-    again = kept if kept is not None else values(t, sources) if found.min is not None else ()
-    for flat in again:
+    counts, samples, at = np.zeros(BINS, np.int64), list[float](), 0
+    second_pass = cached if cached is not None else values(t, sources) if measured.min is not None else ()
+    for flat in second_pass:
         inside = places[(places >= at) & (places < at + flat.size)] - at
-        taken += flat[inside].astype(np.float64).tolist()
+        samples += flat[inside].astype(np.float64).tolist()
         at += flat.size
-        counts += _histogram(flat, found)
-    return Picture(found, tuple(counts.tolist()), rows, columns, tuple(taken))
+        counts += _histogram(flat, measured)
+    return Picture(measured, tuple(counts.tolist()), rows, columns, tuple(samples))
 
 
 def _copies(pieces: Iterator[Array]) -> Iterator[Array]:
@@ -174,11 +174,11 @@ def _copies(pieces: Iterator[Array]) -> Iterator[Array]:
         yield piece.copy()
 
 
-def _histogram(flat: Array, found: Stats) -> Array:
+def _histogram(flat: Array, measured: Stats) -> Array:
     counts = np.zeros(BINS, np.int64)
-    if found.min is None or found.max is None:
+    if measured.min is None or measured.max is None:
         return counts
-    low, high = float(found.min), float(found.max)
+    low, high = float(measured.min), float(measured.max)
     if low == high:
         counts[0] = flat.size if flat.dtype.kind != "f" else np.count_nonzero(np.isfinite(flat))
         return counts
@@ -192,7 +192,7 @@ def _histogram(flat: Array, found: Stats) -> Array:
 
 
 def _places(t: Tensor, side: int) -> tuple[int, int, Array]:
-    """Flat indices of an evenly spaced grid: the last axis is columns, all others are rows."""
+    """Flat indices of an evenly spaced grid: the last axis gives columns, all others rows."""
     if not t.count or t.dtype.kind in "sx":
         return 0, 0, np.empty(0, np.int64)
     width = t.shape[-1] if len(t.shape) > 1 else max(1, math.isqrt(t.count))

@@ -1,9 +1,9 @@
-"""Collect what a report shows, as compact JSON-able columns: a row is an index into every list.
+"""Collect the data of a report as compact JSON columns: a row is an index into every list.
 
 names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
-min max mean std zeros nan inf               null where values were not read
+min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
-heat    {row: [rows, columns, base64, peak]} of the largest tensors: 0..254 is -peak..peak, 255 not finite
+heat    {row: [rows, columns, base64, peak]} for the largest tensors: 0..254 is -peak..peak, 255 not finite
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..verification.compare import EXACT, Pair, diff
 from . import outline
 from .stats import Picture, picture
 
-HISTOGRAMS = 20_000  # of the largest tensors: 44 characters each
-HEATMAPS = 600  # about 800 characters each
-SIDE = 24
+MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
+MAX_HEATMAPS = 600  # about 800 characters each
+HEATMAP_SIDE = 24  # cells
 MEASURES = ("min", "max", "mean", "std", "zeros", "nan", "inf")
 
 
 def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress | None = None) -> dict[str, Any]:
-    """Describe a checkpoint; reads every tensor once or twice if `values` are wanted."""
+    """Describe a checkpoint; with `values` every tensor is read once or twice."""
     tensors = list(c.tensors.values())
     total = outline.totals(c)
     natural = {t.name: i for i, t in enumerate(outline.ordered(tensors, "name"))}
@@ -56,12 +56,12 @@ def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress 
 
 
 def text(name: str) -> str:
-    """A name that UTF-8 can hold: a lone surrogate is shown by its escape."""
+    """A name in UTF-8; a lone surrogate is escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
-    """A table of the distinct values in the order in which they first appear, and an index into it for each row."""
+    """A table of the distinct values in the order of their first appearance, and an index into it for each row."""
     place: dict[str, int] = {}
     table = list[Any]()
     rows = []
@@ -79,26 +79,26 @@ def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
 
 def _values(tensors: list[Tensor], workers: int, progress: Progress | None) -> dict[str, Any]:
     largest = sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
-    drawn, mapped = set(largest[:HISTOGRAMS]), set(largest[:HEATMAPS])
+    counted, mapped = set(largest[:MAX_HISTOGRAMS]), set(largest[:MAX_HEATMAPS])
     done, total = 0, sum(t.nbytes for t in tensors)
 
     def look(i: int, sources: Sources) -> Picture:
         nonlocal done
-        found = picture(tensors[i], sources, side=SIDE, sample=i in mapped)
+        drawn = picture(tensors[i], sources, side=HEATMAP_SIDE, sample=i in mapped)
         done += tensors[i].nbytes
         if progress:
             progress(done, total)
-        return found
+        return drawn
 
     pictures = each(range(len(tensors)), look, workers)
     columns = {m: [_number(getattr(p.stats, m)) for p in pictures] for m in MEASURES}
-    bins = [_bars(p) if i in drawn else "" for i, p in enumerate(pictures)]
+    bins = [_bars(p) if i in counted else "" for i, p in enumerate(pictures)]
     heat = {i: _heat(p) for i, p in enumerate(pictures) if p.rows}
     return {**columns, "bins": bins, "heat": heat}
 
 
 def _number(value: float | int | None) -> float | int | str | None:
-    """Six digits are enough to look at; JSON has no infinity."""
+    """A number with six digits; infinities are text, because JSON has none."""
     if value is None or (isinstance(value, int) and abs(value) < 2**53):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
@@ -121,7 +121,7 @@ def _heat(p: Picture) -> list[Any]:
 def conversion(
     before: Checkpoint, meant: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
 ) -> dict[str, Any]:
-    """What became of each tensor: source beside target, the rule between them, and what has no partner."""
+    """The conversion of each tensor: source, target and rule; tensors without a counterpart are listed."""
     moved: Mapping[str, Any] = meant.details.get("moved", {})
     pairs = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
     renamed = {p.b.name: p.a.name for p in pairs.values() if p.kind == "renamed" and p.a and p.b}
@@ -140,7 +140,7 @@ def conversion(
 
 
 def _row(how: Mapping[str, Any] | None, rules: list[str], pair: Pair | None, before: Checkpoint) -> list[Any]:
-    """[rule, sources, what the comparison says, how far apart]; the rule is -1 where no source is known."""
+    """[rule, sources, kind of difference, measures]; the rule is -1 if no source is known."""
     if how is None:
         return [-1, [], pair.kind if pair else "", None]
     sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]

@@ -22,7 +22,7 @@ from .paths import is_http
 from .ranges import Spool
 
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
-GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
+MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
 BATCH = 8  # ranges asked for at once
 PIECE = 2**23  # bytes of one request
 
@@ -270,4 +270,4 @@ def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     return spool
 
 
-__all__ = ["GAP", "RemoteFile", "Stat", "filesystem", "info", "is_dir", "names", "stat", "walk"]
+__all__ = ["MAX_GAP", "RemoteFile", "Stat", "filesystem", "info", "is_dir", "names", "stat", "walk"]

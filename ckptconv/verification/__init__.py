@@ -1,1 +1,1 @@
-"""Prove what was written: compare, read back, hashes."""
+"""Verify output: read it back, compare it, check hashes."""

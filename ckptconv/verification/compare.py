@@ -1,10 +1,10 @@
-"""Compare: what was written with what was meant, and one checkpoint with another.
+"""Compare the output with the conversion, and one checkpoint with another.
 
     same(expected, got)             every tensor, bit for bit; VerifyError with the first tensor and index
     diff(a, b)                      all differences, measured: only in A or B, renamed, shape, dtype, values
 
-Values are equal when their bits are: -0.0 is not 0.0, and a NaN equals a NaN of the same bits. With a tolerance they
-are compared as numbers, |a - b| <= atol + rtol |b|, NaN equals NaN, and a dtype alone is no difference.
+Values are equal if their bits are: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. With a tolerance
+they are compared as numbers, |a - b| <= atol + rtol |b|, NaN equals NaN, and a different dtype alone does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import VerifyError
-from ..messages import fold, listing
+from ..messages import fold, listing, many
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
 from ..moves.gather import read_strings
@@ -26,15 +26,15 @@ from ..moves.sources import Sources
 from .difference import EXACT, Diff, Pair, Tolerance, Values
 from .readback import listed, unlike
 
-ELEMENTS = 2**20  # of a window; two tensors are read side by side
-NO_SIGN = ("float8_e8m0fnu", "float4_e2m1fn")  # floats whose top bit is no sign: their steps are not counted
+WINDOW = 2**20  # elements of a window; two tensors are read in parallel
+NO_SIGN = ("float8_e8m0fnu", "float4_e2m1fn")  # floats whose top bit is not a sign: their steps are not counted
 
 
 # --- one pair of tensors ----------------------------------------------------------------------------------------
 
 
 def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] | None:
-    """Index of the first element whose bits differ, of two tensors of one dtype and shape; None if there is none."""
+    """The index of the first element whose bits differ; None if there is none. Dtypes and shapes must be equal."""
     for at, x, y in _side_by_side(a, b, sources):
         if not np.array_equal(x, y):
             item = 1 if x.dtype == object else a.dtype.itemsize
@@ -43,14 +43,14 @@ def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] 
 
 
 def _side_by_side(a: Tensor, b: Tensor, sources: Sources) -> Iterator[tuple[int, Array, Array]]:
-    """Windows of both with the place of their first element: bytes, or objects of string tensors."""
+    """Windows of both tensors with the offset of their first element: bytes, or objects for string tensors."""
     if a.dtype.kind == "s" or b.dtype.kind == "s":
         yield 0, read_strings(a).reshape(-1), read_strings(b).reshape(-1)
         return
-    sizes = [max(1, ELEMENTS * t.dtype.itemsize) for t in (a, b)]
+    sizes = [max(1, WINDOW * t.dtype.itemsize) for t in (a, b)]
     pairs = zip(windows(a, sources, sizes[0]), windows(b, sources, sizes[1]), strict=True)
     for i, (x, y) in enumerate(pairs):
-        yield i * ELEMENTS, x, y
+        yield i * WINDOW, x, y
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Values | None:
-    """Measure how the values of two tensors of one shape differ; None if they do not."""
+    """Measure the differences of two tensors of one shape; None if they are equal."""
     if a.dtype == b.dtype and first_difference(a, b, sources) is None:
         return None
     if "s" in (a.dtype.kind, b.dtype.kind):
@@ -80,7 +80,7 @@ def _strings(a: Tensor, b: Tensor) -> Values | None:
 
 
 class _Meter:
-    """Running measures of a pair; complex numbers are measured as pairs of real ones."""
+    """Running measures of a pair; complex numbers are measured as pairs of real numbers."""
 
     def __init__(self, a: Tensor, b: Tensor, tolerance: Tolerance) -> None:
         self.a, self.b, self.tolerance = a, b, tolerance
@@ -93,7 +93,7 @@ class _Meter:
         self.dot = self.aa = self.bb = 0.0
 
     def take(self, at: int, x: Array, y: Array) -> None:
-        """Take in a window of bytes of each, whose first element is the tensor's element `at`."""
+        """Add a window of bytes of each tensor; its first element is the tensors' element `at`."""
         bits: Array | None = np.not_equal(self._words(x), self._words(y)) if self.exact else None
         fa, fb = _real(x, self.a), _real(y, self.b)
         for lo in range(0, len(fa), BLOCK):
@@ -153,7 +153,7 @@ class _Meter:
 
 
 def _real(raw: Array, t: Tensor) -> Array:
-    """A window as real numbers; of complex ones, real and imaginary parts in turn; of opaque ones, their bytes."""
+    """A window as real numbers: complex ones as alternating real and imaginary parts, opaque ones as bytes."""
     if t.dtype.kind == "c":
         return raw.view(np.dtype(f"f{t.dtype.itemsize // 2}"))
     return raw if t.dtype.kind == "x" else numbers(raw, t.dtype)
@@ -170,7 +170,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def _rank(bits: Array) -> Array:
-    """Place of each float among all floats of its dtype: neighbours are one apart, -0.0 and 0.0 are one place."""
+    """The rank of each float among all floats of its dtype; -0.0 and 0.0 have the same rank."""
     half = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     size = bits & ~half
     rank: Array = np.where(bits & half, half - size, half + size)
@@ -181,9 +181,9 @@ def _rank(bits: Array) -> Array:
 
 
 def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True) -> Diff:
-    """Find and measure all differences; tensors that only changed their name are recognised by their content.
+    """Find and measure all differences; tensors whose names alone changed are recognised by their content.
 
-    Without `values` nothing is read: names, shapes and dtypes are compared.
+    Without `values` no tensor is read: only names, shapes and dtypes are compared.
     """
     tolerance.checked()
     shared = [(t, b[n]) for n, t in a.items() if n in b]
@@ -202,22 +202,22 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers:
 def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -> Pair | None:
     if a.shape != b.shape:
         return Pair("shape", a, b)
-    found = compare(a, b, tolerance, sources) if tolerance is not None else None
+    values = compare(a, b, tolerance, sources) if tolerance is not None else None
     if a.dtype != b.dtype:
-        return Pair("dtype", a, b, found)
-    return Pair("values", a, b, found) if found else None
+        return Pair("dtype", a, b, values)
+    return Pair("values", a, b, values) if values else None
 
 
 def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> Iterator[tuple[str, str]]:
-    """Pairs of names with equal content; only tensors that have a partner of their dtype and shape are read."""
+    """Pairs of names with equal content; a tensor is read only if the other side has one of its dtype and shape."""
     kinds = {(t.dtype, t.shape) for t in a.values()} & {(t.dtype, t.shape) for t in b.values()}
     groups: list[dict[str, list[str]]] = []
     for side in (a, b):
         rows = [t for t in side.values() if (t.dtype, t.shape) in kinds]
-        found = defaultdict(list)
+        by_hash = defaultdict(list)
         for t, digest in zip(rows, each(rows, hash_tensor, workers), strict=True):
-            found[digest].append(t.name)
-        groups.append(found)
+            by_hash[digest].append(t.name)
+        groups.append(by_hash)
     for digest, names in groups[0].items():
         yield from zip(names, groups[1].get(digest, ()), strict=False)
 
@@ -226,20 +226,22 @@ def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> 
 
 
 def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -> None:
-    """VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
+    """Raise VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
     wrong = unlike(expected.tensors, got)
     wrong |= {n: "not expected" for n in got if n not in expected}
     if wrong:
-        raise VerifyError(f"{len(wrong)} tensors are not what the conversion gives:\n{listed(wrong)}", url=url)
+        text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{listed(wrong)}"
+        raise VerifyError(text, url=url)
     pairs = [(t, got[n]) for n, t in expected.items()]
-    found = zip(pairs, each(pairs, lambda pair, s: first_difference(pair[0], pair[1], s), workers), strict=True)
-    bad = [(t.name, index) for (t, _), index in found if index is not None]
+    differences = each(pairs, lambda pair, s: first_difference(pair[0], pair[1], s), workers)
+    bad = [(t.name, index) for (t, _), index in zip(pairs, differences, strict=True) if index is not None]
     if bad:
         name, index = bad[0]
         also = f":\n{listing(map(str, fold(n for n, _ in bad)))}" if len(bad) > 1 else ""
         first = f"at index {list(index)}" if index else "in its value"
         raise VerifyError(
-            f"differs from what the conversion gives, {first}; {len(bad)} of {len(pairs)} tensors differ{also}",
+            f"differs from what the conversion gives, {first}; differing: {len(bad)} of "
+            f"{many(len(pairs), 'tensor')}{also}",
             url=url, tensor=name,
         )  # fmt: skip
 

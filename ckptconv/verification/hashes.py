@@ -1,13 +1,13 @@
-"""Content hashes that travel along with a checkpoint, and what to do when tensors do not match them or cannot be read.
+"""Content hashes that a checkpoint carries, and the handling of tensors that do not match them or cannot be read.
 
     check(checkpoint, hashes)    reads everything and compares
-    guarded(checkpoint)          compares whatever is read later, by whomever
-    salvaged(checkpoint)         leaves out what is damaged
+    guarded(checkpoint)          makes later reads compare
+    salvaged(checkpoint)         leaves out damaged tensors
 
-formats/hash_metadata.py says how they stand in a file. A file is laid out with zeros in their place, and `Writer.seal`
-is given the metadata with the hashes when all jobs are done; so every format that keeps metadata can carry them.
-Of shards the index carries them. They go stale when a tensor changes: what is opened has them in `hashes`, not in
-its metadata, and conversions make them anew, after they have compared what they read with the old ones.
+formats/hash_metadata.py defines their form in a file. A file is laid out with zeros in their place, and `Writer.seal`
+receives the metadata with the hashes when all jobs are done, so every format with metadata can carry them. For shards,
+the index carries them. Hashes become stale when a tensor changes: an open checkpoint has them in `hashes`, not in its
+metadata, and a conversion computes new ones after it has compared its input with the old ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import NamedTuple
 from ..checkpoint import Checkpoint, Note, Tensor, plain
 from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
+from ..messages import many
 from ..moves.part import Span
 from ..moves.read import hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
 
 class Checked(NamedTuple):
-    """Tensors, how many of them had a hash, and bytes that had a checksum."""
+    """The number of tensors, of tensors with a hash, and of bytes with a checksum."""
 
     tensors: int
     hashed: int
@@ -33,19 +34,19 @@ class Checked(NamedTuple):
 
 
 def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> Checked:
-    """Read everything; VerifyError names every tensor that is not what its hash or checksum says."""
+    """Read everything; VerifyError lists every tensor that does not match its hash or checksum."""
     hashes = {n: h for n, h in hashes.items() if n in checkpoint}
     if bad := _damaged(checkpoint, hashes, workers):
         from .readback import listed
 
         url = checkpoint.urls[0] if checkpoint.urls else None
-        raise VerifyError(f"{len(bad)} of {len(checkpoint)} tensors are damaged:\n{listed(bad)}", url=url)
+        raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{listed(bad)}", url=url)
     spans = set(spans_of(checkpoint.tensors))
     return Checked(len(checkpoint), len(hashes), sum(s.size for s in spans))
 
 
 def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Read everything: the tensors that are not what their hash or checksum says, and why."""
+    """Read everything; return the tensors that do not match their hash or checksum, with the reason."""
     from ..moves.read import each
 
     def why(t: Tensor, sources: Sources) -> str:
@@ -53,7 +54,7 @@ def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) ->
             same = hash_tensor(t, sources) == hashes.get(t.name, "") or t.name not in hashes
         except CkptError as e:
             return e.message
-        return "" if same else "other content than its hash says"
+        return "" if same else "its content does not match its hash"
 
     whys = zip(checkpoint, each(list(checkpoint.values()), why, workers), strict=True)
     return {name: why for name, why in whys if why}
@@ -62,8 +63,8 @@ def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) ->
 def guarded(checkpoint: Checkpoint) -> Checkpoint:
     """Make every later read of a tensor compare it with the hash that the checkpoint carries.
 
-    What does not lie in one piece (strings, compressed data) is read and compared now. VerifyError names the tensors
-    that differ, or says that the hashes are of others.
+    Tensors that are not one span of a file (strings, compressed data) are read and compared now. VerifyError lists the
+    tensors that differ, or reports that the hashes belong to other tensors.
     """
     hashes = stated(checkpoint)
     checked = {n: _checked(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
@@ -75,7 +76,7 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _checked(t: Tensor, digits: str) -> Tensor | None:
-    """The tensor with its hash at its span, if it is one span and nothing else."""
+    """The tensor with its hash as the check of its span; None if it is not exactly one span."""
     data = t.parts[0].data if len(t.parts) == 1 else None
     if not isinstance(data, Span) or data.size != t.nbytes or t != plain(t.name, t.dtype, t.shape, data, role=t.role):
         return None
@@ -83,19 +84,18 @@ def _checked(t: Tensor, digits: str) -> Tensor | None:
 
 
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
-    """Without the tensors that cannot be read or do not match their checksums, each noted with the reason.
+    """The checkpoint without tensors that cannot be read or do not match their checksums, each noted with the reason.
 
-    Everything is read once for that. UsageError if nothing is left.
+    Everything is read once for this. UsageError if no tensor is left.
     """
-
     bad = _damaged(checkpoint, {}, workers)
     if not bad:
         return checkpoint
-    kept = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
+    sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
     notes = [Note("damaged", " ".join(why.split()), (name,)) for name, why in bad.items()]
-    if not kept:
-        raise UsageError(f"keep_going=True: all {len(bad)} tensors are damaged: {notes[0].text}")
-    return checkpoint.with_tensors(kept, *notes)
+    if not sound:
+        raise UsageError(f"keep_going=True: nothing is left, because every tensor is damaged: {notes[0].text}")
+    return checkpoint.with_tensors(sound, *notes)
 
 
 __all__ = ["Checked", "check", "guarded", "salvaged"]

@@ -1,8 +1,8 @@
-"""Before it is published: open what was written with the format's own reader, and compare it with what was meant.
+"""Before publication: open the output with the format's own reader and compare it with the plan.
 
-    confirm(plan, outcome, ...)     headers always; with `full` every byte, by the digests that the jobs took
+    confirm(plan, outcome, ...)     headers always; with `full` every byte, by the digests that the jobs computed
 
-Apart from verify.py because it runs always, and needs no numpy.
+Separate from compare.py because it always runs, and does not need numpy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..engine.run import Outcome
 from ..errors import FormatError, StorageError, VerifyError
 from ..formats import detect
 from ..formats.table import Format
-from ..messages import fold, listing
+from ..messages import fold, listing, many
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 
 
 def unlike(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
-    """Names, dtypes and shapes that are not as expected, and how they are."""
+    """The tensors whose name, dtype or shape is not as expected, with a description."""
     wrong = {}
     for name, t in expected.items():
         back = got.tensors.get(name)
@@ -34,7 +34,7 @@ def unlike(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
 
 
 def listed(wrong: Mapping[str, str]) -> str:
-    """What is wrong, folded by pattern."""
+    """A listing of tensors with reasons, folded by pattern."""
     alike = defaultdict(list)
     for name, why in wrong.items():
         alike[why].append(name)
@@ -42,24 +42,25 @@ def listed(wrong: Mapping[str, str]) -> str:
 
 
 def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, at: str = "") -> None:
-    """Open what was written with the format's own reader: names, dtypes and shapes, and with `full` every byte.
+    """Open the output with the format's own reader and check names, dtypes and shapes, and with `full` every byte.
 
-    at: where it lies until it is published at `url`.
+    at: the location of the output until it is published at `url`. VerifyError lists all tensors that differ.
     """
     if not row.reads:
         return
-    kept = "; nothing was published" if at else ""
+    state = "; nothing is published" if at else ""
     try:
         got = detect.open_checkpoint(at or url, format=row.name)
         if row.proves:
             row.load().prove(got)
         wrong = _wrong(made, outcome, got, full=full)
     except FormatError as e:
-        raise VerifyError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
+        raise VerifyError(f"the output cannot be read back{state}: {e.message}", url=url) from e
     except StorageError as e:
-        raise StorageError(f"what was written cannot be read back{kept}: {e.message}", url=url) from e
+        raise StorageError(f"the output cannot be read back{state}: {e.message}", url=url) from e
     if wrong:
-        raise VerifyError(f"{len(wrong)} tensors do not read back as written{kept}:\n{listed(wrong)}", url=url)
+        text = f"does not read back as written in {many(len(wrong), 'tensor')}{state}:\n{listed(wrong)}"
+        raise VerifyError(text, url=url)
 
 
 def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict[str, str]:
@@ -67,7 +68,7 @@ def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict
     wrong = unlike(made.tensors, got)
     if not wrong and full:
         slots = made.placement.slots
-        owner = {slots[n]: n for n in outcome.digests if slots[n].size}  # what is tied was written once
+        owner = {slots[n]: n for n in outcome.digests if slots[n].size}  # tied tensors are written once
         with Sources() as sources:
             for name, slot in slots.items():
                 digest = outcome.digests.get(name) or outcome.digests.get(owner.get(slot, name))

@@ -122,10 +122,10 @@ def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtur
 FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "nothing": ([], 3, "it is empty"),
     "no checkpoint": (["readme.txt", "x.py"], 3, "its files are readme.txt, x.py"),
-    "one": (["a.npz"], 3, "name a file in it (a.npz)"),
-    "several": (["a.npz", "b.h5", "c.txt"], 3, "name a file in it (a.npz, b.h5)"),
+    "one": (["a.npz"], 3, "give a file in it (a.npz)"),
+    "several": (["a.npz", "b.h5", "c.txt"], 3, "give a file in it (a.npz, b.h5)"),
     "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 3, "Orbax"),
-    "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors was read; name another file"),
+    "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }
 
 
@@ -161,14 +161,14 @@ def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
     ("args", "code", "says"),
     [
         (["nowhere.ckpt", "-o", "x.npz"], 9, "no such file"),
-        (["aa.npz", "-o", "x.npz"], 9, "near is a.npz"),
+        (["aa.npz", "-o", "x.npz"], 9, "did you mean a.npz?"),
         (["empty", "-o", "x.npz"], 3, "empty"),
         (["a.npz"], 2, "`ckptconv a.npz -o DST` converts; `ckptconv inspect a.npz` lists what is inside"),
         (["a.npz", "-o", "x.unknown"], 2, "--to"),
         (["a.npz", "-o", "empty"], 2, "'empty' is a folder"),
         (["a.npz", "-o", "new/"], 2, "'new/' is a folder"),
-        (["a.npz", "-o", "x.npz", "--to", "nothing"], 2, "no format is called 'nothing'"),
-        (["a.npz", "-o", "x.npz", "--to", "safetensor"], 2, "near is safetensors"),
+        (["a.npz", "-o", "x.npz", "--to", "nothing"], 2, "unknown format 'nothing'"),
+        (["a.npz", "-o", "x.npz", "--to", "safetensor"], 2, "did you mean safetensors?"),
         (["a.npz", "-o", "x.npz", "-c", "berd"], 2, "near are bert"),
         (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
         (["a.npz", "-o", "x.npz", "--exclude", "w*"], 2, "leave none of 1 tensors"),

@@ -18,7 +18,7 @@ from ckptconv.checkpoint import Checkpoint, Tensor, plain, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import compile_plan
 from ckptconv.formats import safetensors
-from ckptconv.moves.budget import CONSTANT, Budget
+from ckptconv.moves.budget import BASE_MEMORY, Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span, c_strides
 
@@ -92,7 +92,7 @@ def test_a_large_transpose_stays_within_the_limit_and_the_constant(tmp_path: Pat
     (tmp_path / "t.toml").write_text(TRANSPOSE)
     command = [sys.executable, "-c", PEAK, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]
     done = subprocess.run([*command, str(tmp_path / "t.toml")], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[1]) * 1024 <= 16 * 2**20 + CONSTANT
+    assert int(done.stdout.split()[1]) * 1024 <= 16 * 2**20 + BASE_MEMORY
     assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["w"].numpy(), array.T)
 
 

@@ -96,7 +96,7 @@ def test_the_map_decides_between_two_shards(folder: Path) -> None:
 
 def test_a_shard_of_another_index_is_not_taken_for_one(folder: Path) -> None:
     shutil.copy(folder / SHARDS[0], folder / "model-00001-of-00009.safetensors")
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="no shard of the index"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="not a shard of the index"):
         ckptconv.open(folder / "model-00001-of-00009.safetensors")
 
 

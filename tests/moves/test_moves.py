@@ -13,7 +13,7 @@ from kit import same
 
 from ckptconv import ConversionError
 from ckptconv.dtypes import DTYPES
-from ckptconv.moves.boxes import clip, fuse, is_run, plain, slabs
+from ckptconv.moves.boxes import clip, fuse, is_contiguous, is_run, slabs
 from ckptconv.moves.cast import cast, transform
 from ckptconv.moves.copy import copy, packed, strided
 from ckptconv.moves.log import Loss
@@ -72,7 +72,7 @@ def test_a_part_is_plain_when_source_and_target_run_along_together(part: Part) -
         b[0] - a[0] == 1 and b[1] - a[1] == 1 for a, b in zip(sorted(moves), sorted(moves)[1:], strict=False)
     )
     if 0 not in part.shape:
-        assert plain(part) == together == is_run(fuse(part.shape, part.strides, part.steps))
+        assert is_contiguous(part) == together == is_run(fuse(part.shape, part.strides, part.steps))
 
 
 @settings(deadline=None, max_examples=200)

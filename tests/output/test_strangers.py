@@ -19,7 +19,7 @@ from ckptconv import api
 from ckptconv.bulk import run
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import own, staging
-from ckptconv.output.append_log import Lines
+from ckptconv.output.append_log import AppendLog
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and owners are another matter on Windows")
 NAMES = [
@@ -324,6 +324,6 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(StorageError, match=r"has no locks \(no locks available\)"):
-        Lines(str(tmp_path / "ledger"), "another run")
+        AppendLog(str(tmp_path / "ledger"), "another run")
     ckptconv.save(values(), tmp_path / "m.npz")  # what needs none goes on
     assert len(ckptconv.open(tmp_path / "m.npz")) == 2

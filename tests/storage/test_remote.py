@@ -385,7 +385,7 @@ def test_an_unknown_scheme() -> None:
 
 
 def test_ranges_close_together_are_joined() -> None:
-    gap = remote.GAP
+    gap = remote.MAX_GAP
     assert merged([(10, 5), (0, 10), (20 + gap, 5), (30 + 3 * gap, 1)]) == [(0, 15), (20 + gap, 5), (30 + 3 * gap, 1)]
     assert merged([(0, 10), (10 + gap, 5)]) == [(0, 15 + gap)]
     assert merged([]) == []

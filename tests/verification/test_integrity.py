@@ -155,7 +155,7 @@ def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
         f.write(b"\x99")
     done = cli("verify", "m.safetensors")
     assert done.returncode == 7
-    assert "1 of 57 tensors are damaged" in done.stderr
+    assert "damage in 1 of 57 tensors" in done.stderr
 
 
 # --- salvage ----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:
 def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
     ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", format="tf")
     flip(next(tmp_path.glob("*.data*")), 5)
-    with pytest.raises(CkptError, match="all 1 tensors are damaged"):
+    with pytest.raises(CkptError, match="every tensor is damaged"):
         api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", select=api.Select(keep_going=True))
 
 
@@ -353,7 +353,7 @@ def test_strings_are_compared_too(tmp_path: Path) -> None:
     ckptconv.save({"s": np.array([b"one", b"twenty"], object)}, tmp_path / "m.hdf5", format="hdf5")
     raw = (tmp_path / "m.hdf5").read_bytes()
     (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
-    with pytest.raises(VerifyError, match="other content than its hash says"):
+    with pytest.raises(VerifyError, match="content does not match its hash"):
         api.convert(tmp_path / "m.hdf5", tmp_path / "n.hdf5", target=api.Target(format="hdf5"))
 
 

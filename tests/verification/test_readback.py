@@ -98,7 +98,7 @@ def test_what_is_wrong_is_not_published(
         write(0, tmp_path, kind)
     before = snapshot(tmp_path)
     spoil(monkeypatch)
-    with pytest.raises(VerifyError, match="nothing was published") as caught:
+    with pytest.raises(VerifyError, match="nothing is published") as caught:
         write(1, tmp_path, kind, force=force, verify=verify)
     assert "part" not in str(caught.value.url)
     assert snapshot(tmp_path) == before
@@ -127,6 +127,6 @@ def test_nothing_wrong_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fsspec.filesystem("memory").store.clear()
     flipping(monkeypatch)
-    with pytest.raises(VerifyError, match="nothing was published"):
+    with pytest.raises(VerifyError, match="nothing is published"):
         ckptconv.save(values(1), "memory://b/m.npz", verify="full")
     assert fsspec.filesystem("memory").find("/b") == []

@@ -1,4 +1,4 @@
-"""msgpack as Flax uses it, read without reading payload and written around payload that others write.
+"""msgpack as Flax uses it: read without its payload, and written around payload that the engine writes.
 
     00-7f, e0-ff  small integer      a0-bf, d9-db  text         c4-c6          bytes
     80-8f, de-df  map                90-9f, dc-dd  list         c7-c9, d4-d8   extension: length, type, bytes
@@ -27,7 +27,7 @@ ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
 
 
 class Array(NamedTuple):
-    """An array found in the file: its elements are `size` bytes at `start`."""
+    """An array in the file: its elements are `size` bytes at `start`."""
 
     kind: DType
     shape: tuple[int, ...]
@@ -36,12 +36,12 @@ class Array(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A leaf that is no tensor, described for a note."""
+    """A leaf that is not a tensor, described for a note."""
 
     what: str
 
 
-# first byte: what follows, and the struct format of its length or value
+# first byte: kind of value, and the struct format of its length or value
 _LENGTHS = {
     0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"), 0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"),
     0xC9: ("ext", ">I"), 0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"), 0xDC: ("array", ">H"),
@@ -54,7 +54,7 @@ _NUMBERS = {
 
 
 class Walker:
-    """Read msgpack value by value through a small window; long byte strings are stepped over."""
+    """Read msgpack value by value through a small window; long byte strings are skipped."""
 
     def __init__(self, f: Reader) -> None:
         self.f = f
@@ -107,7 +107,7 @@ class Walker:
         kind, n = self.head()
         if kind == "value":
             return Other("None") if n is None else n
-        self.check(n)  # every element takes a byte at least
+        self.check(n)  # every element takes at least one byte
         if kind == "array":
             return [self.value(depth + 1) for _ in range(n)]
         if kind == "map":
@@ -127,12 +127,12 @@ class Walker:
         return out
 
     def text(self) -> str:
-        """A key or a dtype's name: text, bytes as older versions wrote it, or a whole number."""
+        """A key or a dtype's name: text, bytes (in older versions) or a whole number."""
         kind, n = self.head()
         if kind == "value" and type(n) is int:
             return str(n)
         if kind not in {"str", "bin"} or n > MAX_TEXT:
-            raise self.corrupt(f"has a {kind} where text of at most {MAX_TEXT} bytes is due")
+            raise self.corrupt(f"has a {kind} where text of at most {MAX_TEXT} bytes is expected")
         try:
             return self.take(n).decode()
         except UnicodeDecodeError:
@@ -147,7 +147,7 @@ class Walker:
         elif code == COMPLEX:
             pair = self.value(depth + 1)
             if not isinstance(pair, list) or [type(p) in {int, float} for p in pair] != [True, True]:
-                raise self.corrupt("has a complex number that is no pair")
+                raise self.corrupt("has a complex number that is not a pair")
             out = complex(*pair)
         else:
             self.at = end
@@ -157,16 +157,16 @@ class Walker:
         return out
 
     def array(self, depth: int) -> Array | Other:
-        """The inside of an array: [shape, dtype name, elements]."""
+        """The content of an array: [shape, dtype name, elements]."""
         if self.head() != ("array", 3):
             raise self.corrupt("has an array that is not [shape, dtype, elements]")
         shape = self.value(depth + 1)
         if not isinstance(shape, list) or not all(type(n) is int for n in shape):
-            raise self.corrupt("has an array whose shape is no list of whole numbers")
+            raise self.corrupt("has an array whose shape is not a list of whole numbers")
         name = self.text()
         kind, size = self.head()
         if kind not in {"bin", "str"}:
-            raise self.corrupt("has an array whose elements are no bytes")
+            raise self.corrupt("has an array whose elements are not bytes")
         self.check(size)
         start, self.at = self.at, self.at + size
         row = ROWS.get(name)
@@ -181,7 +181,7 @@ class Walker:
 
 
 class Packed:
-    """Msgpack as patches, with a slot wherever elements go."""
+    """msgpack as patches, with a slot for the elements of each array."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -217,7 +217,7 @@ class Packed:
 
 
 def _head(fix: int, most: int, codes: tuple[int, int, int], n: int) -> bytes:
-    """The shortest head for a length: within the first byte, or a code and 8, 16 or 32 bits."""
+    """The shortest encoding of a length: in the first byte, or a code and 8, 16 or 32 bits."""
     if n <= most:
         return bytes([fix | n])
     if n < 2**8 and codes[0]:

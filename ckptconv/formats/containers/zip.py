@@ -5,10 +5,10 @@
     "PK\\6\\6" ... "PK\\6\\7" ...                                 zip64: end record and its locator, where needed
     "PK\\5\\6" disk disk count count bytes offset |comment|      end of the directory
 
-Read so strictly that no other reader can see other members than we do. Sizes and checksums come from the directory
-(torch writes zeros into local headers), where bytes begin from the local header. Readers differ on duplicates (first
-or last), case, prefixes, comments and disagreeing headers, and what a scanner saw is then not what is loaded: all of
-these are refused.
+The reader is so strict that no other reader can see other members. Sizes and checksums come from the directory (torch
+writes zeros into local headers), the beginning of the bytes from the local header. Readers differ on duplicates (first
+or last), case, prefixes, comments and headers that disagree, so that a scanner can see other data than is loaded: all
+of these are refused.
 Specification: APPNOTE.TXT 6.3.10.
 """
 
@@ -34,7 +34,7 @@ _WINDOW = 2**18  # local headers closer together than this are read at once
 
 
 class Member(NamedTuple):
-    """One file of an archive: `packed` bytes at `start` that are `size` bytes of checksum `crc` when unpacked."""
+    """One file of an archive: `packed` bytes at `start`, which unpack to `size` bytes with the checksum `crc`."""
 
     name: str
     start: int
@@ -49,13 +49,14 @@ class Member(NamedTuple):
 
 
 def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
-    """Read and check the whole directory, in the order in which it lists the members.
+    """Read and check the complete directory; members are in its order.
 
-    files: names are those of files, so they may not leave their folder nor differ in case only; else any text will do.
+    files: names are those of files, so they must not leave their folder or differ in case only; otherwise any text is
+    allowed.
     """
     start, size, count = _end(f)
     if count * _ENTRY.size > size:
-        raise CorruptCheckpoint(f"says it has {count} members, which need more than {size} bytes", url=f.url)
+        raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
     entries = list(_central(f.read(start, size), count, f.url))
     _check_names([e.name for e in entries], f.url, files)
     starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
@@ -75,7 +76,7 @@ class _Entry(NamedTuple):
 
 
 def _end(f: Ranges) -> tuple[int, int, int]:
-    """Find the central directory: its start, size and number of members. It must be the last thing in the file."""
+    """Find the central directory, which must end the file; return its start, size and number of members."""
     if f.size < _END.size:
         raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
     at = f.size - _END.size
@@ -133,7 +134,7 @@ def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
         if flags & _ENCRYPTED:
             raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
         if method not in (STORED, DEFLATED):
-            text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are known"
+            text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are supported"
             raise CorruptCheckpoint(text, url=url)
         if method == STORED and packed != size:
             raise CorruptCheckpoint(f"the stored member {printable(name)} has two sizes, {packed} and {size}", url=url)
@@ -157,17 +158,17 @@ def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
-    """Refuse a field that gives the member another name, which some readers follow."""
-    for said in fields(extra, _OTHER_NAME):
-        if said[5:] not in (raw, b""):
-            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(said[5:])[:200])}"
+    """Refuse an extra field with another name, which some readers use."""
+    for field in fields(extra, _OTHER_NAME):
+        if field[5:] not in (raw, b""):
+            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(field[5:])[:200])}"
             raise UnsafeCheckpoint(text, url=url)
 
 
 def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
     """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
-    for said in fields(extra, 1):
-        words = [w for (w,) in struct.iter_unpack("<Q", said[: len(said) // 8 * 8])]
+    for field in fields(extra, 1):
+        words = [w for (w,) in struct.iter_unpack("<Q", field[: len(field) // 8 * 8])]
         if len(words) >= values.count(_MAX32):
             rest = iter(words)
             return [next(rest) if v == _MAX32 else v for v in values]
@@ -175,7 +176,7 @@ def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
 
 
 def _name(raw: bytes, flags: int, url: str) -> str:
-    """A name in UTF-8, which torch writes without saying so; else in the zip's own old code."""
+    """A name in UTF-8, which torch writes without the flag; otherwise in code page 437."""
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -186,14 +187,17 @@ def _name(raw: bytes, flags: int, url: str) -> str:
 
 
 def _check_names(names: list[str], url: str, files: bool) -> None:
-    """No name twice; as files, not even in another case (torch's reader ignores case), nor a path out of the folder."""
+    """Refuse duplicate names; for files also names that differ in case only and paths that leave the folder.
+
+    torch's reader ignores case.
+    """
     seen: dict[str, str] = {}
     twins = []
     for name in names:
         if "\0" in name and not files:
-            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name, where readers stop", url=url)
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name; readers stop there", url=url)
         if files and (not name or name.startswith("/") or set("\\\0") & set(name) or ".." in name.split("/")):
-            raise UnsafeCheckpoint(f"the member {printable(name)!r} is named like a path out of its folder", url=url)
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} is a path that leaves its folder", url=url)
         folded = name.casefold() if files else name
         if folded in seen:
             twins.append(f"{seen[folded]} and {name}")
@@ -203,7 +207,7 @@ def _check_names(names: list[str], url: str, files: bool) -> None:
 
 
 def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int]:
-    """Check each local header against the directory; tell where the payloads begin. `entries` are sorted by place."""
+    """Check each local header against the directory; return the payloads' offsets. `entries` are sorted by offset."""
     out: dict[str, int] = {}
     gaps: list[tuple[int, int, _Entry]] = []
     at, window, first = 0, b"", 0
@@ -235,18 +239,18 @@ def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int
 
 
 def _check_gap(f: Ranges, start: int, end: int, before: _Entry) -> None:
-    """Between members may lie only the sizes and checksum of the one before: else who reads on finds other members."""
+    """Only the descriptor of a member may follow it; with other bytes a sequential reader could see other members."""
     if before.flags & _DESCRIPTOR and end - start in (12, 16, 20, 24):
-        said = f.read(start, end - start).removeprefix(_SIGNED)
-        sizes = "<3L" if len(said) == 12 else "<L2Q"
-        if len(said) in (12, 20) and struct.unpack(sizes, said) == (before.crc, before.packed, before.size):
+        descriptor = f.read(start, end - start).removeprefix(_SIGNED)
+        sizes = "<3L" if len(descriptor) == 12 else "<L2Q"
+        if len(descriptor) in (12, 20) and struct.unpack(sizes, descriptor) == (before.crc, before.packed, before.size):
             return
-    text = f"{end - start} bytes behind the member {printable(before.name)} belong to no member"
+    text = f"{end - start} bytes after the member {printable(before.name)} do not belong to a member"
     raise UnsafeCheckpoint(text, url=f.url)
 
 
 def _reach(entries: list[_Entry], i: int, directory: int) -> int:
-    """How far to read so that the headers of small neighbours come along."""
+    """The end of a read that includes the headers of small neighbours."""
     end = entries[i].at
     for e in map(entries.__getitem__, range(i, len(entries))):
         if e.at - end > 4096 or e.at - entries[i].at > _WINDOW:
@@ -266,8 +270,7 @@ def _check_local(header: bytes, e: _Entry, url: str) -> int:
         wrong.append("name")
     if method != e.method or (flags ^ e.flags) & (_ENCRYPTED | _DESCRIPTOR):
         wrong.append("method or flags")
-    blank = (0, _MAX32) if e.flags & _DESCRIPTOR or _MAX32 in (packed, size) else ()
-    if (size != e.size and size not in blank) or (packed != e.packed and packed not in blank):
+    if not _same_sizes(size, packed, e):
         wrong.append("size")
     if crc != e.crc and (crc or not e.flags & _DESCRIPTOR):
         wrong.append("CRC")
@@ -279,8 +282,14 @@ def _check_local(header: bytes, e: _Entry, url: str) -> int:
     return int(extra)
 
 
+def _same_sizes(size: int, packed: int, e: _Entry) -> bool:
+    """Whether the sizes in a local header are those of the directory, or left open for a descriptor or zip64 field."""
+    blank = (0, _MAX32) if e.flags & _DESCRIPTOR or _MAX32 in (packed, size) else ()
+    return size in (e.size, *blank) and packed in (e.packed, *blank)
+
+
 def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
-    """What the local extra field says of name and sizes must be what the directory says."""
+    """Compare name and sizes in the local extra field with the directory."""
     _check_other_name(extra, e.raw, url)
     packed, size = struct.unpack_from("<2L", header, 18)
     wide = _MAX32 in (packed, size) and not e.flags & _DESCRIPTOR

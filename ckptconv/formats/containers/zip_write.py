@@ -12,7 +12,7 @@ _DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
 
 class Entry(NamedTuple):
-    """A stored member to be: its local header at `at`, its `size` bytes at `start`."""
+    """A stored member to write: its local header at `at`, its `size` bytes at `start`."""
 
     name: bytes
     at: int
@@ -22,13 +22,13 @@ class Entry(NamedTuple):
 
 
 def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Entry], int]:
-    """Place members one after the other, their bytes aligned; also tell where the directory begins."""
+    """Place members one after the other with aligned bytes; return them and the offset of the directory."""
     out, at = [], 0
     for text, size in sizes:
         name = text.encode()
         bare = at + _LOCAL.size + len(name) + (20 if size >= _MAX32 else 0)
         start = bare + 4
-        start += -start % align  # at least four bytes: an extra block has a head
+        start += -start % align  # at least four bytes: an extra field has a header
         out.append(Entry(name, at, start, size))
         at = start + size
     return out, at

@@ -1,4 +1,4 @@
-"""An imaginary file under h5py: what the library writes is kept, what it does not write is a hole."""
+"""A sparse file in memory for h5py: bytes that the library does not write are holes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAGE = 1 << 12
 
 
 class Canvas(io.RawIOBase):
-    """A file in memory that remembers only what was written."""
+    """A file in memory that stores only the pages that are written."""
 
     def __init__(self) -> None:
         self._pages: dict[int, bytearray] = {}

@@ -1,23 +1,23 @@
-"""Run the HDF5 library in a process of its own, which can crash, hang or swell without harm to ours.
+"""Run the HDF5 library in a separate process, which can crash, hang or exhaust its memory without harm to ours.
 
-The library has a long list of memory errors on damaged files (CVE-2025-2153, -6269, -6816 and some forty others are
-open against 1.14.6), so it never sees a stranger's file in our process. The child has no file of its own either: it
-asks for ranges over a pipe and the parent answers from the one file that was opened, so no link can lead anywhere. It
-cannot open or write files, its memory is limited, it loads no plugins, and on Linux a filter of system calls (jail.py)
-leaves it nothing but computing and its pipes. It is killed when it says nothing for `PATIENCE` seconds, for `HEADWAY`
-seconds of its own processor time between two frames, and for `TOTAL` and some for each megabyte of the file in all.
-Starting the first costs 0.1 s, about what importing h5py costs anyhow; the others are forks of a process that did only
-that. An idle one is kept for the next dataset. Contiguous datasets, which is nearly all there are, need it only once:
-to learn where their bytes lie.
+The library has many memory errors on damaged files (CVE-2025-2153, -6269, -6816 and about forty others are open against
+1.14.6), so it never reads an untrusted file in our process. The child does not have the file either: it requests ranges
+over a pipe, and the parent answers from the one file that it opened, so no link can lead elsewhere. The child cannot
+open or write files, its memory is limited, it loads no plugins, and on Linux a filter of system calls (jail.py) allows
+only computing and the pipes. It is killed after `SILENCE` seconds without a message, after `CPU_STEP` seconds of its
+own processor time between two frames, and after `CPU_TOTAL` seconds plus `CPU_PER_MB` for each megabyte of the file in
+all. Starting the first child takes 0.1 s, about as long as importing h5py; the others are forks of a process that has
+done only that. Idle children are reused for the next dataset. Contiguous datasets, nearly all in practice, need the
+child only once: to learn the position of their bytes.
 
-This is not the mechanism of bulk/pool.py, which starts workers through multiprocessing: those run our code with all the
-rights of the parent. The server of multiprocessing is one per process, is preloaded once, and hands every child its own
-pipes, the parent's main module and environment; what stands between a hostile file and the user must hold two pipes and
-nothing else, in an isolated interpreter (-I) that has imported h5py only.
+This mechanism differs from bulk/pool.py, which starts workers through multiprocessing: those run our code with all
+rights of the parent. The server of multiprocessing exists once per process, is preloaded once, and gives every child
+its own pipes, the parent's main module and its environment. The process that protects the user from a hostile file must
+have two pipes and nothing else, in an isolated interpreter (-I) that has imported only h5py.
 
     parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
-                        G  start, size as u64le: wants these bytes, which follow raw       R  a record, JSON
+                        G  start, size as u64le: requests these bytes, which follow raw    R  a record, JSON
                         D  bytes of the dataset   S  strings, each u32le length + bytes    E  [kind, message], JSON
                         .  done
 """
@@ -38,19 +38,19 @@ from typing import IO, Any, NamedTuple
 from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 from ...storage.ranges import Ranges
 
-PATIENCE = 30.0
-HEADWAY = 6  # seconds of processor time between two frames
-TOTAL, PER_MEGABYTE = 300, 1  # seconds of processor time for all requests together
+SILENCE = 30.0  # seconds
+CPU_STEP = 6  # seconds of processor time between two frames
+CPU_TOTAL, CPU_PER_MB = 300, 1  # seconds of processor time for all requests together
 FRAME = struct.Struct("<cQ")
 COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
 MEMORY = 4 << 30
-KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # of the environment: where libraries are found
-IDLE = 2  # sleeping children kept
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
+MAX_IDLE = 2  # children kept for the next request
 
 
 class Window(NamedTuple):
-    """What the library may see: a whole file, or a member of an archive."""
+    """The bytes that the library can read: a complete file, or a member of an archive."""
 
     name: str  # identifies the content: url, member, and the file's stamp
     url: str
@@ -59,11 +59,11 @@ class Window(NamedTuple):
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
-    """Start Python at a function of inside.py, with none of the environment but where libraries are found."""
+    """Start Python at a function of inside.py, with only the environment variables that locate libraries."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     path = [here, *(p for p in sys.path if p)]
     code = f"import sys; sys.path[:] = {path!r}; from ckptconv.formats.hdf5.inside import {entry}; {entry}()"
-    environ = {k: os.environ[k] for k in KEPT if k in os.environ}
+    environ = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
     environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
     environ["OPENBLAS_NUM_THREADS"] = "1"
     command = [sys.executable, "-I", "-c", code]
@@ -71,11 +71,11 @@ def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
 
 
 class Nursery:
-    """A process that has done all imports and forks a child for each window: 3 ms instead of 100."""
+    """A process that has done all imports and forks a child for each window, in 3 ms instead of 100 ms."""
 
     def __init__(self) -> None:
         self._door, theirs = socket.socketpair()
-        self._door.settimeout(PATIENCE)
+        self._door.settimeout(SILENCE)
         self._process = _start("nursery", stdin=theirs, stdout=subprocess.DEVNULL)
         theirs.close()
         self._lock = threading.Lock()
@@ -109,14 +109,14 @@ class Nursery:
 
 
 class Forked:
-    """As much of a Popen as is needed here, for a child of the nursery."""
+    """The parts of Popen's interface that are needed here, for a child of the nursery."""
 
     def __init__(self, nursery: Nursery, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.stdin, self.stdout = stdin, stdout
         self._nursery, self._pid, self._status = nursery, pid, 1
 
     def kill(self) -> None:
-        """Kill and reap it, once; when the nursery is gone, so are its children."""
+        """Kill and reap the child, once. If the nursery is gone, so are its children."""
         if self._pid:
             pid, self._pid = self._pid, 0
             try:
@@ -128,7 +128,7 @@ class Forked:
         return self._status
 
 
-_nurseries: dict[int, Nursery] = {}  # by process: a fork of ours makes its own
+_nurseries: dict[int, Nursery] = {}  # by process id: a fork of this process starts its own
 _making = threading.Lock()
 
 
@@ -137,7 +137,7 @@ def _spawn() -> subprocess.Popen[bytes] | Forked:
         return _start("main", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         return _nursery().fork()
-    except OSError:  # it was killed (by a system short of memory?): make another, once
+    except OSError:  # the nursery was killed (by a system short of memory?): start another, once
         _nurseries.pop(os.getpid(), None)
         return _nursery().fork()
 
@@ -181,15 +181,15 @@ class Child:
             raise self._lost("") from None
 
     def _receive(self, size: int) -> bytes:
-        """Read exactly `size` bytes; the child is killed when nothing comes for `PATIENCE` seconds."""
+        """Read exactly `size` bytes; the child is killed when nothing comes for `SILENCE` seconds."""
         pipe = self._process.stdout
         out = bytearray()
-        watch = threading.Timer(PATIENCE, self._process.kill) if os.name == "nt" else None
+        watch = threading.Timer(SILENCE, self._process.kill) if os.name == "nt" else None
         if watch:
             watch.start()
         while pipe is not None and len(out) < size:
             if not watch and not _readable(pipe.fileno()):
-                raise self._lost(f"was silent for {PATIENCE:.0f} seconds")
+                raise self._lost(f"was silent for {SILENCE:.0f} seconds")
             piece = pipe.read(min(size - len(out), 1 << 20))
             if not piece:
                 raise self._lost("")
@@ -202,7 +202,7 @@ class Child:
         self._process.kill()
         status = self._process.wait()
         if status == -getattr(signal, "SIGXCPU", 0):
-            why = f"made no headway in {HEADWAY} seconds"
+            why = f"made no headway in {CPU_STEP} seconds"
         why = why or (f"died with signal {-status}" if status < 0 else f"ended with status {status}")
         return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.window.url)
 
@@ -224,28 +224,28 @@ def _readable(fd: int) -> bool:
 
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(PATIENCE * 1000))
+    return bool(poll.poll(SILENCE * 1000))
 
 
-def _error(said: Any, url: str) -> CkptError:
-    kind, message = str(said[0]), str(said[1])
+def _error(body: Any, url: str) -> CkptError:
+    kind, message = str(body[0]), str(body[1])
     if kind == "missing":
         return MissingExtra(f"HDF5 needs the package h5py: {message}", url=url)
     return (UnsafeCheckpoint if kind == "unsafe" else CorruptCheckpoint)(message, url=url)
 
 
-_idle: dict[int, list[Child]] = {}  # by process, so that a fork does not share a pipe
+_idle: dict[int, list[Child]] = {}  # by process id, so that a fork does not share a pipe
 
 
 def ask(window: Window, **request: str) -> Iterator[tuple[bytes, bytes]]:
-    """Put a request to a child that serves `window`, kept or new; keep it afterwards unless something went wrong."""
-    kept = _idle.setdefault(os.getpid(), [])
-    child = next((kept.pop(i) for i, c in enumerate(kept) if c.window.name == window.name), None) or Child(window)
+    """Send a request to an idle or new child that serves `window`; the child stays idle afterwards unless it fails."""
+    idle = _idle.setdefault(os.getpid(), [])
+    child = next((idle.pop(i) for i, c in enumerate(idle) if c.window.name == window.name), None) or Child(window)
     try:
         yield from child.ask(**request)
-    except BaseException:  # GeneratorExit, too: an answer that was not read to its end is still in the pipe
+    except BaseException:  # including GeneratorExit: the rest of an answer that is not read to its end is in the pipe
         child.close()
         raise
-    kept.append(child)
-    while len(kept) > IDLE:
-        kept.pop(0).close()
+    idle.append(child)
+    while len(idle) > MAX_IDLE:
+        idle.pop(0).close()

@@ -1,4 +1,4 @@
-"""Which dtype an HDF5 type is: its class, size, fields, byte order; runs only in the child process."""
+"""The dtype of an HDF5 type, by its class, size, fields and byte order; runs only in the child process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...dtypes import DTYPES
 
 
 def element(kind: Any, attrs: dict[str, Any]) -> tuple[str, bool, str]:
-    """Map an HDF5 type to (dtype or '', big-endian, note)."""
+    """Map an HDF5 type to (dtype or '', big-endian, note). Without a dtype, the note says why it is not a tensor."""
     import h5py
 
     h5t = h5py.h5t
@@ -18,25 +18,39 @@ def element(kind: Any, attrs: dict[str, Any]) -> tuple[str, bool, str]:
     if group == h5t.INTEGER:
         return _integer(kind, size)
     if group == h5t.ENUM:
-        names = {kind.get_member_name(i): int(kind.get_member_value(i)) for i in range(min(kind.get_nmembers(), 3))}
-        if size == 1 and names == {b"FALSE": 0, b"TRUE": 1}:
-            return "bool", False, ""
-        name, swap, _ = _integer(kind.get_super(), size)
-        return name, swap, "an enumeration, read as its numbers; their names are left behind"
+        return _enumeration(kind, size)
     if group == h5t.STRING:
         return "string", False, ""
     if group == h5t.OPAQUE:
         return _opaque(size, str(attrs.get("dtype", "")))
-    if group == h5t.COMPOUND and kind.get_nmembers() == 2:
-        parts = [kind.get_member_type(i) for i in (0, 1)]
-        at = [kind.get_member_offset(i) for i in (0, 1)]
-        half, swap, _ = _float(parts[0], size // 2) if parts[0].get_class() == h5t.FLOAT else ("", False, "")
-        whole = {"float32": "complex64", "float64": "complex128"}.get(half, "")
-        named = [kind.get_member_name(i) for i in (0, 1)] == [b"r", b"i"]  # as h5py has them
-        if whole and named and parts[0].equal(parts[1]) and at == [0, size // 2]:
-            return whole, swap, ""
+    if group == h5t.COMPOUND:
+        name, swap = _complex(kind, size)
+        if name:
+            return name, swap, ""
     classes = {h5t.COMPOUND: "compound", h5t.REFERENCE: "reference", h5t.VLEN: "variable-length", h5t.ARRAY: "array"}
-    return "", False, f"its elements are of the HDF5 class {classes.get(group, group)}, which is no tensor"
+    return "", False, f"its elements are of the HDF5 class {classes.get(group, group)}, which is not a tensor"
+
+
+def _enumeration(kind: Any, size: int) -> tuple[str, bool, str]:
+    """Booleans are enumerations in HDF5; any other enumeration is read as its integers."""
+    names = {kind.get_member_name(i): int(kind.get_member_value(i)) for i in range(min(kind.get_nmembers(), 3))}
+    if size == 1 and names == {b"FALSE": 0, b"TRUE": 1}:
+        return "bool", False, ""
+    name, swap, _ = _integer(kind.get_super(), size)
+    return name, swap, "an enumeration, read as its numbers; their names are dropped"
+
+
+def _complex(kind: Any, size: int) -> tuple[str, bool]:
+    """The complex dtype of a compound of two equal floats named r and i, as h5py writes it; '' for other compounds."""
+    import h5py
+
+    if kind.get_nmembers() != 2 or [kind.get_member_name(i) for i in (0, 1)] != [b"r", b"i"]:
+        return "", False
+    parts = [kind.get_member_type(i) for i in (0, 1)]
+    offsets = [kind.get_member_offset(i) for i in (0, 1)]
+    half, swap, _ = _float(parts[0], size // 2) if parts[0].get_class() == h5py.h5t.FLOAT else ("", False, "")
+    name = {"float32": "complex64", "float64": "complex128"}.get(half, "")
+    return (name, swap) if name and parts[0].equal(parts[1]) and offsets == [0, size // 2] else ("", False)
 
 
 def _float(kind: Any, size: int) -> tuple[str, bool, str]:
@@ -67,11 +81,11 @@ def _integer(kind: Any, size: int) -> tuple[str, bool, str]:
     return name, size > 1 and int(kind.get_order()) == 1, ""
 
 
-def _opaque(size: int, said: str) -> tuple[str, bool, str]:
-    """Keras writes bfloat16 and float8 as opaque bytes, newer versions with an attribute that names the dtype."""
-    row = DTYPES.get(said)
+def _opaque(size: int, dtype: str) -> tuple[str, bool, str]:
+    """Keras writes bfloat16 and float8 as opaque bytes; newer versions add an attribute with the dtype."""
+    row = DTYPES.get(dtype)
     if row and row.itemsize == size and row.kind in "fiu":
-        return said, False, ""
+        return dtype, False, ""
     if size == 2:
         return "bfloat16", False, "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it"
     if size == 1:

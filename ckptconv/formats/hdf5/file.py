@@ -1,12 +1,12 @@
 """HDF5: any dataset is a tensor, any attribute metadata; the HDF5 library runs in a child process only (child.py).
 
-    0, 512, 1024, ...   89 'HDF' 0d 0a 1a 0a      superblock, behind a user block that may hold anything
+    0, 512, 1024, ...   89 'HDF' 0d 0a 1a 0a      superblock, after an arbitrary user block
     offset              a contiguous dataset's bytes: a Span, read without the library
     chunks, compact     decoded by the library: Coded, key = path, or "member//path" inside a zip
 
 Names are paths, "layers/dense/kernel". Attributes of the root are metadata; those of groups and datasets are
-`details["attributes"]`. Refused are links that are not hard links, external and virtual storage, unknown filters and
-files that declare far more than they store (scan.py). Specification: HDF5 File Format 3.0.
+`details["attributes"]`. Links other than hard links, external and virtual storage, unknown filters, and files that
+declare far more than they store are refused (scan.py). Specification: HDF5 File Format 3.0.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .child import Window
 if TYPE_CHECKING:
     from .write import Hdf5Writer
 
-LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a byte of the file may hold more than the dtype has values
+LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a stored byte can have more values than the dtype
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class Stored(NamedTuple):
-    """One dataset: `offset` is where its bytes lie in the file, or -1 if the library must decode them."""
+    """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must decode them."""
 
     path: str
     dtype: str
@@ -43,11 +43,11 @@ class Stored(NamedTuple):
     offset: int
     swap: bool
     attrs: dict[str, Any]
-    same: str  # the path under which the same dataset was met before
+    same: str  # the path at which the same dataset occurred first
 
 
 class Tree(NamedTuple):
-    """All that a file holds, in the order of its links; `url` and `member` say where ('' for a plain file)."""
+    """The contents of a file in the order of its links; `member` names a file in a zip, '' for a plain file."""
 
     url: str
     member: str
@@ -61,43 +61,43 @@ def sniff(seen: Seen) -> int:
 
 
 def is_hdf5(seen: Seen) -> bool:
-    """The signature stands at 0 or, behind a user block, at 512, 1024, 2048 ..."""
+    """Whether the signature is at 0 or, after a user block, at 512, 1024 or 2048."""
     return any(seen.head[at : at + 8] == SIGNATURE for at in (0, 512, 1024, 2048))
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Take every dataset as a tensor."""
-    found = look(url)
-    tensors = {s.path: tensor(found, s, s.path) for s in found.datasets.values()}
-    twins: dict[str, list[str]] = {}
-    for s in found.datasets.values():
+    """Open a file: every dataset is a tensor, and datasets with several names are ties."""
+    tree = look(url)
+    tensors = {s.path: tensor(tree, s, s.path) for s in tree.datasets.values()}
+    ties: dict[str, list[str]] = {}
+    for s in tree.datasets.values():
         if s.same:
-            twins.setdefault(s.same, [s.same]).append(s.path)
-    metadata = {k: text(v) for k, v in found.groups[""].items()}
-    rest = {p: a for p, a in found.groups.items() if p and a}
-    rest |= {s.path: s.attrs for s in found.datasets.values() if s.attrs}
-    details = {"attributes": rest} if rest else {}
-    return Checkpoint(tensors, metadata, tuple(map(tuple, twins.values())), "hdf5", (url,), found.notes, details)
+            ties.setdefault(s.same, [s.same]).append(s.path)
+    metadata = {k: text(v) for k, v in tree.groups[""].items()}
+    attributes = {p: a for p, a in tree.groups.items() if p and a}
+    attributes |= {s.path: s.attrs for s in tree.datasets.values() if s.attrs}
+    details = {"attributes": attributes} if attributes else {}
+    return Checkpoint(tensors, metadata, tuple(map(tuple, ties.values())), "hdf5", (url,), tree.notes, details)
 
 
 def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def tensor(found: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
-    """Make the tensor that a dataset is."""
+def tensor(tree: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
+    """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
-    size = elements(stored.shape, url=found.url, tensor=name) * kind.itemsize
+    size = elements(stored.shape, url=tree.url, tensor=name) * kind.itemsize
     if stored.offset < 0:
-        path = stored.same or stored.path  # what is tied is one thing
-        key = f"{found.member}//{path}" if found.member else "/" + path
-        return plain(name, kind, stored.shape, Coded(__name__, found.url, key, size), role=role)
+        path = stored.same or stored.path  # tied names have one key
+        key = f"{tree.member}//{path}" if tree.member else "/" + path
+        return plain(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
     ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
-    return plain(name, kind, stored.shape, Span(found.url, stored.offset, size), ops=ops, role=role)
+    return plain(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of a dataset, little-endian in slabs; of a string dataset one by one."""
+    """The elements of a dataset: little-endian slabs, or single strings."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
     for kind, body in child.ask(window(coded.url, member), do="read", path=path):
         if kind == b"D":
@@ -115,16 +115,16 @@ def _strings(body: bytes) -> Iterator[bytes]:
 
 
 def look(url: str, member: str = "") -> Tree:
-    """Read the directory of an HDF5 file, or of a member of a zip; the last few are remembered while unchanged."""
-    found = _look(window(url, member).name, url, member)
-    if isinstance(found, CkptError):
-        raise type(found)(found.message, url=found.url, tensor=found.tensor)
-    return found
+    """Read the directory of an HDF5 file, or of a member of a zip; the last few are cached while unchanged."""
+    result = _look(window(url, member).name, url, member)
+    if isinstance(result, CkptError):
+        raise type(result)(result.message, url=result.url, tensor=result.tensor)
+    return result
 
 
 @lru_cache(maxsize=4)
 def _look(name: str, url: str, member: str) -> Tree | CkptError:
-    """Detection asks several times; failures are remembered too."""
+    """Detection needs the directory several times, so errors are cached as well."""
     try:
         return _tree(window(url, member), url, member)
     except CkptError as e:
@@ -139,11 +139,11 @@ def _tree(seen: Window, url: str, member: str) -> Tree:
     for _, body in child.ask(seen, do="scan"):
         record = json.loads(body)
         path = str(record["path"])
-        again = datasets.get(str(record.get("same", "")))
-        attrs = again.attrs if again else dict(record.get("attrs", {}))
+        first = datasets.get(str(record.get("same", "")))
+        attrs = first.attrs if first else dict(record.get("attrs", {}))
         for key in [k for k in attrs if k.startswith("?")]:
-            odd = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
-            odd.append(f"{path}@{key[1:]}")
+            skipped = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
+            skipped.append(f"{path}@{key[1:]}")
             del attrs[key]
         if record.get("group"):
             groups[path] = attrs
@@ -153,8 +153,8 @@ def _tree(seen: Window, url: str, member: str) -> Tree:
             datasets[path] = _stored(record, path, attrs, base, url)
             if "note" in record:
                 notes.setdefault(("assumed", str(record["note"])), []).append(path)
-    found = tuple(Note(kind, what, tuple(names)) for (kind, what), names in notes.items())
-    return Tree(url, member, datasets, groups, found)
+    listed = tuple(Note(kind, what, tuple(names)) for (kind, what), names in notes.items())
+    return Tree(url, member, datasets, groups, listed)
 
 
 def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int, url: str) -> Stored:
@@ -168,7 +168,7 @@ def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int,
 
 
 def window(url: str, member: str = "") -> Window:
-    """The bytes that the library may see."""
+    """The bytes that the library can read."""
     if member:
         return archive.window(url, member)
     with Reader(url) as file:
@@ -176,7 +176,7 @@ def window(url: str, member: str = "") -> Window:
 
 
 def try_look(url: str, member: str = "") -> Tree | None:
-    """Look for detection: None where opening will tell what is wrong."""
+    """Like `look`, for detection: None instead of an error, which opening reports."""
     try:
         return look(url, member)
     except CkptError:

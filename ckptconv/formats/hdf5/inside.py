@@ -1,6 +1,6 @@
-"""The child's side of child.py: limits first, then h5py over a file that lives at the other end of the pipe.
+"""The child's side of child.py: first limits, then h5py over a file at the other end of the pipe.
 
-After `seal` the process can compute and talk over its pipes: see jail.py, and SECURITY.md for what holds where.
+After `seal` the process can only compute and use its pipes: see jail.py, and SECURITY.md for the limits by system.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, BinaryIO, NoReturn
 
 from ...storage.ranges import FileObject
 from . import jail
-from .child import COMMAND, FRAME, HEADWAY, MEMORY, PER_MEGABYTE, TOTAL
+from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MEMORY
 from .scan import RATIO, Refused, pieces, tree
 
-BLOCK = 1 << 16  # metadata is read in small bits; fetch it in blocks
-BLOCKS = 256
-SAYING = 16  # bytes of records per byte of the file
-LEAST = 1 << 30  # of address space, most of which the libraries' own pages take
+BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
+MAX_BLOCKS = 256
+RECORD_RATIO = 16  # bytes of records per byte of the file
+MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
 class Piped:
-    """The file whose bytes the parent sends; small reads come from blocks that are kept."""
+    """The file whose bytes the parent sends; small reads are served from cached blocks."""
 
     url = ""
 
@@ -45,7 +45,7 @@ class Piped:
             number, skip = divmod(at + len(out), BLOCK)
             if number not in self._blocks:
                 self._blocks[number] = self._fetch(number * BLOCK, min(BLOCK, self.size - number * BLOCK))
-                if len(self._blocks) > BLOCKS:
+                if len(self._blocks) > MAX_BLOCKS:
                     self._blocks.popitem(last=False)
             out += self._blocks[number][skip : skip + want - len(out)]
         return bytes(out)
@@ -71,19 +71,19 @@ def send(out: BinaryIO, kind: bytes, body: bytes = b"") -> None:
 
 
 def headway() -> None:
-    """Grant some more seconds of processor time, up to the total: damaged files send the library round in circles."""
+    """Allow some more seconds of processor time, up to the total: damaged files can make the library loop."""
     try:
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        soon = int(time.process_time()) + HEADWAY + 1
+        soon = int(time.process_time()) + CPU_STEP + 1
         resource.setrlimit(resource.RLIMIT_CPU, (soon if most == resource.RLIM_INFINITY else min(soon, most), most))
     except (ImportError, ValueError, OSError):
         pass
 
 
 def limit() -> None:
-    """Bound memory, and allow no file but the pipes; where the system has no limits, do without."""
+    """Limit memory and forbid writing files, where the system has resource limits."""
     try:
         import resource
     except ImportError:
@@ -96,7 +96,7 @@ def limit() -> None:
 
 
 def rehearse() -> None:
-    """Walk a small file of our own once, so that nothing is imported late."""
+    """Read a small file of our own once, so that all imports happen before `seal`."""
     import h5py
     import numpy as np
 
@@ -111,14 +111,14 @@ def rehearse() -> None:
 
 
 def seal(size: int) -> None:
-    """From here on nothing can be opened, every import is done; a small file gets less memory than a large one."""
+    """Forbid opening files, after all imports, and bound memory by the size of the file."""
     try:
         import resource
 
-        most = min(MEMORY, LEAST + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
+        most = min(MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-        total = int(time.process_time()) + TOTAL + PER_MEGABYTE * (size >> 20)
+        total = int(time.process_time()) + CPU_TOTAL + CPU_PER_MB * (size >> 20)
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
         total = total if most == resource.RLIM_INFINITY else min(total, most)
         resource.setrlimit(resource.RLIMIT_CPU, (total, total))
@@ -128,17 +128,17 @@ def seal(size: int) -> None:
 
 
 def main() -> None:
-    """Serve one file over the standard pipes: the way of systems that cannot fork."""
+    """Serve one file over the standard pipes, on systems that cannot fork."""
     answer, ask = os.dup(0), os.dup(1)
     quiet()
     attend(answer, ask, prepare())
 
 
 def nursery() -> None:
-    """Get ready once, then fork a child for each file; this process itself never sees a byte of any.
+    """Import everything once, then fork a child for each file; this process itself never reads a byte of any file.
 
-    parent -> here    'F', 8 bytes that say nothing, and two descriptors: a child for these pipes. Answered by its id
-                      'K', a child's id: kill it. Answered by its exit status
+    parent -> here    'F', 8 unused bytes, and two descriptors: fork a child for these pipes; the answer is its id
+                      'K', a child's id: kill it; the answer is its exit status
     """
     door = socket.socket(fileno=os.dup(0))
     quiet()
@@ -175,7 +175,7 @@ def quiet() -> None:
 
 
 def prepare() -> str:
-    """Limit what can be done and import what is needed; what is missing, or ''."""
+    """Set limits and import h5py; return the message of a failed import, or ''."""
     limit()
     try:
         import h5py
@@ -187,7 +187,7 @@ def prepare() -> str:
 
 
 def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
-    """Serve one file to the end."""
+    """Serve one file until the parent closes the pipe, then exit."""
     answer = os.fdopen(fd_in, "rb")
     ask = os.fdopen(fd_out, "wb", buffering=1 << 16)
     first = json.loads(answer.readline() or b"{}")
@@ -207,8 +207,8 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
             send(ask, b".")
         except Refused as e:
             send(ask, b"E", json.dumps(list(e.args)).encode())
-        except Exception as e:  # whatever the library makes of a damaged file
-            text = f"is not sound HDF5: {type(e).__name__}: {e}"
+        except Exception as e:  # a damaged file can raise anything in the library
+            text = f"is not valid HDF5: {type(e).__name__}: {e}"
             send(ask, b"E", json.dumps(["corrupt", text[:2000]]).encode())
     os._exit(0)
 
@@ -216,13 +216,13 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
 def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes, bytes]]:
     """Answer one request in frames."""
     if request["do"] == "scan":
-        room = SAYING * size + 2**20
+        room = RECORD_RATIO * size + 2**20
         for record in tree(file, size):
-            said = json.dumps(record).encode()
-            room -= len(said)
+            body = json.dumps(record).encode()
+            room -= len(body)
             if room < 0:  # long paths before many names, texts that many attributes share
                 raise Refused("unsafe", f"its names and attributes unfold without bound in a file of {size} bytes")
-            yield b"R", said
+            yield b"R", body
         return
     for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):

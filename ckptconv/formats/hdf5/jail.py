@@ -1,11 +1,11 @@
-"""A seccomp filter for the child that runs the HDF5 library: it may compute, and talk over the pipes it has.
+"""A seccomp filter for the child that runs the HDF5 library: it allows computing and the open pipes.
 
     prctl(PR_SET_NO_NEW_PRIVS)          without it only root may install a filter
     prctl(PR_SET_SECCOMP, FILTER, p)    p: a BPF program over {nr u32, arch u32, ip u64, args u64[6]}
 
-What is not listed fails with EPERM: opening, linking, renaming and removing files, sockets, forks, exec, signals,
-ptrace, and reading another process's memory. Memory can be mapped but not made executable, and limits can be set for
-itself only. Linux on x86-64 and AArch64; elsewhere `enter` does nothing and returns False.
+Other system calls fail with EPERM: opening, linking, renaming and removing files, sockets, forks, exec, signals,
+ptrace, and reading another process's memory. Memory can be mapped but not made executable, and the process can set
+limits only for itself. Linux on x86-64 and AArch64; elsewhere `enter` does nothing and returns False.
 
 Specification: seccomp(2), linux/filter.h.
 """
@@ -23,7 +23,7 @@ NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arg
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
 EXECUTABLE = 4  # PROT_EXEC
 
-# What computing, allocating, reading and writing open files and ending take: name -> number by architecture.
+# Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FREE = {
     "x86_64": {
@@ -45,7 +45,7 @@ LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first:
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
-    """The filter as (code, jump if true, jump if false, value); jumps count the instructions that they pass over."""
+    """The filter as (code, jump if true, jump if false, value); a jump is the number of instructions to skip."""
     out = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, MACHINES[machine]), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
     for number in FREE[machine].values():
         out += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
@@ -59,13 +59,13 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 class _Program(ctypes.Structure):
-    """struct sock_fprog: how many instructions, and where they are."""
+    """struct sock_fprog: the number of instructions and their address."""
 
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 def enter() -> bool:
-    """Install the filter for the rest of this process's life; False where the system has none."""
+    """Install the filter for the rest of this process's life; False if the system does not support it."""
     machine = os.uname().machine if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 else ""
     if machine not in MACHINES:
         return False

@@ -1,9 +1,9 @@
-"""An HDF5 file inside a zip: where it lies if it is stored, a private copy of it if it is deflated.
+"""An HDF5 file inside a zip: its position if it is stored, a private copy of it if it is deflated.
 
     PK 03 04 ... name extra | bytes        local header; a stored member's bytes are the HDF5 file itself
 
-zip.py reads the directory, as strictly as it does for all formats; refused are besides members that claim more than
-`RATIO` times their packed size.
+zip.py reads the directory, as strictly as for all formats. In addition, members that claim more than `RATIO` times
+their packed size are refused.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that what begins so
 def members(url: str) -> dict[str, Member]:
     """The directory of the zip at `url`, checked against the local headers."""
     with Reader(url) as file:
-        found = zip.members(file)
-    for m in found.values():
+        directory = zip.members(file)
+    for m in directory.values():
         if m.size > RATIO * m.packed:
             raise UnsafeCheckpoint(f"{printable(m.name)} claims {m.size} bytes out of {m.packed}", url=url)
-    return found
+    return directory
 
 
 def read(url: str, name: str, limit: int) -> bytes:
-    """Read a small member whole, its CRC checked; CorruptCheckpoint if it is larger than `limit`."""
-    found = members(url)[name]
-    if found.size > limit:
-        raise CorruptCheckpoint(f"{name} has {found.size} bytes, at most {limit} are sensible here", url=url)
-    if found.size > 16 * found.packed + 2**24:
-        raise UnsafeCheckpoint(f"{name} expands from {found.packed} to {found.size} bytes", url=url)
-    return b"".join(_pieces(url, found))
+    """Read a small member completely and check its CRC; CorruptCheckpoint if it is larger than `limit` bytes."""
+    member = members(url)[name]
+    if member.size > limit:
+        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {limit} are allowed here", url=url)
+    if member.size > 16 * member.packed + 2**24:
+        raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
+    return b"".join(_pieces(url, member))
 
 
 def read_json(url: str, name: str, limit: int) -> bytes:
@@ -55,7 +55,7 @@ def read_json(url: str, name: str, limit: int) -> bytes:
 
 
 def _pieces(url: str, m: Member) -> Iterator[bytes]:
-    """The unpacked bytes, of which there must be as many as announced, and whose CRC must be right."""
+    """The unpacked bytes; CorruptCheckpoint if their number or their CRC is not as announced."""
     size = value = 0
     with Reader(url) as file:
         stored = (file.read(at, min(PIECE, m.start + m.size - at)) for at in range(m.start, m.start + m.size, PIECE))
@@ -65,29 +65,30 @@ def _pieces(url: str, m: Member) -> Iterator[bytes]:
                 break
             yield piece
     if (size, value) != (m.size, m.crc):
-        raise CorruptCheckpoint(f"{printable(m.name)} unpacks to other bytes than its size and CRC-32 say", url=url)
+        text = f"{printable(m.name)} unpacks to bytes that do not match its size and CRC-32"
+        raise CorruptCheckpoint(text, url=url)
 
 
 def place(url: str, name: str) -> int:
-    """Where a stored member's bytes begin in the zip; -1 if it is deflated."""
-    found = members(url)[name]
-    return found.start if found.method == zip.STORED else -1
+    """The offset of a stored member's bytes in the zip; -1 if it is deflated."""
+    member = members(url)[name]
+    return member.start if member.method == zip.STORED else -1
 
 
 def window(url: str, name: str) -> Window:
-    """What the HDF5 library sees of a member: a range of the zip, or a private unpacked copy."""
+    """The bytes of a member that the HDF5 library can read: a range of the zip, or a private unpacked copy."""
     with Reader(url) as file:
         label = f"{url} {file.stamp} {name}"
-    found = members(url)[name]
-    if found.method == zip.STORED:
-        return Window(label, url, found.size, lambda: Slice(Reader(url), found.start, found.size))
+    member = members(url)[name]
+    if member.method == zip.STORED:
+        return Window(label, url, member.size, lambda: Slice(Reader(url), member.start, member.size))
     spool = _spooled(label, url, name)
-    return Window(label, url, found.size, lambda: spool)
+    return Window(label, url, member.size, lambda: spool)
 
 
 @lru_cache(maxsize=2)
 def _spooled(label: str, url: str, name: str) -> Spool:
-    """Unpack a member; its size is known and bounded beforehand."""
+    """Unpack a member into a temporary file; its size is already known and bounded."""
     spool = Spool(url)
     with spool.filled() as file:
         for piece in _pieces(url, members(url)[name]):

@@ -1,10 +1,10 @@
-"""What an HDF5 file holds, read with h5py and checked before anything is believed; runs only in the child process.
+"""The contents of an HDF5 file, read with h5py and checked before they are used; runs only in the child process.
 
     tree(file, size)          -> records: one per group and dataset, in the order of the file's links
     pieces(file, path, size)  -> the little-endian bytes of one dataset, C order, in bounded slabs; lists of strings
 
-Refused: links that are not hard links, groups reached twice, external or virtual storage, filters outside `FILTERS`,
-and more declared bytes than `RATIO` times what is stored. Nothing else in the file is followed.
+Refused: links other than hard links, groups that are reached twice, external or virtual storage, filters outside
+`FILTERS`, and files that declare more than `RATIO` times the bytes they store. Nothing else in the file is followed.
 Specification: HDF5 File Format 3.0, docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 
 from .elements import element
 
-# deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: all that needs no plugin
+# deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: the filters that need no plugin
 FILTERS = {1, 2, 3, 4, 5, 6, 32000}
 RATIO = 1100  # deflate reaches 1032:1
-SLACK = 64 << 20  # what may be declared beyond that: never-written datasets stand for their fill value
+SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were never written consist of their fill value
 SLAB = 8 << 20
-TEXT = 8 << 10  # what a string may be counted as, its length being known only when it is read
-BAND = 256 << 20  # one row of chunks may be this large before chunks are decoded more than once
+TEXT_SIZE = 8 << 10  # the assumed size of a string, whose length is unknown until it is read
+MAX_CHUNK_ROW = 256 << 20  # if one row of chunks is larger, its chunks are decoded more than once
 MAX_DEPTH = 64
 MAX_OBJECTS = 1_000_000
 MAX_ATTRIBUTE = 64 << 20
@@ -42,7 +42,7 @@ def tree(file: Any, size: int) -> Iterator[Record]:
     yield {"path": "", "group": True, "attrs": attributes(root)}
     first: dict[int, str] = {_address(root): ""}
     todo = [(root, "", iter(_links(root)))]
-    again: dict[int, Record] = {}  # datasets that have several names
+    linked: dict[int, Record] = {}  # datasets that have several names
     declared = stored = 0
     while todo:
         group, path, links = todo[-1]
@@ -62,11 +62,11 @@ def tree(file: Any, size: int) -> Iterator[Record]:
             yield {"path": here, "group": True, "attrs": attributes(thing)}
             todo.append((thing, here, iter(_links(thing))))
         elif isinstance(thing, h5py.h5d.DatasetID):
-            record = again[at] | {"path": here} if at in again else dataset(thing, here, size)
+            record = linked[at] | {"path": here} if at in linked else dataset(thing, here, size)
             if at in first:
                 record["same"] = first[at]
-                record.pop("attrs", None)  # said once: many links would say it many times
-                again[at] = record
+                record.pop("attrs", None)  # sent once: many links would repeat them
+                linked[at] = record
             else:
                 declared, stored = declared + record["bytes"], stored + record["stored"]
             if declared > RATIO * size + SLACK:
@@ -75,7 +75,7 @@ def tree(file: Any, size: int) -> Iterator[Record]:
                 raise Refused("corrupt", f"datasets store {stored} bytes in a file of {size}: they overlap at {here}")
             yield record
         else:
-            yield {"path": here, "skip": "a named datatype, no data"}
+            yield {"path": here, "skip": "a named datatype without data"}
         first.setdefault(at, here)
         if len(first) > MAX_OBJECTS:
             raise Refused("unsafe", f"more than {MAX_OBJECTS} objects")
@@ -88,14 +88,14 @@ def _address(thing: Any) -> int:
 
 
 def _links(group: Any) -> list[bytes]:
-    """Names in a group, in creation order where the file tracks it."""
+    """The names in a group, in creation order if the file tracks it."""
     import h5py
 
     tracked = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
-    found: list[bytes] = []
+    names: list[bytes] = []
     order = h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME
-    group.links.iterate(found.append, idx_type=order)
-    return found
+    group.links.iterate(names.append, idx_type=order)
+    return names
 
 
 def _hard(group: Any, name: bytes, here: str) -> None:
@@ -108,7 +108,7 @@ def _hard(group: Any, name: bytes, here: str) -> None:
 
 
 def dataset(thing: Any, here: str, size: int) -> Record:
-    """Describe one dataset: dtype, shape and where its bytes lie (`offset` -1: they must be decoded)."""
+    """Describe one dataset: dtype, shape and the offset of its bytes (-1: they must be decoded)."""
     import h5py
 
     plan = thing.get_create_plist()
@@ -126,7 +126,7 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     attrs = attributes(thing)
     space = thing.get_space()
     if space.get_simple_extent_type() == h5py.h5s.NULL:
-        return {"path": here, "skip": "an empty dataspace, no data", "bytes": 0, "stored": 0, "attrs": attrs}
+        return {"path": here, "skip": "an empty dataspace without data", "bytes": 0, "stored": 0, "attrs": attrs}
     shape = [int(n) for n in space.shape]
     kind, swap, note = element(thing.get_type(), attrs)
     stored = int(thing.get_storage_size())
@@ -156,7 +156,7 @@ def _place(thing: Any, record: Record, size: int) -> None:
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """All attributes of an object as JSON-able values; what is none (references) is left out under '?name'."""
+    """All attributes of an object as JSON values; others (references) are replaced by an entry '?name'."""
     import h5py
 
     names: list[bytes] = []
@@ -170,7 +170,7 @@ def attributes(thing: Any) -> dict[str, Any]:
         if count * one.get_type().get_size() > MAX_ATTRIBUTE:
             raise Refused("unsafe", f"the attribute {text} is larger than {MAX_ATTRIBUTE} bytes")
         if one.get_type().get_class() in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
-            out["?" + text] = "no number and no text"
+            out["?" + text] = "neither a number nor text"
         else:
             out[text] = _value(thing, name)
     return out
@@ -184,7 +184,7 @@ def _value(thing: Any, name: bytes) -> Any:
 
 
 class _Holder:
-    """What h5py's attribute reader wants of an object: its id."""
+    """The part of an object that h5py's attribute reader needs: its id."""
 
     def __init__(self, id: Any) -> None:
         self.id = id
@@ -214,34 +214,34 @@ def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
     import h5py
     import numpy as np
 
-    found = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
-    kind = found.id.get_type()
+    stored = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
+    kind = stored.id.get_type()
     text = kind.get_class() == h5py.h5t.STRING
     small = kind.get_class() == h5py.h5t.FLOAT and element(kind, {})[0].startswith(("bfloat16", "float8"))
     total = 0
-    for box in slabs(found.shape, found.chunks, TEXT if text else int(kind.get_size())):
-        array = _bits(found, box, kind) if small else np.asarray(found[box])
+    for box in slabs(stored.shape, stored.chunks, TEXT_SIZE if text else int(kind.get_size())):
+        array = _bits(stored, box, kind) if small else np.asarray(stored[box])
         if text:
             items = [_item(v) for v in array.reshape(-1).tolist()]
             total += sum(map(len, items))
-            if total > size + SLACK and kind.is_variable_str():  # many elements may point to one long string
+            if total > size + SLACK and kind.is_variable_str():  # many elements can point to one long string
                 raise Refused("unsafe", f"{path} unfolds to more than {total} bytes in a file of {size}")
             yield items
         else:
             yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _bits(found: Any, box: Any, kind: Any) -> Any:
-    """Read floats that NumPy lacks as they are stored: the library would widen them."""
+def _bits(stored: Any, box: Any, kind: Any) -> Any:
+    """Read the bits of floats that NumPy does not have; the library would widen them."""
     import h5py
     import numpy as np
 
-    space = found.id.get_space()
-    shape = found.shape if box == () else (box.stop - box.start, *found.shape[1:])
+    space = stored.id.get_space()
+    shape = stored.shape if box == () else (box.stop - box.start, *stored.shape[1:])
     out = np.empty(shape, f"{'>' if kind.get_order() == 1 else '<'}u{kind.get_size()}")
     if shape:
         space.select_hyperslab((box.start, *(0,) * (len(shape) - 1)), shape)
-    found.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
+    stored.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
     return out
 
 
@@ -250,7 +250,7 @@ def _item(value: Any) -> bytes:
 
 
 def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int) -> Iterator[Any]:
-    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, whole rows of chunks where that is possible."""
+    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, in complete rows of chunks where possible."""
     if not shape:
         yield ()
         return
@@ -260,6 +260,6 @@ def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int)
     rows = max(1, SLAB // row)
     if chunks:
         rows = max(rows // chunks[0], 1) * chunks[0]
-        rows = min(rows, max(1, BAND // row))
+        rows = min(rows, max(1, MAX_CHUNK_ROW // row))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))

@@ -1,10 +1,10 @@
-"""Lay an HDF5 file out without its data: every byte that is not payload becomes a patch.
+"""Lay out an HDF5 file without its data: every byte that is not payload becomes a patch.
 
-    Canvas     an imaginary file under h5py (canvas.py): what the library does not write is a hole
-    Item       one dataset to make: path, dtype, shape; strings bring their values, a link names another path
+    Canvas     a sparse file in memory for h5py (canvas.py): bytes that the library does not write are holes
+    Item       one dataset to create: path, dtype, shape; strings include their values, a link names another path
 
-Datasets are contiguous, allocated at once and never filled, so the holes of the canvas are exactly the payload, and
-`get_offset` says where each begins. No times are stored; the same items give the same bytes.
+Datasets are contiguous, allocated early and never filled, so the holes of the canvas are exactly the payload, and
+`get_offset` returns the beginning of each. No times are stored; the same items give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..hash_metadata import hashes_of
 from ..placement import Patch, Slot
 from .canvas import Canvas
 
-DEEPEST = 60  # groups; scan.py reads 64, of which Keras' files need a few of their own
-LIMIT = 64_512  # an attribute in an object header; what Keras splits its lists at
+MAX_GROUPS = 60  # nested groups; scan.py reads 64, of which Keras' files need a few
+MAX_ATTRIBUTE = 64_512  # bytes of an attribute in an object header; Keras splits its lists at this size
 
-# the dtypes that HDF5 has; all others are opaque bytes, and an attribute tells the dtype, as in Keras 3
+# the dtypes of HDF5; all others are opaque bytes with an attribute that names the dtype, as in Keras 3
 NAMED = {
     "float64", "float32", "float16", "bool", "complex64", "complex128", "string",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -39,11 +39,11 @@ class Item(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     values: Any = None  # of strings: an object array of bytes
-    link: str = ""  # the path of the item that this is another name of
+    link: str = ""  # the path of another item, for which this is a second name
 
 
 class Plans(NamedTuple):
-    """The property lists of HDF5, made once."""
+    """The property lists of HDF5, created once."""
 
     group: Any
     dataset: Any
@@ -63,7 +63,7 @@ def _plans(ordered: bool) -> Plans:
         plan.set_layout(h5py.h5d.CONTIGUOUS)
         plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         plan.set_obj_track_times(False)
-    dataset.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # text must have a fill value: its elements are pointers
+    dataset.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # text needs a fill value, because its elements are pointers
     link.set_char_encoding(h5py.h5t.CSET_UTF8)
     return Plans(group, dataset, text, link)
 
@@ -91,7 +91,7 @@ class Skeleton(NamedTuple):
         return _patches(self.file, self.canvas, self.slots.values())
 
     def restate(self, metadata: Mapping[str, str]) -> None:
-        """Give attributes of the root, of those of a fixed width, other values."""
+        """Replace the values of fixed-width attributes of the root."""
         import h5py
 
         access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
@@ -102,16 +102,16 @@ class Skeleton(NamedTuple):
 
 
 def np_text(value: str) -> Any:
-    """Text of a fixed width, which is written over in place."""
+    """Text of a fixed width, which can be overwritten in place."""
     import numpy as np
 
     return np.bytes_(value.encode())
 
 
 def lay_out(file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False) -> Skeleton:
-    """Make the skeleton of `file`.
+    """Create the skeleton of `file`.
 
-    groups: attributes by path, of groups (made even if empty) and of datasets. ordered: groups keep their order.
+    groups: attributes by path, of groups (created even if empty) and of datasets. ordered: groups keep their order.
     """
     import h5py
 
@@ -119,12 +119,12 @@ def lay_out(file: str, items: Sequence[Item], groups: Mapping[str, Attributes], 
     slots: dict[str, Slot] = {}
     datasets = {i.path for i in items}
     with h5py.File(_file(canvas, ordered)) as f:
-        made = {"": f.id}
+        created = {"": f.id}
         for path in (p for p in groups if p not in datasets):
-            _group(made, path, plans)
+            _group(created, path, plans)
         for item in items:
             parent, _, base = item.path.rpartition("/")
-            above = _group(made, parent, plans)
+            above = _group(created, parent, plans)
             if item.link:
                 above.links.create_hard(encode(base), f.id, encode(item.link))
                 slots[item.path] = slots[item.link]
@@ -139,34 +139,34 @@ def encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _group(made: dict[str, Any], path: str, plans: Plans) -> Any:
-    """Make a group and those above it, once; `made` holds those there are."""
+def _group(created: dict[str, Any], path: str, plans: Plans) -> Any:
+    """Create a group and its parents unless `created` has them; return the group."""
     import h5py
 
     here = ""
-    for word in () if path in made else path.split("/"):
+    for word in () if path in created else path.split("/"):
         above, here = here, f"{here}/{word}" if here else word
-        if here not in made:
-            made[here] = h5py.h5g.create(made[above], encode(word), lcpl=plans.link, gcpl=plans.group)
-    return made[path]
+        if here not in created:
+            created[here] = h5py.h5g.create(created[above], encode(word), lcpl=plans.link, gcpl=plans.group)
+    return created[path]
 
 
 def _dataset(parent: Any, name: bytes, item: Item, file: str, plans: Plans) -> Slot:
-    """Make one dataset; the slot of strings is empty, for the library writes them itself."""
+    """Create one dataset. The slot of a string dataset is empty, because the library writes the strings itself."""
     import h5py
     import numpy as np
 
     space = h5py.h5s.create_simple(item.shape) if item.shape else h5py.h5s.create(h5py.h5s.SCALAR)
     plan = plans.text if item.dtype.kind == "s" else plans.dataset
-    made = h5py.h5d.create(parent, name, _type(item.dtype), space, dcpl=plan, lcpl=plans.link)
-    size = made.get_storage_size()
+    created = h5py.h5d.create(parent, name, _type(item.dtype), space, dcpl=plan, lcpl=plans.link)
+    size = created.get_storage_size()
     if item.dtype.kind == "s":
         if size:
-            h5py.Dataset(made)[...] = np.asarray(item.values, object).reshape(item.shape)
+            h5py.Dataset(created)[...] = np.asarray(item.values, object).reshape(item.shape)
         return Slot(file, 0, 0, b"")
     if item.dtype.name not in NAMED:
-        _attributes(h5py.Dataset(made), {"dtype": item.dtype.name})
-    return Slot(file, made.get_offset() if size else 0, size)
+        _attributes(h5py.Dataset(created), {"dtype": item.dtype.name})
+    return Slot(file, created.get_offset() if size else 0, size)
 
 
 @cache
@@ -182,7 +182,7 @@ def _type(kind: DType) -> Any:
 
 
 def _attributes(thing: Any, attrs: Attributes) -> None:
-    """Write attributes: text, numbers, lists of either; a list of bytes is split where it grows too long."""
+    """Write attributes: text, numbers, lists of either; a list of bytes is split if it is too long."""
     import numpy as np
 
     for key, value in attrs.items():
@@ -191,7 +191,7 @@ def _attributes(thing: Any, attrs: Attributes) -> None:
                 thing.attrs.create(name, np.array(part) if part else np.zeros(0))
         elif isinstance(value, list):
             array = np.asarray(value)
-            plain = array.dtype.kind in "fiub" and array.nbytes <= LIMIT
+            plain = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
             thing.attrs[key] = array if plain else json.dumps(value)
         elif hashes_of({key: value}):
             thing.attrs[key] = np_text(value)
@@ -200,16 +200,16 @@ def _attributes(thing: Any, attrs: Attributes) -> None:
 
 
 def split(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:
-    """Cut a list into key0, key1, ... when it does not fit one attribute, as Keras does."""
+    """Split a list into key0, key1, ... if it does not fit in one attribute, as Keras does."""
     width = max(map(len, names), default=1) or 1
-    each = max(1, LIMIT // width)
+    each = max(1, MAX_ATTRIBUTE // width)
     if len(names) <= each:
         return [(key, names)]
     return [(f"{key}{i}", names[at : at + each]) for i, at in enumerate(range(0, len(names), each))]
 
 
 def _patches(file: str, canvas: Canvas, slots: Iterable[Slot]) -> list[Patch]:
-    """The written runs without what belongs to slots."""
+    """The written ranges outside of slots."""
     taken = sorted({(s.start, s.start + s.size) for s in slots if s.size})
     out: list[Patch] = []
     i = 0
@@ -230,15 +230,15 @@ def _patches(file: str, canvas: Canvas, slots: Iterable[Slot]) -> list[Patch]:
 
 
 def bad_name(name: str) -> str:
-    """Why a name cannot be a path in an HDF5 file, or ''."""
+    """The reason why a name cannot be a path in an HDF5 file, or ''."""
     if not name:
         return "the name is empty"
     if "\0" in name:
-        return "HDF5 names hold no NUL"
+        return "HDF5 names cannot hold a NUL"
     if any(part in ("", ".") for part in name.split("/")):
-        return "HDF5 paths have no empty component and no '.'"
-    if name.count("/") > DEEPEST:
-        return f"the name is nested more than {DEEPEST} deep"
+        return "HDF5 paths cannot have an empty component or '.'"
+    if name.count("/") > MAX_GROUPS:
+        return f"the name is nested more than {MAX_GROUPS} deep"
     try:
         encode(name)
     except UnicodeEncodeError:
@@ -247,32 +247,32 @@ def bad_name(name: str) -> str:
 
 
 def clashes(paths: Iterable[str]) -> list[str]:
-    """Names that are a dataset and a group at once: 'a' beside 'a/b'."""
+    """Names that are both a dataset and a group: 'a' beside 'a/b'."""
     taken = set(paths)
     out = []
     for path in taken:
         words = path.split("/")
-        out += [f"{path} lies inside {p}" for n in range(1, len(words)) if (p := "/".join(words[:n])) in taken]
+        out += [f"{path} is inside {p}" for n in range(1, len(words)) if (p := "/".join(words[:n])) in taken]
     return sorted(out)
 
 
 def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> None:
-    """Raise Unrepresentable for clashing names and for text that HDF5 would cut short."""
+    """Raise Unrepresentable for clashing names and for text that HDF5 would truncate."""
     if bad := clashes(paths):
         raise Unrepresentable(
-            f"{title} cannot hold a tensor and a group of one name; leave some out with weights_only=True (slots lie "
-            f"below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
+            f"{title} cannot hold a tensor and a group of the same name; leave some out with weights_only=True "
+            f"(slots are below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
         )
-    bad = [f"metadata {k!r}: HDF5 text holds no NUL" for k, v in metadata.items() if "\0" in k + v or not k]
+    bad = [f"metadata {k!r}: HDF5 text cannot hold a NUL" for k, v in metadata.items() if "\0" in k + v or not k]
     if bad:
         raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
 
 
 def item(tensor: Tensor, path: str, link: str = "") -> Item:
-    """What to make for a tensor; strings are read now, for they are laid out by their length."""
+    """The item for a tensor. Strings are read here, because the layout depends on their lengths."""
     if tensor.dtype.kind != "s" or link:
         return Item(path, tensor.dtype, tensor.shape, None, link)
     values = tensor.numpy()
     if any(b"\0" in v for v in values.reshape(-1).tolist()):
-        raise Unrepresentable("HDF5 text holds no NUL; leave it out with exclude=", tensor=tensor.name)
+        raise Unrepresentable("HDF5 text cannot hold a NUL; leave the tensor out with exclude=", tensor=tensor.name)
     return Item(path, tensor.dtype, tensor.shape, values)

@@ -1,11 +1,11 @@
-"""GPT of 2018: all weights as one run of numbers, cut into .npy files without regard to where a weight ends.
+"""GPT of 2018: all weights in one sequence of numbers, divided into .npy files at arbitrary positions.
 
     params_shapes.json            [[512, 768], [40478, 768], [1, 768, 2304], [2304], ...]
-    params_0.npy ... params_9.npy one-dimensional; end to end they are the weights in that order
-    parameters_names.json         ["model/we:0", "model/h0/attn/c_attn/w:0", ...]    only if transformers was there
+    params_0.npy ... params_9.npy one-dimensional; concatenated they are the weights in that order
+    parameters_names.json         ["model/we:0", "model/h0/attn/c_attn/w:0", ...]    only if written by transformers
 
-The order is that in which the training code made its variables, from which names follow: twelve for each layer, after
-the positions and the words, which that code keeps in one table `model/we`, words first. Reading only.
+The order is that in which the training code creates its variables, and it determines the names: twelve for each layer,
+after the positions and the words, which that code keeps in one table `model/we`, words first. Reading only.
 Source: openai/finetune-transformer-lm, model/ and train.py.
 """
 
@@ -52,9 +52,9 @@ def open(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     pieces = _pieces(url, files)
     shapes = _shapes(url)
-    there, told = pieces[-1].first + pieces[-1].length, sum(map(prod, shapes))
-    if there != told:
-        raise CorruptCheckpoint(f"{SHAPES} tells of {told} numbers, the params_*.npy hold {there}", url=url)
+    stored, needed = pieces[-1].first + pieces[-1].length, sum(map(prod, shapes))
+    if stored != needed:
+        raise CorruptCheckpoint(f"{SHAPES} needs {needed} numbers, but params_*.npy hold {stored}", url=url)
     known = _names(url, files, len(shapes))
     starts = [0]
     for shape in shapes:
@@ -71,27 +71,27 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def _pieces(url: str, files: Sequence[str]) -> list[Piece]:
-    """The files in order; all of one dtype."""
+    """The files in order, all with the same dtype."""
     pieces: list[Piece] = []
     while len(pieces) < MAX_FILES and (name := f"params_{len(pieces)}.npy") in files:
         path = sibling(join(url, "."), name)
         with Reader(path) as f:
             head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), path)
             if head.kind is None or head.kind.kind == "s" or len(head.shape) != 1:
-                raise CorruptCheckpoint(f"holds {head.descr} of shape {head.shape}, no run of numbers", url=path)
+                raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
             if head.size + head.nbytes != f.size:
                 raise CorruptCheckpoint(f"needs {head.nbytes} bytes after byte {head.size} of {f.size}", url=path)
         first = pieces[-1].first + pieces[-1].length if pieces else 0
         pieces.append(Piece(path, head.size, first, head.shape[0], head.kind, head.swapped))
         if head.kind != pieces[0].kind:
-            raise CorruptCheckpoint(f"holds {head.kind}, the files before it {pieces[0].kind}", url=path)
+            raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {pieces[0].kind}", url=path)
     if not pieces:
-        raise CorruptCheckpoint("there is no params_0.npy beside the shapes", url=url)
+        raise CorruptCheckpoint("has no params_0.npy beside the shapes", url=url)
     return pieces
 
 
 def _parts(pieces: Sequence[Piece], start: int, count: int, at: int) -> Iterator[Part]:
-    """Where `count` numbers from `start` on lie; they fill a tensor from its element `at` on."""
+    """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
     for p in pieces:
         low, high = max(start, p.first), min(start + count, p.first + p.length)
         if low < high:
@@ -108,19 +108,19 @@ def _parts(pieces: Sequence[Piece], start: int, count: int, at: int) -> Iterator
 def _json(url: str, name: str) -> list[object]:
     path = sibling(join(url, "."), name)
     try:
-        found = json.loads(read_all(path, MAX_JSON))
+        rows = json.loads(read_all(path, MAX_JSON))
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint("is no JSON", url=path) from e
-    if not isinstance(found, list):
-        raise CorruptCheckpoint("is no list", url=path)
-    return found
+        raise CorruptCheckpoint("is not JSON", url=path) from e
+    if not isinstance(rows, list):
+        raise CorruptCheckpoint("is not a list", url=path)
+    return rows
 
 
 def _shapes(url: str) -> list[tuple[int, ...]]:
     shapes = []
     for row in _json(url, SHAPES):
         if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
-            raise CorruptCheckpoint(f"{SHAPES} has a shape {str(row)[:80]}", url=url)
+            raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}", url=url)
         elements(tuple(row), url=url)
         shapes.append(tuple(row))
     if len(shapes) < 2 or any(len(s) != 2 for s in shapes[:2]) or shapes[0][1] != shapes[1][1]:

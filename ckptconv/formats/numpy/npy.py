@@ -1,13 +1,13 @@
-"""NumPy's .npy: a magic, a Python literal, an array's bytes. One file is one tensor; a folder of them is a checkpoint.
+"""NumPy's .npy: a magic number, a Python literal, an array's bytes. A file is one tensor; a folder is a checkpoint.
 
     93 "NUMPY" major minor                  versions 1.0, 2.0, 3.0
     u16le (1.0) or u32le (2.0, 3.0)         length of the literal, spaces and newline that follow
     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
     the elements, in C or Fortran order
 
-An array of objects ('|O') is a pickle, read by the machine that runs nothing; arrays in its dicts are the tensors.
-In a folder, `a%2Fb.npy` holds the tensor `a/b`. NumPy forgets what ml_dtypes' types are called: '<V2' is taken for
-bfloat16, '<f1' for float8_e5m2, and '<V1', which may be several, stays uint8; each with a note.
+An array of objects ('|O') is a pickle, read by the pickle machine, which runs nothing; arrays in its dicts are tensors.
+In a folder, `a%2Fb.npy` holds the tensor `a/b`. NumPy loses the names of ml_dtypes' types: '<V2' is read as bfloat16,
+'<f1' as float8_e5m2, and '<V1', which is ambiguous, as uint8; each with a note.
 Specification: numpy.lib.format, NEP 1.
 """
 
@@ -33,10 +33,10 @@ from .text import check_text
 
 SUFFIX = ".npy"
 MAGIC = b"\x93NUMPY"
-MAX_HEAD = 2**16  # NumPy writes at most 64 KiB as version 1.0; no plain array needs more
-MAX_PICKLE = 2**31
-MAX_EMPTY = 2**16
-MAX_PREFIX = 300  # characters of an array's name that stands before those of the tensors within
+MAX_HEAD = 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
+MAX_PICKLE = 2**31  # bytes
+MAX_EMPTY = 2**16  # strings without characters
+MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
 OBJECTS = "|O"
 SPELLING = {
     "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
@@ -53,14 +53,14 @@ _PAIR = re.compile(
 
 
 class Head(NamedTuple):
-    """What an .npy file says before its elements: they begin at byte `size` and take `nbytes`."""
+    """The header of an .npy file; the elements begin at byte `size` and take `nbytes` bytes."""
 
     descr: str
     fortran: bool
     shape: tuple[int, ...]
     size: int
     nbytes: int
-    kind: DType | None  # None: no dtype fits, `nbytes` is then 0
+    kind: DType | None  # None: no dtype fits, and `nbytes` is 0
 
     @property
     def swapped(self) -> bool:
@@ -81,8 +81,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX))
     urls = tuple(sibling(join(url, "."), n) for n in files)
-    found = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
-    return collect(found, urls, "npy", Note("unread", "files that are no .npy", others))
+    arrays = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
+    return collect(arrays, urls, "npy", Note("unread", "files other than .npy", others))
 
 
 def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -109,58 +109,64 @@ def check_pickle(size: int, url: str) -> None:
 
 
 def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
-    """The arrays within an array of objects, under the names of the dictionaries and lists that hold them."""
+    """The arrays in an array of objects, under the names of the dictionaries and lists that hold them."""
     from ..pytorch import flatten, pickle
     from ..pytorch.arrays import NUMPY, PickledArray
     from ..pytorch.plain import PLAIN
 
     value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
     if not isinstance(value, PickledArray) or not isinstance(value.items, list):
-        raise CorruptCheckpoint("says it holds objects, but its pickle is no array of objects", url=url)
+        raise CorruptCheckpoint("claims to hold objects, but its pickle is not an array of objects", url=url)
     root = value.items[0] if value.shape == () else dict(enumerate(value.items))
     return flatten.checkpoint(root, len(raw) if packed is None else packed, url=url, format="npy")
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """Strings, which alone need decoding here."""
+    """The elements of an array of strings, one by one."""
     with Reader(coded.url) as f:
         head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), coded.url)
         yield from strings(head, f.read(head.size, head.nbytes))
 
 
-def collect(
-    found: Sequence[tuple[str, Head, Data | Checkpoint]], urls: tuple[str, ...], format: str, *notes: Note
-) -> Checkpoint:
-    """Make the checkpoint of all arrays found; what is no tensor, or only perhaps of its dtype, is noted."""
+Found = tuple[str, Head, Data | Checkpoint]  # name, header and elements; a Checkpoint for an array of objects
+
+
+def collect(arrays: Sequence[Found], urls: tuple[str, ...], format: str, *notes: Note) -> Checkpoint:
+    """Make a checkpoint of arrays, with notes on arrays that are not tensors and on dtypes that are assumed."""
     tensors: dict[str, Tensor] = {}
-    kept, left, twice = list(notes), list[str](), list[str]()
     values: dict[str, object] = {}
-    for name, head, data in found:
-        here: list[Tensor] = []
+    collisions: list[str] = []
+    for name, head, data in arrays:
+        own: list[Tensor] = []
         if isinstance(data, Checkpoint):
             if len(name) > MAX_PREFIX and data:
                 raise UnsafeCheckpoint("an array of objects has a name of many characters", url=urls[0], tensor=name)
-            here = [t.renamed(f"{name}.{n}" if name else n) for n, t in data.items()]
-            kept += data.notes
-            values |= {f"{name}.{n}" if name else n: v for n, v in data.details.get("values", {}).items()}
+            prefix = f"{name}." if name else ""
+            own = [t.renamed(prefix + n) for n, t in data.items()]
+            notes += data.notes
+            values |= {prefix + n: v for n, v in data.details.get("values", {}).items()}
         elif head.kind:
-            here = [as_tensor(name, head, data)]
-        else:
-            left.append(f"{name}: {head.descr}")
-        twice += [t.name for t in here if t.name in tensors]
-        tensors |= {t.name: t for t in here}
-    if twice:
-        raise NameCollision(f"names within arrays of objects are those of other arrays:\n{listing(twice)}", url=urls[0])
-    kept.append(Note("skipped", "arrays whose dtype no checkpoint holds", tuple(left)))
+            own = [as_tensor(name, head, data)]
+        collisions += [t.name for t in own if t.name in tensors]
+        tensors |= {t.name: t for t in own}
+    if collisions:
+        text = f"names in arrays of objects are also names of other arrays:\n{listing(collisions)}"
+        raise NameCollision(text, url=urls[0])
+    notes = tuple(n for n in (*notes, *_notes(arrays)) if n.names or n.kind == "hint")
+    return Checkpoint(tensors, format=format, urls=urls, notes=notes, details={"values": values} if values else {})
+
+
+def _notes(arrays: Sequence[Found]) -> Iterator[Note]:
+    """Notes on arrays without a dtype of ours, and on dtypes that NumPy does not store."""
+    skipped = (f"{n}: {head.descr}" for n, head, data in arrays if not head.kind and not isinstance(data, Checkpoint))
+    yield Note("skipped", "arrays whose dtype no checkpoint holds", tuple(skipped))
     for code, kind in ASSUMED.items():
-        those = tuple(name for name, head, _ in found if head.descr[1:] == code)
-        kept.append(Note("assumed", f"NumPy lost the dtype ({code}); taken for {kind}", those))
-    said = tuple(n for n in kept if n.names or n.kind == "hint")
-    return Checkpoint(tensors, format=format, urls=urls, notes=said, details={"values": values} if values else {})
+        assumed = tuple(name for name, head, _ in arrays if head.descr[1:] == code)
+        yield Note("assumed", f"NumPy lost the dtype ({code}); assumed to be {kind}", assumed)
 
 
 def as_tensor(name: str, head: Head, data: Data) -> Tensor:
-    """The tensor that a head describes; Fortran order is a view with the strides the other way round."""
+    """The tensor that a header describes; Fortran order is a view with reversed strides."""
     kind = head.kind or DTYPES["uint8"]
     ops = ("swap",) if head.swapped else ()
     if not head.fortran or len(head.shape) < 2 or kind.kind == "s":
@@ -172,45 +178,50 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
 
 
 def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
-    """Parse the head of an .npy from its first bytes; no Python is evaluated."""
+    """Parse the header of an .npy from its first bytes; no Python is evaluated."""
     wide = raw[6:7] in {b"\2", b"\3"}
     start = 12 if wide else 10
     if not raw.startswith(MAGIC) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
     size = start + int.from_bytes(raw[8:start], "little")
     if size > len(raw):
-        raise CorruptCheckpoint(f"says its head has {size} bytes, of which {len(raw)} are there (at most "
+        raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
     descr, fortran, shape = _literal(raw[start:size].decode("latin-1"), url, tensor)
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
-        raise CorruptCheckpoint(f"holds {prod(shape)} texts of no characters", url=url, tensor=tensor)
+        raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
     return Head(descr, fortran, shape, size, elements(shape, url=url, tensor=tensor) * width, kind)
 
 
 def _literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
-    """Take the three values out of the dictionary, in whatever order they stand."""
+    """Parse the dictionary of the header: descr, fortran_order and shape, in any order."""
     text = text.strip()
     values: dict[str, str] = {}
     at = 1
     while (pair := _PAIR.match(text, at)) and pair[2] not in values:
         values[pair[2]], at = pair[3], pair.end()
     if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
-        raise CorruptCheckpoint(f"the head {text[:80]!r} is no dictionary of descr, fortran_order and shape", url=url,
-                                tensor=tensor)  # fmt: skip
-    descr, fortran, shape = values["descr"], values["fortran_order"], values["shape"]
-    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 wrote 3L
+        what = f"the header {text[:80]!r} is not a dictionary of descr, fortran_order and shape"
+        raise CorruptCheckpoint(what, url=url, tensor=tensor)
+    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
+    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
+        raise CorruptCheckpoint(f"the header {text[:80]!r} has values of the wrong kind", url=url, tensor=tensor)
+    return descr.strip("'\"") or " ", fortran == "True", shape
+
+
+def _sizes(shape: str) -> tuple[int, ...] | None:
+    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
+    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
     if sizes[-1] == "":
         sizes.pop()
-    whole = shape[0] == "(" and all(n.isdecimal() and len(n) < 20 for n in sizes)
-    whole = whole and len(sizes) <= 64 and not (len(sizes) == 1 and "," not in shape)
-    if not whole or fortran not in {"True", "False"} or descr[0] not in "'\"[":
-        raise CorruptCheckpoint(f"the head {text[:80]!r} has values of the wrong kind", url=url, tensor=tensor)
-    return descr.strip("'\"") or " ", fortran == "True", tuple(map(int, sizes))
+    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
+        return None
+    return tuple(map(int, sizes)) if all(n.isdecimal() and len(n) < 20 for n in sizes) else None
 
 
 def _dtype(descr: str) -> tuple[DType | None, int]:
-    """The dtype that a descr spells and its width in bytes; (None, 0) for what is no tensor."""
+    """The dtype of a descr and its width in bytes; (None, 0) if it is not a tensor's."""
     order, code = descr[0], descr[1:]
     if name := SPELLING.get(code) or ASSUMED.get(code):
         row = DTYPES[name]
@@ -221,7 +232,7 @@ def _dtype(descr: str) -> tuple[DType | None, int]:
 
 
 def strings(head: Head, raw: bytes) -> Iterator[bytes]:
-    """The elements of an array of fixed-width strings in C order, as bytes (UTF-8 of what is Unicode)."""
+    """The elements of an array of fixed-width strings in C order, as bytes (Unicode as UTF-8)."""
     import numpy as np
 
     if not head.nbytes:
@@ -237,7 +248,7 @@ def strings(head: Head, raw: bytes) -> Iterator[bytes]:
 
 
 def head_bytes(t: Tensor) -> bytes:
-    """The head as NumPy writes it: version 1.0, its end aligned to 64 bytes."""
+    """The header as NumPy writes it: version 1.0, its end aligned to 64 bytes."""
     shape = f"({t.shape[0]},)" if len(t.shape) == 1 else f"({', '.join(map(str, t.shape))})"
     text = f"{{'descr': '{DESCR[t.dtype.name]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(10 + len(text) + 1) % 64) + b"\n"
@@ -245,7 +256,7 @@ def head_bytes(t: Tensor) -> bytes:
 
 
 def unheld(t: Tensor) -> str:
-    """Why an .npy cannot hold the tensor, or ''."""
+    """The reason why an .npy cannot hold the tensor, or ''."""
     if t.dtype.name not in DESCR:
         return f"NumPy's files have no dtype {t.dtype}"
     if is_vast(t.shape) and not t.count:
@@ -268,16 +279,16 @@ class NpyWriter:
             long = len(quote(tensor.name, safe=_SAFE)) > 250
         except UnicodeEncodeError:
             return "the name is not valid Unicode"
-        return "the name is too long for a file's" if long else unheld(tensor)
+        return "the name is too long for a file name" if long else unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "a folder of .npy")
         _, base = split(self.url.rstrip("/"))
         single = base.endswith(SUFFIX)
         if not checkpoint:
-            raise Unrepresentable("a folder of .npy with no tensor would be no folder")
+            raise Unrepresentable("a folder of .npy files needs at least one tensor")
         if single and len(checkpoint) != 1:
-            raise Unrepresentable(f"one .npy holds one tensor, not {len(checkpoint)}; name a folder or an .npz")
+            raise Unrepresentable(f"an .npy file holds one tensor, not {len(checkpoint)}; give a folder or an .npz")
         files, slots, patches = [], {}, []
         for name, t in checkpoint.tensors.items():
             file = base if single else f"{base}/{_file_name(name)}"
@@ -293,17 +304,17 @@ class NpyWriter:
         return ()
 
 
-_SAFE = " !#$&'()+,;=@[]^`{}~"  # kept as they are beside letters, digits and _.-
+_SAFE = " !#$&'()+,;=@[]^`{}~"  # not escaped, like letters, digits and _.-
 
 
 def _file_name(name: str) -> str:
-    """A plain file name for any tensor name: whatever could be a path, a hidden file or a control is escaped."""
+    """A plain file name for any tensor name: path separators, leading dots and control characters are escaped."""
     text = quote(name, safe=_SAFE)
     return (f"%2E{text[1:]}" if text.startswith(".") else text) + SUFFIX
 
 
 def _name(file: str) -> str:
-    """The tensor's name; a file that we would not have named so is taken by its own."""
+    """The tensor's name; a file that is not named as `_file_name` names it keeps its own name."""
     stem = file.removesuffix(SUFFIX)
     name = unquote(stem, errors="replace")
     return name if _file_name(name) == file else stem

@@ -4,9 +4,9 @@
     "PK" header "b.npy"   ...
     directory
 
-A stored array is read where it lies. The zip's checksum is of head and elements together; that of the elements alone
-follows from it, because CRCs combine. A deflated array is inflated as a stream. We write stored, elements aligned.
-The order of a Keras model's layers (keras/order.py) is an extra field of the directory, which NumPy does not see.
+A stored array is read in place. The zip's checksum covers head and elements; that of the elements alone follows from
+it, because CRCs combine. A deflated array is inflated as a stream. Output is stored, with aligned elements. The order
+of a Keras model's layers (keras/order.py) is an extra field of the directory, which NumPy ignores.
 Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
 """
 
@@ -57,21 +57,22 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        names = members(f, files=False)
-        if twins := [name for name in names if name + SUFFIX in names]:  # NumPy takes one or the other by what is asked
+        files = members(f, files=False)
+        if twins := [name for name in files if name + SUFFIX in files]:  # NumPy reads either, depending on the key
             raise UnsafeCheckpoint(f"members that are taken for one another:\n{listing(twins)} (and {SUFFIX})", url=url)
-        found = names.values()
-        arrays = [(m.name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for m in found if m.name.endswith(SUFFIX)]
-        order = next((text for m in found for text in fields(m.extra, ORDER)), b"")
-    others = tuple(m.name for m in found if not m.name.endswith(SUFFIX))
+        arrays = [
+            (name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for name, m in files.items() if name.endswith(SUFFIX)
+        ]
+        order = next((text for m in files.values() for text in fields(m.extra, ORDER)), b"")
+    others = tuple(name for name in files if not name.endswith(SUFFIX))
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
-    made = collect(arrays, (url,), "npz", Note("unread", "members that are no .npy", others))
-    return replace(made, metadata={KEY: order.decode(errors="replace")}) if order else made
+    checkpoint = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others))
+    return replace(checkpoint, metadata={KEY: order.decode(errors="replace")}) if order else checkpoint
 
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
-    """Parse one array's head; its elements are a span if stored, else to be decoded."""
+    """Parse one array's head; its elements are a span if stored, otherwise `Coded`."""
     start, _ = _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)
     head = parse_head(start, f.url, m.name)
     if head.descr == OBJECTS:
@@ -82,7 +83,7 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
         return head, unpickled(raw, f.url, opaque, m.packed)
     if head.kind is None:
         value = 0
-        for piece in _pieces(f, m):  # or is it a flipped bit that makes the dtype unknown?
+        for piece in _pieces(f, m):  # a flipped bit can make the dtype unknown
             value = crc("crc32", piece, value)
         if value != m.crc:
             raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
@@ -102,7 +103,7 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
 
 
 def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
-    """The member's unpacked bytes, never more than it announced."""
+    """The member's unpacked bytes; CorruptCheckpoint if there are more or fewer than announced."""
     if m.method == STORED:
         for at in range(0, m.size, piece):
             yield f.read(m.start + at, min(piece, m.size - at))
@@ -119,7 +120,7 @@ def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
 
 
 def _started(pieces: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
-    """The first `size` bytes or more, if there are as many, and what follows them."""
+    """At least the first `size` bytes (fewer if the data is shorter), and the pieces after them."""
     start = b""
     while len(start) < size and (piece := next(pieces, b"")):
         start += piece
@@ -133,7 +134,7 @@ def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of one array as they are stored, the checksum verified at the end; strings one by one."""
+    """The elements of one array as stored, or single strings; the checksum is verified at the end."""
     with Reader(coded.url) as f:
         m = _directory(coded.url, f.stamp)[coded.key]
         start, rest = _started(_pieces(f, m), MAX_HEAD + 12)
@@ -171,7 +172,7 @@ class NpzWriter:
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if "\0" in tensor.name:
-            return "zip readers cut names at a NUL"
+            return "zip readers truncate names at a NUL"
         try:
             long = len(tensor.name.encode()) > 65000
         except UnicodeEncodeError:
@@ -183,7 +184,7 @@ class NpzWriter:
         refuse_shards(checkpoint, self.limit, "an .npz")
         twins = [name for name in checkpoint if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in checkpoint]
         if twins:
-            raise Unrepresentable(f"NumPy takes {twins[0]!r} for the name without {SUFFIX}, which is there as well")
+            raise Unrepresentable(f"NumPy reads {twins[0]!r} under the name without {SUFFIX}, which is also a tensor")
         self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
         sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
         entries, self.end = lay_out(sizes)
@@ -200,7 +201,7 @@ class NpzWriter:
         return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """Local headers and directory, once the checksums are known."""
+        """The local headers and the directory, which contain the checksums."""
         crcs, patches = {}, []
         for name, e in self.entries.items():
             head = self.heads[name]

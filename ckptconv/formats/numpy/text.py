@@ -1,4 +1,4 @@
-"""Literals of a .npy header, checked before Python's parser sees them."""
+"""Text elements of NumPy arrays, checked before NumPy decodes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...errors import CorruptCheckpoint
 
 
 def check_text(raw: bytes, kind: Any) -> None:
-    """Refuse characters that are none in elements of NumPy's dtype `kind`: reading one is a SystemError."""
+    """Refuse numbers beyond Unicode in elements of NumPy's dtype `kind`, which would raise a SystemError."""
     import numpy as np
 
     if kind.kind == "U" and raw and int(np.frombuffer(raw, kind.byteorder + "u4").max()) > sys.maxunicode:

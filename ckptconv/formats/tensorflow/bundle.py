@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...checkpoint import Note, Tensor, tiled
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint
-from ...messages import listing
+from ...messages import listing, many
 from ...moves.part import Coded, Data, Part, Span, c_strides, elements
 from ...storage.checksum import unmask
 from ...storage.files import Reader
@@ -43,7 +43,7 @@ ORDER = 7001  # a field of the header that TensorFlow skips: the order of a Kera
 
 
 class Bundle(NamedTuple):
-    """What an index says: tensors by their keys, the object graph if there is one."""
+    """The content of an index: tensors by key, and the object graph if there is one."""
 
     url: str
     tensors: dict[str, Tensor]
@@ -55,7 +55,7 @@ class Bundle(NamedTuple):
 
 
 def read(index: str, *, salvage: bool = False) -> Bundle:
-    """Read and check an index against its shards; no tensor is read."""
+    """Read an index and check it against its shards; tensors are not read."""
     with Reader(index) as f:
         pairs = iter(Table(f))
         first = next(pairs, None)
@@ -94,10 +94,10 @@ def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderPro
     try:
         header = pb.BundleHeaderProto.FromString(first[1])
     except DecodeError as e:
-        raise CorruptCheckpoint(f"the header is no message ({e})", url=index) from e
+        raise CorruptCheckpoint(f"the header is not a valid message ({e})", url=index) from e
     version = header.version
     if version.min_consumer > 1 or 1 in version.bad_consumers:
-        raise CorruptCheckpoint(f"asks for a reader of version {version.min_consumer}; version 1 is known", url=index)
+        raise CorruptCheckpoint(f"needs a reader of version {version.min_consumer}; version 1 is supported", url=index)
     if header.num_shards < 0 or header.endianness not in (0, 1):
         raise CorruptCheckpoint("the header's shard count or endianness is out of range", url=index)
     return header
@@ -119,7 +119,7 @@ def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entr
             shape = shapes.setdefault(shape, shape)
             items[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     except DecodeError as e:
-        raise CorruptCheckpoint("the entry is no message", url=index, tensor=_text(key)) from e
+        raise CorruptCheckpoint("the entry is not a valid message", url=index, tensor=_text(key)) from e
     return items
 
 
@@ -128,17 +128,17 @@ def _text(key: bytes) -> str:
 
 
 class _Layout(NamedTuple):
-    """What all entries of one dtype and shape have in common."""
+    """The properties shared by all entries of one dtype and shape."""
 
     kind: DType | None
     shape: tuple[int, ...]
-    nbytes: int  # -1: only reading tells
+    nbytes: int  # -1: unknown until the data is read
     strides: tuple[int, ...]
     ops: tuple[str, ...]
 
 
 class _Builder:
-    """Turn entries into tensors; collect what cannot be."""
+    """Turn entries into tensors; collect the names of entries that are not tensors."""
 
     def __init__(self, index: str, swapped: bool, shards: Shards, items: dict[bytes, Entry]) -> None:
         self.url, self.swapped, self.shards, self.items = index, swapped, shards, items
@@ -169,7 +169,7 @@ class _Builder:
             elif tensor := self._sliced(key, name, entry, layout):
                 out[name] = tensor
         if self.unknown:
-            text = f"{len(self.unknown)} tensors have a dtype that is not known here:\n{listing(self.unknown)}"
+            text = f"{many(len(self.unknown), 'tensor')} with an unknown dtype:\n{listing(self.unknown)}"
             raise CorruptCheckpoint(text, url=self.url)
         return out
 
@@ -182,9 +182,9 @@ class _Builder:
         if layout is None:
             from . import messages_pb2 as pb
 
-            said = pb.TensorShapeProto.FromString(entry.shape)
-            kind, shape = dtypes.BY_CODE.get(entry.dtype), tuple([d.size for d in said.dim])
-            if said.unknown_rank:
+            proto = pb.TensorShapeProto.FromString(entry.shape)
+            kind, shape = dtypes.BY_CODE.get(entry.dtype), tuple([d.size for d in proto.dim])
+            if proto.unknown_rank:
                 raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
             count = elements(shape, url=self.url, tensor=name)
             nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
@@ -193,13 +193,13 @@ class _Builder:
         return layout
 
     def _plain(self, name: str, kind: DType, entry: Entry, layout: _Layout) -> Tensor:
-        """As `tensor.plain`, with the strides computed once per shape: 200,000 entries are opened in a second."""
+        """Like `checkpoint.plain`, but with strides computed once per shape: opening 200,000 entries takes a second."""
         _, shape, _, strides, ops = layout
         part = Part(self._data(name, entry, layout), kind, shape, 0, strides, 0, strides, ops)
         return Tensor(name, kind, shape, (part,))
 
     def _data(self, name: str, entry: Entry, layout: _Layout) -> Data:
-        """Where an entry's bytes lie."""
+        """The location of an entry's bytes."""
         offset, size = entry.offset, entry.size
         if offset < 0 or size < 0:
             raise CorruptCheckpoint("the offset or size is negative", url=self.url, tensor=name)
@@ -211,13 +211,13 @@ class _Builder:
         if layout.nbytes < 0:
             count = elements(layout.shape)
             if count > size:
-                text = f"{count} strings cannot lie in {size} bytes"
+                text = f"{count} strings do not fit in {size} bytes"
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)
             return strings.coded(url, offset, size, count, unmask(entry.crc32c), self.swapped)
         return Span(url, offset, size, f"crc32c:{unmask(entry.crc32c):08x}")
 
     def _sliced(self, key: bytes, name: str, entry: Entry, layout: _Layout) -> Tensor | None:
-        """Put a partitioned variable together; None if it was saved in part."""
+        """Assemble a partitioned variable; None if only a part of it was saved."""
         kind = layout.kind
         if kind is None:
             return None
@@ -225,7 +225,7 @@ class _Builder:
         for piece in entry.slices:
             box = slices.box(piece, layout.shape)
             if box is None:
-                raise CorruptCheckpoint(f"a slice lies outside {list(layout.shape)}", url=self.url, tensor=name)
+                raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
             part = self.items.get(slices.key(key, piece))
             if part is None and slices.is_whole(piece) and entry.size:
                 part = entry

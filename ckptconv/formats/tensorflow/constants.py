@@ -1,10 +1,10 @@
 """TensorProto: a tensor inside a message (graph constants, V1 slices).
 
-    tensor_content              raw little-endian elements, exactly as many as the shape says; wins if not empty
-    float_val, int_val ...      k values: all given, or the last repeated up to the end, or (k = 0) all zero
+    tensor_content              raw little-endian elements, as many as the shape requires; takes precedence if not empty
+    float_val, int_val ...      k values: all elements, or the last value repeated up to the end, or (k = 0) all zero
 
-HALF and BFLOAT16 lie as bit patterns in half_val, complex numbers as pairs, 8-bit floats as bytes in float8_val, all
-integers of up to 32 bits (quantised ones, too) in int_val. Specification: tensorflow/core/framework/tensor.proto.
+HALF and BFLOAT16 are bit patterns in half_val, complex numbers are pairs, 8-bit floats are bytes in float8_val, and all
+integers of up to 32 bits (including quantised ones) are in int_val. Source: tensorflow/core/framework/tensor.proto.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def field_of(kind: DType) -> str:
 
 
 def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
-    """The stored elements, little-endian: all `count` of them, or those at the start of which the last is repeated."""
+    """The stored elements, little-endian: `count` of them, or fewer, of which the last one is to be repeated."""
     content = proto.tensor_content
     if content:
         if len(content) != count * kind.itemsize:
@@ -51,24 +51,24 @@ def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
         values = _varints(_packed(proto, field), where)
         raw = (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
     if len(raw) % kind.itemsize:
-        raise CorruptCheckpoint(f"{where} ends in half a {kind}")
+        raise CorruptCheckpoint(f"{where} ends within a {kind}")
     return raw[: count * kind.itemsize]
 
 
 def strings(proto: pb.TensorProto, count: int, where: str) -> list[bytes]:
-    """The stored strings: all of them, or those at the start."""
+    """The stored strings: `count` of them, or fewer, of which the last one is to be repeated."""
     data = proto.tensor_content
     if not data:
         return list(proto.string_val[:count])
     if count > len(data):
-        raise CorruptCheckpoint(f"{where}: {count} strings cannot lie in {len(data)} bytes")
+        raise CorruptCheckpoint(f"{where}: {count} strings do not fit in {len(data)} bytes")
     at, lengths, out = 0, [], []
     try:
         for _ in range(count):
             length, at = read_varint(data, at)
             lengths.append(length)
     except IndexError:
-        raise CorruptCheckpoint(f"{where}: the lengths of {count} strings pass their end") from None
+        raise CorruptCheckpoint(f"{where}: the lengths of {count} strings exceed their data") from None
     for length in lengths:
         out.append(data[at : at + length])
         at += length
@@ -78,9 +78,9 @@ def strings(proto: pb.TensorProto, count: int, where: str) -> list[bytes]:
 
 
 def _packed(proto: pb.TensorProto, field: str) -> bytes:
-    """The bytes of one repeated scalar field, packed, whichever way the file had them.
+    """The bytes of one repeated scalar field, packed, whether or not they are packed in the file.
 
-    Going through Python's floats would quieten signalling NaNs.
+    Python floats would turn signalling NaNs into quiet ones.
     """
     if not getattr(proto, field):
         return b""

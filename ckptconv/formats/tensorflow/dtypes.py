@@ -1,4 +1,4 @@
-"""TensorFlow's DataType numbers as rows of the dtype table, with what must be done to stored elements."""
+"""TensorFlow's DataType numbers as rows of the dtype table, and the operations that stored elements need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTY
 
 
 def stored_ops(kind: DType, swapped: bool) -> tuple[str, ...]:
-    """Names of the operations that make stored elements neutral ones.
+    """Names of the operations that turn stored elements into neutral ones.
 
-    Types below a byte lie in the low bits, the others are undefined; any byte but 0 is true; others may be big-endian.
+    Types of less than a byte are in the low bits, and the high bits are undefined; for bool, any byte other than 0 is
+    true; larger types can be big-endian (`swapped`).
     """
     if kind.name in {"int4", "uint4", "int2", "uint2", "bool"}:
         return (kind.name,)
@@ -24,10 +25,10 @@ def stored_ops(kind: DType, swapped: bool) -> tuple[str, ...]:
 
 
 def notes(opaque: list[str], quantised: list[str], partial: list[str]) -> tuple[Note, ...]:
-    """What to tell about tensors that are not what they were in TensorFlow."""
-    said = (
-        Note("skipped", "variants (iterators, lists) are objects of a running program, no tensors", tuple(opaque)),
-        Note("assumed", "quantised integers are read as plain ones; their scale is not stored here", tuple(quantised)),
-        Note("skipped", "partitioned variables of which some slices were never saved", tuple(partial)),
+    """Notes on tensors that are skipped or whose meaning changes."""
+    rows = (
+        Note("skipped", "variants (iterators, lists) are objects of a running program, not tensors", tuple(opaque)),
+        Note("assumed", "quantised integers are read as plain integers; their scale is elsewhere", tuple(quantised)),
+        Note("skipped", "partitioned variables with slices that were never saved", tuple(partial)),
     )
-    return tuple(note for note in said if note.names)
+    return tuple(note for note in rows if note.names)

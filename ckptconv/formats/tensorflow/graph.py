@@ -1,8 +1,8 @@
-"""SavedModels, .meta files and frozen graphs: what they name and what they hold.
+"""SavedModels, .meta files and frozen graphs.
 
     folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, collections, objects } }
     folder/variables/variables.*  a V2 checkpoint (bundle.py); none if all weights are constants
-    P.meta                        MetaGraphDef: a training graph; its values lie in the V2 checkpoint P
+    P.meta                        MetaGraphDef: a training graph; its values are in the V2 checkpoint P
     graph.pb                      GraphDef: frozen, weights are Const nodes (nodes.py)
 
 .pbtxt is any of these as text. Specification: tensorflow/core/protobuf/{saved_model,meta_graph}.proto.
@@ -51,14 +51,14 @@ def open(url: str, how: Reading) -> Checkpoint:
     if is_dir(url):
         url = sibling(join(url, "."), next((n for n in MODELS if exists(join(url, n))), MODELS[0]))
     with _message(url) as f:
-        found = _regions(f)
-        if found.saved_model:
-            return saved_model.open(url, f, found, how.opaque)
-        checkpoint = constants(f, found, how.opaque)
-        details = saved_model.collections(f, *found.meta) if found.meta else {}
+        regions = _regions(f)
+        if regions.saved_model:
+            return saved_model.open(url, f, regions, how.opaque)
+        checkpoint = constants(f, regions, how.opaque)
+        details = saved_model.collections(f, *regions.meta) if regions.meta else {}
         if details and not how.opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
-            raise StorageError(f"holds a graph but no weights; they are in {index}, which is not here", url=url)
+            raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing", url=url)
     return replace(checkpoint, details={**checkpoint.details, **details})
 
 
@@ -67,7 +67,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 @contextmanager
 def _message(url: str) -> Iterator[Ranges]:
-    """The binary form of a file that may be text."""
+    """A file in binary form; text is parsed and serialized in memory."""
     if not url.endswith("txt"):
         with Reader(url) as f:
             yield f
@@ -85,33 +85,37 @@ def _message(url: str) -> Iterator[Ranges]:
     try:
         message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
-        raise CorruptCheckpoint(f"is no text of a {kind.__name__} ({brief(str(e))})", url=url) from e
+        raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})", url=url) from e
     yield InMemory(url, message.SerializeToString())
 
 
 def _regions(f: Ranges) -> Regions:
-    """Tell the three messages apart by their first fields."""
+    """Distinguish the three messages by their first fields."""
     if not f.size:
         raise CorruptCheckpoint("is empty (0 bytes)", url=f.url)
     head = f.read(0, min(4096, f.size))
     if head.startswith(b"version https://git-lfs"):
-        raise CorruptCheckpoint("is a git-lfs pointer; run `git lfs pull` where it came from", url=f.url)
+        raise CorruptCheckpoint("is a git-lfs pointer; run `git lfs pull` in its repository", url=f.url)
     if _first_node(head):
         return Regions((), (0, f.size), False)
     top = list(fields(f, 0, f.size))
+    second = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
     if top[0].number == 1 and top[0].wire == 0:
-        metas = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
-        tagged = [(_tags(f, *m), m) for m in metas]
-        if not tagged:
-            raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
-        tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
-        return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
-    graphs = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
-    if len(graphs) == 1 and _is_graph(f, *graphs[0]):
-        return Regions((0, f.size), graphs[0], False)
+        return _served(f, second)
+    if len(second) == 1 and _is_graph(f, *second[0]):
+        return Regions((0, f.size), second[0], False)
     if all(x.wire == 2 or x.number == 3 for x in top) and {x.number for x in top} <= {1, 2, 3, 4, 5}:
         return Regions((), (0, f.size), False)
-    raise CorruptCheckpoint("is no GraphDef, MetaGraphDef or SavedModel", url=f.url)
+    raise CorruptCheckpoint("is not a GraphDef, MetaGraphDef or SavedModel", url=f.url)
+
+
+def _served(f: Ranges, metas: list[tuple[int, int]]) -> Regions:
+    """The regions of a SavedModel: the first meta graph with the tag `serve`, otherwise the first one."""
+    tagged = [(_tags(f, *m), m) for m in metas]
+    if not tagged:
+        raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
+    tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
+    return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
 
 
 def _is_graph(f: Ranges, start: int, end: int) -> bool:

@@ -1,10 +1,10 @@
-"""Find the checkpoint a person means: a prefix, one of its files, a directory, or the `checkpoint` state file.
+"""Find the checkpoint at a path: a prefix, one of its files, a directory, or the `checkpoint` state file.
 
     P.index  P.data-00000-of-00002  P.data-00001-of-00002  P.meta       a V2 checkpoint with the prefix P
     P  or  P-00000-of-00003 ...                                         a V1 checkpoint
     checkpoint                                                          text: which of several is the newest
 
-The state file's paths are often absolute and from another machine: only what lies beside it is looked at.
+The state file's paths are often absolute and from another machine: only files beside it are considered.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ STATE_LIMIT = 1 << 24
 MAX_PATH = 4096
 
 
-class Found(NamedTuple):
-    """An index file (V2) or table files (V1), and how it was chosen."""
+class Location(NamedTuple):
+    """An index file (V2) or table files (V1), and notes on how it was chosen."""
 
-    file: str
+    index_file: str  # '' for V1
     tables: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 
@@ -45,15 +45,15 @@ def prefix_of(url: str) -> str:
 
 
 def meant(url: str) -> str:
-    """The prefix that a name stands for: of the file of this name if there is one, else itself, however it ends."""
+    """The prefix that a name stands for: that of the file of this name if there is one, otherwise the name itself."""
     prefix = prefix_of(url)
     if prefix != url and ((exists(url) and exists(prefix + ".index")) or not exists(url + ".index")):
         return prefix
     return url
 
 
-def find(url: str) -> Found:
-    """Find what lies at `url`; StorageError with what is there instead."""
+def find(url: str) -> Location:
+    """Locate the checkpoint at `url`. StorageError lists the files found instead."""
     if is_dir(url):
         return _in_folder(url)
     folder, base = split(url)
@@ -63,20 +63,20 @@ def find(url: str) -> Found:
 
 
 def is_state(url: str) -> bool:
-    """Whether a file is the text file that lists checkpoints (others use the name `checkpoint`, too)."""
+    """Whether a file is the text file that lists checkpoints (other programs also use the name `checkpoint`)."""
     return exists(url) and not is_dir(url) and Seen(url).head.lstrip().startswith((STATE, b"all_" + STATE))
 
 
-def _checked(prefix: str) -> Found:
+def _checked(prefix: str) -> Location:
     """The V2 checkpoint with this prefix."""
     if exists(prefix + ".index"):
-        return Found(prefix + ".index")
+        return Location(prefix + ".index")
     folder, base = split(prefix)
     near = [n for n in names(folder) if n.startswith(base)]
     if any(".tempstate" in n or "_temp" in n for n in near):
-        what = "was being saved when the program stopped: there is no index, only parts: "
+        what = "is incomplete: saving was interrupted, and there is no index, only parts: "
     elif near:
-        what = f"has no index {base}.index; beside it are: "
+        what = f"has no index {base}.index; the folder holds: "
     else:
         what = "no checkpoint has this prefix; the folder holds: "
         near = names(folder)
@@ -92,27 +92,27 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(p), "") if p.isdigit() and p.isascii() else (-1, p) for p in re.split(r"(\d+)", name)]
 
 
-def _in_folder(folder: str) -> Found:
-    """The newest checkpoint a state file names, or the only one there is."""
-    there = bundles(folder)
+def _in_folder(folder: str) -> Location:
+    """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
+    present = bundles(folder)
     state = join(folder, "checkpoint")
     note: tuple[Note, ...] = ()
     if is_state(state):
         path = _newest(state)
-        found = _beside(folder, path) if path else None
-        if found:
-            return found
+        location = _beside(folder, path) if path else None
+        if location:
+            return location
         base = re.split(r"[/\\]", path)[-1]
-        if len(there) != 1:
-            steps = f"these are:\n{listing(there)}\nName one of them" if there else "nor is any other"
-            raise StorageError(f"the state file names {base!r}, which is not here; {steps}", url=state)
-        note = (Note("assumed", f"the state file names {base!r}, which is not here; {there[0]!r} was read instead"),)
-    if len(there) == 1:
-        return Found(sibling(join(folder, "."), there[0] + ".index"), (), note)
-    if there:
-        raise AmbiguousFormat(f"holds {len(there)} checkpoints; name one of them:\n{listing(there)}", url=folder)
-    if exists(folder.rstrip("/") + ".index"):  # a folder that is called as the prefix beside it
-        return Found(folder.rstrip("/") + ".index")
+        if len(present) != 1:
+            others = f"give one of these:\n{listing(present)}" if present else "the folder holds no other checkpoint"
+            raise StorageError(f"the state file names {base!r}, which is missing; {others}", url=state)
+        note = (Note("assumed", f"the state file names {base!r}, which is missing; {present[0]!r} is read instead"),)
+    if len(present) == 1:
+        return Location(sibling(join(folder, "."), present[0] + ".index"), (), note)
+    if present:
+        raise AmbiguousFormat(f"holds {len(present)} checkpoints; give one of them:\n{listing(present)}", url=folder)
+    if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it
+        return Location(folder.rstrip("/") + ".index")
     raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
 
 
@@ -125,40 +125,48 @@ def _newest(state: str) -> str:
         text = read_all(state, STATE_LIMIT).decode()
         parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"the state file is no text message ({brief(str(e))})", url=state) from e
+        raise CorruptCheckpoint(f"the state file is not a text message ({brief(str(e))})", url=state) from e
     paths = [parsed.model_checkpoint_path, *parsed.all_model_checkpoint_paths]
     return str(next((p for p in paths if p), ""))
 
 
-def _beside(folder: str, path: str) -> Found | None:
-    """The checkpoint that a path in a state file means, in the state file's folder or below it."""
-    if "\0" in path or len(path) > MAX_PATH:
-        raise CorruptCheckpoint(f"the state file names {brief(path)!r}, which is no path", url=folder)
-    absolute = path.startswith(("/", "\\")) or ":" in path
-    parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
-    if not parts and not path.endswith("/"):
+def _beside(folder: str, path: str) -> Location | None:
+    """The checkpoint that a path in a state file refers to, in the state file's folder or below it."""
+    parts = _parts(folder, path)
+    if not parts:
         return None
-    if ".." in parts and not absolute:
-        raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
-    if path.endswith("/"):
-        parts.append("")  # an empty base name: the files are called .index and so on
-    *below, base = parts[-1:] if absolute else parts
+    *below, base = parts
     places = [join(folder, *below), folder] if below else [folder]
     if below and not is_remote(folder) and not within(places[0], folder):
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder by a symlink", url=folder)
-    return next((found for place in places if (found := _named(place, base))), None)
+    return next((location for place in places if (location := _named(place, base))), None)
+
+
+def _parts(folder: str, path: str) -> list[str]:
+    """The parts of a path in a state file, relative to its folder; of an absolute path only the last one counts."""
+    if "\0" in path or len(path) > MAX_PATH:
+        raise CorruptCheckpoint(f"the state file names {brief(path)!r}, which is not a path", url=folder)
+    absolute = path.startswith(("/", "\\")) or ":" in path
+    parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
+    if ".." in parts and not absolute:
+        raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
+    if path.endswith("/"):
+        parts.append("")  # an empty base name: the files are named .index and so on
+    return parts[-1:] if absolute else parts
 
 
 def within(path: str, folder: str) -> bool:
+    """Whether a path is inside a folder after symlinks are resolved."""
     home = os.path.realpath(local(folder))
     return os.path.commonpath([home, os.path.realpath(local(path))]) == home
 
 
-def _named(folder: str, base: str) -> Found | None:
-    here = names(folder)
+def _named(folder: str, base: str) -> Location | None:
+    """The checkpoint of a name in a folder: an index, or tables, which a state file may name by a pattern with '?'."""
+    present = names(folder)
     anchor = join(folder, ".")
-    if base + ".index" in here:
-        return Found(sibling(anchor, base + ".index"))
-    tables = [n for n in here if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
+    if base + ".index" in present:
+        return Location(sibling(anchor, base + ".index"))
+    tables = [n for n in present if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
     tables = [n for n in tables if not is_dir(join(folder, n))]
-    return Found("", tuple(sibling(anchor, n) for n in tables)) if tables else None
+    return Location("", tuple(sibling(anchor, n) for n in tables)) if tables else None

@@ -1,10 +1,10 @@
-"""Constants of a graph: where their values lie, and which are weights rather than shapes and axes.
+"""Constants of a graph: the location of their values, and which of them are weights rather than shapes and axes.
 
     GraphDef.node { name: "conv/kernel"  op: "Const"  attr { key: "value"  value { tensor { TensorProto } } } }
 
 Freezing turns a variable into a Const that the Identity `name/read` reads (TF1) or whose name ends in
-`ReadVariableOp/resource` (TF2). Any other Const is judged by what reads it: an input that means a shape, an axis or a
-permutation makes no weight, nor does a scalar.
+`ReadVariableOp/resource` (TF2). Any other Const is judged by its readers: a Const that is used only as a shape, an axis
+or a permutation is not a weight, and neither is a scalar.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from . import constants, dtypes
 from . import messages_pb2 as pb
 from .wire import messages
 
-SMALL = 8  # a vector of no more integers is a shape, a list of axes or a permutation
-IN_PLACE = 64  # bytes from which on a value is referred to rather than held
-MAX_STRINGS = 1 << 20  # repeated strings are held this often in all
-SCOPES = 16  # characters of functions' names, as often as they are repeated, per byte of the graph
-MAX_SCOPE = 1000  # characters of a function's name, which stands before those of its nodes
+MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
+MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
+MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
+SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
+MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 
-# inputs that say how to compute, not what with; -1 is the last one
+# inputs that control the computation rather than provide values; -1 is the last one
 _CONTROL: dict[str, tuple[int, ...]] = {
     "All": (1,), "Any": (1,), "ArgMax": (1,), "ArgMin": (1,), "AsString": (0,), "Assert": (0, 1, 2, 3, 4, 5),
     "BatchToSpaceND": (1, 2), "BroadcastArgs": (0, 1), "BroadcastTo": (1,), "Concat": (0,), "ConcatV2": (-1,),
@@ -63,13 +63,13 @@ class Graph(NamedTuple):
     constants: dict[str, Tensor]
     uses: dict[str, list[Use]]
     quantised: list[str]
-    repeated: list[int]  # strings that are held beside those stored: one number
-    scoped: list[int]  # characters of functions' names that may still stand before those of nodes: one number
+    repeated: list[int]  # one number: the strings held in memory in addition to those stored
+    scoped: list[int]  # one number: the characters of functions' names that can still prefix names of nodes
 
 
 def read(f: Ranges, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
-    graph = Graph({}, defaultdict(list), [], [0], [SCOPES * (end - start) + 2**20])
+    graph = Graph({}, defaultdict(list), [], [0], [SCOPE_RATIO * (end - start) + 2**20])
     for a, b in messages(f, start, end, 1):
         _node(f, a, b, "", graph)
     for library in messages(f, start, end, 2):
@@ -82,8 +82,8 @@ def read(f: Ranges, start: int, end: int) -> Graph:
 
 def weights(graph: Graph) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The constants that are weights, and the names of the others."""
-    kept = {name: t for name, t in graph.constants.items() if is_weight(t, graph.uses.get(name, ()))}
-    return kept, tuple(n for n in graph.constants if n not in kept)
+    tensors = {name: t for name, t in graph.constants.items() if is_weight(t, graph.uses.get(name, ()))}
+    return tensors, tuple(n for n in graph.constants if n not in tensors)
 
 
 def is_weight(t: Tensor, uses: list[Use] | tuple[Use, ...]) -> bool:
@@ -93,7 +93,7 @@ def is_weight(t: Tensor, uses: list[Use] | tuple[Use, ...]) -> bool:
         return True
     if not t.shape or (uses and all(u.control for u in uses)):
         return False
-    return t.dtype.kind in "fcs" or not uses or t.count > SMALL or len(t.shape) > 1
+    return t.dtype.kind in "fcs" or not uses or t.count > MAX_AXES or len(t.shape) > 1
 
 
 def _function_name(f: Ranges, start: int, end: int) -> str:
@@ -112,7 +112,7 @@ def _node(f: Ranges, start: int, end: int, scope: str, graph: Graph) -> None:
     try:
         node = pb.NodeDef.FromString(raw)
     except DecodeError as e:
-        raise CorruptCheckpoint(f"the node at byte {start} is no message ({e})", url=f.url) from e
+        raise CorruptCheckpoint(f"the node at byte {start} is not a valid message ({e})", url=f.url) from e
     inputs = [i for i in node.input if not i.startswith("^")]
     graph.scoped[0] -= len(scope) * (1 + len(inputs))
     if graph.scoped[0] < 0:
@@ -148,15 +148,15 @@ def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProt
     if kind.kind == "s":
         return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"), graph)
     data = constants.stored(proto, kind, count, "the constant")
-    if len(data) >= IN_PLACE and proto.tensor_content and not isinstance(f, InMemory):
-        # equal bytes earlier in the node would do as well
+    if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(f, InMemory):
+        # equal bytes earlier in the node are just as good
         span = Span(f.url, start + raw.find(data), len(data))
         return plain(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
     return _held(name, kind, shape, count, data)
 
 
 def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: bytes) -> Tensor:
-    """Values in memory; of few values the last goes on to the end, by a stride of 0."""
+    """Values in memory; if fewer than `count` are given, the last one is repeated by a stride of 0."""
     given = len(data) // kind.itemsize
     array = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
     ops = dtypes.stored_ops(kind, False)

@@ -1,9 +1,9 @@
-"""Object-based checkpoints: keys become names, and the object graph tells the optimizer's variables from the model's.
+"""Object-based checkpoints: keys become names; the object graph separates the optimizer's variables from the model's.
 
     a/b.Sc/.ATTRIBUTES/VARIABLE_VALUE             the variable of object root.a["b/c"]
     a/w/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/...     slot m that optimizer root.opt keeps for root.a.w
 
-In a path, "." is written ".." and "/" is written ".S". The graph (TrackableObjectGraph, in the string scalar
+In a path, "." is escaped as ".." and "/" as ".S". The graph (TrackableObjectGraph, in the string scalar
 _CHECKPOINTABLE_OBJECT_GRAPH) has cycles and shared nodes; a key is the shortest path to its object.
 Specification: tensorflow/core/protobuf/trackable_object_graph.proto.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 CONFIG = "/.ATTRIBUTES/OBJECT_CONFIG_JSON"
 TRAINED = "_trainable_variables"
-METRICS = "keras_api/metrics/"  # where Keras 2 keeps running sums
-# an optimizer's own variables that are no slots, without the underscore of Keras 3
+METRICS = "keras_api/metrics/"  # the running sums of Keras 2
+# an optimizer's variables that are not slots, without the underscore of Keras 3
 ROLES = dict.fromkeys(("iterations", "iter", "step", "global_step"), "step") | dict.fromkeys(
     ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon"), "state"
 )
@@ -46,9 +46,9 @@ def unescape(path: str) -> str:
 def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
     if not bundle.graph:
-        said = (*notes, *bundle.notes)
-        about = dict(bundle.details)
-        return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, said, about)
+        notes += bundle.notes
+        details = dict(bundle.details)
+        return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
     names, collisions = readable(bundle.tensors)
     checkpoint = renamed(bundle, parse(bundle), names)
     if collisions:
@@ -57,7 +57,7 @@ def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
 
 
 def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, str]) -> Checkpoint:
-    """Take the tensors that `names` lists by their keys, under those names; descriptions of layers are no tensors."""
+    """The tensors that `names` lists by key, under those names; JSON descriptions of layers are skipped with a note."""
     roles = roles_of(graph)
     text = [k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s"]
     tensors = {
@@ -101,7 +101,7 @@ def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
 
 
 def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
-    """Parse the object graph; every node it refers to exists."""
+    """Parse the object graph and check that every node it refers to exists."""
     from google.protobuf.message import DecodeError
 
     from . import messages_pb2 as pb
@@ -109,7 +109,7 @@ def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
     try:
         graph = pb.TrackableObjectGraph.FromString(bundle.graph)
     except DecodeError as e:
-        raise CorruptCheckpoint(f"the object graph is no message ({e})", url=bundle.url) from e
+        raise CorruptCheckpoint(f"the object graph is not a valid message ({e})", url=bundle.url) from e
     count = len(graph.nodes)
     for node in graph.nodes:
         slots = [i for s in node.slot_variables for i in (s.original_variable_node_id, s.slot_variable_node_id)]
@@ -119,25 +119,37 @@ def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
 
 
 def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Names for keys, and the keys that keep themselves because their names would collide."""
+    """Names for keys, and the keys that are their own names because their readable names collide."""
     names = {k: unescape(k.removesuffix(VALUE)) or "/" for k in keys}
     count = Counter(names.values())
     collisions = tuple(k for k, n in names.items() if count[n] > 1)
     taken = set(collisions)
-    while clash := [k for k, n in names.items() if k not in taken and n in taken]:  # a name that is another's key
+    while clash := [k for k, n in names.items() if k not in taken and n in taken]:  # a name equal to another key
         taken.update(clash)
     return {k: k if k in taken else n for k, n in names.items()}, tuple(k for k in names if k in taken)
 
 
 def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
-    """Roles by checkpoint key: what only an optimizer reaches is no weight, nor is a save counter or a metric's sum."""
+    """Roles by checkpoint key: variables that only an optimizer reaches, save counters and the sums of metrics."""
+    if not graph.nodes:
+        return {}
+    roles = _optimizer_roles(graph)
+    for child in graph.nodes[0].children:
+        if child.local_name == "save_counter":
+            roles |= dict.fromkeys(_keys(graph, child.node_id), "step")
+    keys = (k for node in range(len(graph.nodes)) for k in _keys(graph, node))
+    return roles | {k: "state" for k in keys if k.startswith(METRICS)}
+
+
+def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, str]:
+    """Roles of the variables that belong to optimizers and not to the model."""
     optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
     children = [c for i in optimizers for c in graph.nodes[i].children]
     slots = {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
-    # the variables an optimizer trains are the model's, whether the model was saved or not
+    # the variables that an optimizer trains are the model's, whether or not the model is saved
     trained = {c.node_id for c in children if c.local_name == TRAINED}
-    model = _reach(graph, trained | ({0} if graph.nodes else set()), optimizers) - slots
-    own: dict[str, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 lists all in `_variables`, too
+    model = _reach(graph, trained | {0}, optimizers) - slots
+    own: dict[str, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 also lists all in `_variables`
     for c in children:
         if c.local_name != TRAINED:
             own[ROLES.get(c.local_name.removeprefix("_"), "slot")].add(c.node_id)
@@ -145,11 +157,7 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
     for role, start in own.items():
         for node in _reach(graph, start, optimizers) - model:
             roles |= dict.fromkeys(_keys(graph, node), role)
-    for child in graph.nodes[0].children if graph.nodes else ():
-        if child.local_name == "save_counter":
-            roles |= dict.fromkeys(_keys(graph, child.node_id), "step")
-    every = (k for node in range(len(graph.nodes)) for k in _keys(graph, node))
-    return roles | {k: "state" for k in every if k.startswith(METRICS)}
+    return roles
 
 
 def _keys(graph: pb.TrackableObjectGraph, node: int) -> list[str]:
@@ -157,7 +165,7 @@ def _keys(graph: pb.TrackableObjectGraph, node: int) -> list[str]:
 
 
 def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
-    """Keras 2 optimizers list slots or have `iter`, Keras 3 ones hold `_iterations` beside what they train."""
+    """Keras 2 optimizers list slots or have `iter`; Keras 3 optimizers have `_iterations` and trained variables."""
     children = {c.local_name for c in node.children}
     return (
         bool(node.slot_variables)
@@ -167,7 +175,7 @@ def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
 
 
 def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int]) -> set[int]:
-    """Nodes reached from `start` without entering `closed`."""
+    """The nodes that can be reached from `start` without entering `closed`."""
     seen: set[int] = set()
     todo = list(start)
     while todo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import CkptError, CorruptCheckpoint, StorageError
-from ...messages import listing
+from ...messages import listing, many
 from ...storage.files import Reader, exists, names, sibling, split
 from . import locate
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 
-MAX_PROBLEMS = 100  # shards of which an error tells
+MAX_PROBLEMS = 100  # shards listed in an error
 
 
 class Entry(NamedTuple):
-    """A BundleEntryProto without the message around it, which would weigh four times as much."""
+    """The fields of a BundleEntryProto; the message itself would take four times the memory."""
 
     dtype: int
     shape: bytes  # TensorShapeProto; most entries share a few
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Shards:
-    """The data files: their names, and how far they must reach."""
+    """The data files of a bundle: their names and the sizes that the entries require."""
 
     def __init__(self, index: str, count: int) -> None:
         self.index, self.count = index, count
@@ -39,11 +39,11 @@ class Shards:
         self.beside: list[str] | None = None  # names in the folder, once a shard is missing
 
     def url(self, shard: int, end: int, name: str) -> str:
-        """The url of a shard of which the bytes up to `end` are needed."""
+        """The URL of a shard; records that its bytes up to `end` are needed."""
         reach = self.reach.get(shard)
         if reach is None:
             if not 0 <= shard < self.count:
-                text = f"lies in shard {shard}, but there are {self.count}"
+                text = f"is in shard {shard}, but the number of shards is {self.count}"
                 raise CorruptCheckpoint(text, url=self.index, tensor=name)
             self.urls[shard] = self._find(shard)
             reach = 0
@@ -55,50 +55,50 @@ class Shards:
         return tuple(self.urls[s] for s in sorted(self.urls))
 
     def _find(self, shard: int) -> str:
-        """The file of a shard. A merge in which one part was empty leaves a header that counts too many shards."""
+        """The file of a shard. A merge with an empty part writes a header that counts too many shards."""
         url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         if exists(url):
             return url
         if self.beside is None:
             self.beside = [n for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
-        found = map(locate.DATA.fullmatch, self.beside)
-        counts = {m[3] for m in found if m and m[1] == self.base}
+        matches = map(locate.DATA.fullmatch, self.beside)
+        counts = {m[3] for m in matches if m and m[1] == self.base}
         if len(counts) != 1 or int(min(counts)) == self.count:
             return url
         return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
 
     def check(self, items: dict[bytes, Entry]) -> None:
-        """Compare the files' sizes with what the entries need; all problems in one error."""
+        """Compare the sizes of the files with those that the entries need; one error lists all problems."""
         problems: list[str] = []
         kind: type[CkptError] = StorageError
-        held: dict[int, list[tuple[bytes, Entry]]] = {}
+        entries: dict[int, list[tuple[bytes, Entry]]] = {}
         for key, entry in items.items():
             if not entry.slices:
-                held.setdefault(entry.shard_id, []).append((key, entry))
+                entries.setdefault(entry.shard_id, []).append((key, entry))
         for shard, url in sorted(self.urls.items()):
-            text = self._problem(shard, url, held.get(shard, [])) if len(problems) < MAX_PROBLEMS else ""
+            text = self._problem(shard, url, entries.get(shard, [])) if len(problems) < MAX_PROBLEMS else ""
             if text:
                 problems.append(text)
                 kind = kind if "is missing" in text else CorruptCheckpoint
         if problems:
             raise kind("\n".join(problems), url=self.index)
 
-    def _problem(self, shard: int, url: str, mine: list[tuple[bytes, Entry]]) -> str:
+    def _problem(self, shard: int, url: str, entries: list[tuple[bytes, Entry]]) -> str:
         file = split(url)[1]
         if not exists(url):
-            held = listing(_text(k) for k, _ in mine)
-            return f"the shard {file} is missing; it holds {len(mine)} tensors:\n{held}"
+            names = listing(_text(k) for k, _ in entries)
+            return f"the shard {file} is missing; it holds {many(len(entries), 'tensor')}:\n{names}"
         with Reader(url) as f:
             size = f.size
             head = f.read(0, min(64, size))
         if head.startswith(b"version https://git-lfs"):
-            return f"the shard {file} is a git-lfs pointer; run `git lfs pull` where it came from"
+            return f"the shard {file} is a git-lfs pointer; run `git lfs pull` in its repository"
         if size >= self.reach[shard]:
             return ""
-        cut = [_text(k) for k, e in mine if e.offset + e.size > size]
+        cut = [_text(k) for k, e in entries if e.offset + e.size > size]
         return (
             f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
-            f"{len(cut)} tensors are cut:\n{listing(cut)}"
+            f"this affects {many(len(cut), 'tensor')}:\n{listing(cut)}"
         )
 
 

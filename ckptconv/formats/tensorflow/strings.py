@@ -2,7 +2,7 @@
 
     varint length ...   u32 masked CRC-32C of the lengths, each as u32 (u64 from 2^32 on)   bytes ...
 
-The entry's CRC goes on from the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
 fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
 """
 
@@ -58,7 +58,7 @@ def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
             length, at = read_varint(data, at)
             lengths.append(length)
     except IndexError:
-        raise CorruptCheckpoint(f"the lengths of {count} strings pass the end of their data", url=url) from None
+        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data", url=url) from None
     return lengths, at
 
 

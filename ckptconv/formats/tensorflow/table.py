@@ -136,12 +136,12 @@ class Table:
             start, at = read_varint(value, 0)
             return start, read_varint(value, at)[0]
         except IndexError:
-            raise CorruptCheckpoint("an index entry holds no block handle", url=self.url) from None
+            raise CorruptCheckpoint("an index entry does not hold a block handle", url=self.url) from None
 
     def _block(self, start: int, size: int) -> tuple[bytes, bool]:
         """Read a block, check its CRC, decompress it; also whether it was compressed."""
         if start + size + TRAILER > self.reader.size - FOOTER:
-            raise self._bad(f"a block of {size} bytes passes the end of the file", start)
+            raise self._bad(f"a block of {size} bytes exceeds the file", start)
         data = self.reader.read(start, size + TRAILER)
         body, (kind, masked) = data[:size], unpack_from("<BI", data, size)
         if crc("crc32c", memoryview(data)[: size + 1]) != unmask(masked):
@@ -221,9 +221,9 @@ class Table:
         if not self.reader.size:
             return "it is empty (0 bytes)"
         if head.startswith(b"version https://git-lfs"):
-            return "it is a git-lfs pointer; run `git lfs pull` where it came from"
+            return "it is a git-lfs pointer; run `git lfs pull` in its repository"
         if head.startswith((b"<!doctype html", b"<html")):
-            return "it is an HTML page; the download went wrong"
+            return "it is an HTML page; the download failed"
         return "the magic number at its end is missing (truncated?)"
 
 

@@ -1,11 +1,11 @@
 """TensorFlow V1 checkpoints: tables that hold the tensors themselves.
 
     name                            one table, or
-    name-00000-of-00003 ...         several, each complete in itself; a tensor's slices may lie in several
+    name-00000-of-00003 ...         several, each complete in itself; the slices of a tensor can be in several of them
         ""                          SavedTensorSlices.meta: name, shape, dtype and slices of every tensor
         slice key (slices.py)       SavedTensorSlices.data: a TensorProto without dtype and shape
 
-Opening reads the first block; blocks with data are read and checked against their CRC when a tensor is.
+Opening reads the first block; blocks with data are read, and checked against their CRC, when a tensor is read.
 Specification: tensorflow/core/util/saved_tensor_slice.proto, tensor_slice_writer.cc.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ...checkpoint import Checkpoint, Tensor, plain, tiled
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, StorageError
-from ...messages import listing
+from ...messages import listing, many
 from ...moves.part import Coded, elements
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..reading import Reading
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
-MAX_TABLES = 4096  # whose indexes are kept
-META_TAG = 0x0A  # field 1, which a V2 header has as a number
+MAX_TABLES = 4096  # tables whose indexes are cached
+META_TAG = 0x0A  # field 1 as a message; in a V2 header field 1 is a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
-BEGINNING = re.compile(  # of a table, maybe behind what snappy says first: no key, a value of meta > tensor > name
+BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empty key, a value of meta > tensor > name
     rb"(?:(?!\0).{2,14})?\0\0" + 3 * (_VARINT + rb"\x0a"), re.DOTALL
 )
 
@@ -49,12 +49,12 @@ def sniff(seen: Seen) -> int:
     if seen.tail.endswith(MAGIC):
         return 3 if first_value_tag(seen.head) == META_TAG else 0
     if first_value_tag(seen.head) == META_TAG and BEGINNING.match(seen.head):
-        return 2  # cut, which opening will say
+        return 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Open a table, all tables of a sharded checkpoint, or what a folder's state file names."""
+    """Open a table, all tables of a sharded checkpoint, or the checkpoint that a folder's state file names."""
     if is_dir(url) or split(url)[1] == "checkpoint":
         return open_tables(locate.find(url).tables)
     return open_tables(_shards_of(url) or (url,))
@@ -67,20 +67,20 @@ def _shards_of(url: str) -> tuple[str, ...]:
     if match and exists(url):
         stem, total = match[1], match[3]
     else:
-        found = [m for n in names(folder) if (m := SHARD.fullmatch(n)) and m[1] == base]
-        if not found:
+        matches = [m for n in names(folder) if (m := SHARD.fullmatch(n)) and m[1] == base]
+        if not matches:
             return ()
-        stem, total = base, found[0][3]
-    wanted = [f"{stem}-{i:05d}-of-{total}" for i in range(min(int(total), 100_000))]
-    missing = sorted(set(wanted) - set(names(folder)))
+        stem, total = base, matches[0][3]
+    shards = [f"{stem}-{i:05d}-of-{total}" for i in range(min(int(total), 100_000))]
+    missing = sorted(set(shards) - set(names(folder)))
     if missing:
-        raise StorageError(f"{len(missing)} of {len(wanted)} files are missing:\n{listing(missing)}", url=url)
+        raise StorageError(f"{len(missing)} of {many(len(shards), 'file')} missing:\n{listing(missing)}", url=url)
     anchor = url if match else url + "-"
-    return tuple(sibling(anchor, name) for name in wanted)
+    return tuple(sibling(anchor, name) for name in shards)
 
 
-class _Found:
-    """One tensor, gathered from all tables."""
+class _Variable:
+    """One tensor, with its slices from all tables."""
 
     def __init__(self, code: int, shape: tuple[int, ...]) -> None:
         self.code, self.shape = code, shape
@@ -88,27 +88,28 @@ class _Found:
 
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
-    """Read what the tables say about themselves, and join it."""
-    found: dict[str, _Found] = {}
+    """Read the descriptions in all tables and combine them."""
+    variables: dict[str, _Variable] = {}
     for url in urls:
         for item in _meta(url).tensor:
-            _gather(url, item, found)
+            _gather(url, item, variables)
     tensors: dict[str, Tensor] = {}
     partial, quantised, opaque, unknown = list[str](), list[str](), list[str](), list[str]()
-    for name, f in found.items():
-        kind = dtypes.BY_CODE.get(f.code)
+    for name, v in variables.items():
+        kind = dtypes.BY_CODE.get(v.code)
         if kind is None:
-            (opaque if f.code in (dtypes.RESOURCE, dtypes.VARIANT) else unknown).append(name)
+            (opaque if v.code in (dtypes.RESOURCE, dtypes.VARIANT) else unknown).append(name)
             continue
-        tiles = slices.joined(f.tiles, f.shape, urls[0], name)
+        tiles = slices.joined(v.tiles, v.shape, urls[0], name)
         if tiles is None:
             partial.append(name)
             continue
-        if f.code in dtypes.QUANTISED:
+        if v.code in dtypes.QUANTISED:
             quantised.append(name)
-        tensors[name] = _tensor(name, kind, f.shape, tiles)
+        tensors[name] = _tensor(name, kind, v.shape, tiles)
     if unknown:
-        raise CorruptCheckpoint(f"tensors have a dtype that is not known here:\n{listing(unknown)}", url=urls[0])
+        text = f"{many(len(unknown), 'tensor')} with an unknown dtype:\n{listing(unknown)}"
+        raise CorruptCheckpoint(text, url=urls[0])
     notes = dtypes.notes(opaque, quantised, partial)
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
 
@@ -123,18 +124,20 @@ def _meta(url: str) -> pb.SavedTensorSliceMeta:
     try:
         meta = pb.SavedTensorSlices.FromString(raw).meta
     except DecodeError as e:
-        raise CorruptCheckpoint(f"the description of the tensors is no message ({e})", url=url) from e
+        raise CorruptCheckpoint(f"the description of the tensors is not a valid message ({e})", url=url) from e
     if meta.versions.min_consumer > 1:
-        raise CorruptCheckpoint(f"asks for a reader of version {meta.versions.min_consumer}; 1 is known", url=url)
+        raise CorruptCheckpoint(
+            f"needs a reader of version {meta.versions.min_consumer}; version 1 is supported", url=url
+        )
     return meta
 
 
-def _gather(url: str, item: pb.SavedSliceMeta, found: dict[str, _Found]) -> None:
+def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) -> None:
     name = item.name.decode("utf-8", "surrogateescape")
     shape = tuple(d.size for d in item.shape.dim)
     elements(shape, url=url, tensor=name)
     code = item.type - 100 if item.type > 100 else item.type
-    entry = found.setdefault(name, _Found(code, shape))
+    entry = variables.setdefault(name, _Variable(code, shape))
     if (entry.code, entry.shape) != (code, shape):
         text = f"is {list(shape)} of dtype {code} here, {list(entry.shape)} of dtype {entry.code} in another file"
         raise CorruptCheckpoint(text, url=url, tensor=name)
@@ -142,7 +145,7 @@ def _gather(url: str, item: pb.SavedSliceMeta, found: dict[str, _Found]) -> None
     for piece in item.slice:
         box = slices.box(piece, shape)
         if box is None:
-            raise CorruptCheckpoint(f"a slice lies outside {list(shape)}", url=url, tensor=name)
+            raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
         count = elements(box.shape)
         key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
         entry.tiles.append((box, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
@@ -157,7 +160,7 @@ def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Bo
 
 @lru_cache(maxsize=MAX_TABLES)
 def _table(url: str, stamp: tuple[int, ...]) -> Table:
-    """The index of a table, read once for all that it holds."""
+    """A table with its index, read once for all its tensors."""
     with Reader(url) as f:
         return Table(f)
 
@@ -175,7 +178,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     try:
         proto = pb.SavedTensorSlices.FromString(raw).data.data
     except DecodeError as e:
-        raise CorruptCheckpoint(f"a slice is no message ({e})", url=coded.url) from e
+        raise CorruptCheckpoint(f"a slice is not a valid message ({e})", url=coded.url) from e
     if kind.kind == "s":
         items = constants.strings(proto, count, "a slice")
         got = len(items)

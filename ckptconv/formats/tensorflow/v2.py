@@ -1,4 +1,4 @@
-"""TensorFlow V2 checkpoints: an index and data files. The format's face; bundle.py reads, write.py writes."""
+"""TensorFlow V2 checkpoints: an index and data files. The entry of the format; bundle.py reads, write.py writes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        if "saved_model.pb" in seen.files or "saved_model.pbtxt" in seen.files:
-            return 0
-        state = "checkpoint" in seen.files and locate.is_state(seen.url.rstrip("/") + "/checkpoint")
-        if any(n.endswith(".index") for n in seen.files):
-            return 2
-        return 2 if state or exists(seen.url.rstrip("/") + ".index") else 0
+        return 2 if _in_folder(seen) else 0
     if seen.tail.endswith(MAGIC):
         if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
             return 3
-        return int(seen.base.endswith(".index"))  # a table, but damaged at its head: opening says how
+        return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == "checkpoint":
         return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
     prefix = locate.meant(seen.url)
@@ -38,28 +33,40 @@ def sniff(seen: Seen) -> int:
     return 3 if exists(prefix + ".index") else int(bool(locate.DATA.fullmatch(seen.base)))
 
 
+def _in_folder(seen: Seen) -> bool:
+    """Whether a folder holds a checkpoint, or has the name of the prefix of one."""
+    folder = seen.url.rstrip("/")
+    if "saved_model.pb" in seen.files or "saved_model.pbtxt" in seen.files:
+        return False
+    return (
+        any(n.endswith(".index") for n in seen.files)
+        or ("checkpoint" in seen.files and locate.is_state(folder + "/checkpoint"))
+        or exists(folder + ".index")
+    )
+
+
 def open(url: str, how: Reading) -> Checkpoint:
     """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file.
 
-    With `how.salvage`, missing or cut shards are no error yet; it comes for each tensor when it is read.
+    With `how.salvage`, missing or truncated shards are not an error here but when one of their tensors is read.
     """
-    found = locate.find(url)
-    if not found.file:
+    location = locate.find(url)
+    if not location.index_file:
         from . import v1
 
-        return v1.open_tables(found.tables)
-    bundle = read(found.file, salvage=how.salvage)
+        return v1.open_tables(location.tables)
+    bundle = read(location.index_file, salvage=how.salvage)
     from . import objects, saved_model
 
-    checkpoint = objects.named(bundle, found.notes)
-    meta = found.file.removesuffix(".index") + ".meta"
+    checkpoint = objects.named(bundle, location.notes)
+    meta = location.index_file.removesuffix(".index") + ".meta"
     if not is_remote(meta) and exists(meta):
         return replace(checkpoint, details={**checkpoint.details, **saved_model.meta_details(meta)})
     return checkpoint
 
 
 def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
-    """Write a checkpoint whose prefix is `url` (its .index will do)."""
+    """Write a checkpoint with the prefix `url`; the path of its .index is accepted as well."""
     from .write import BundleWriter
 
     return BundleWriter(url, max_shard_size)

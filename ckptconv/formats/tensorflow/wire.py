@@ -1,4 +1,4 @@
-"""Walk a protobuf message in a file without reading what it holds: a graph of gigabytes costs one read per node.
+"""Walk a protobuf message in a file without reading its contents: a graph of gigabytes takes one read per node.
 
 message = { varint (number << 3 | wire), value }      wire 0: varint, 1: 8 bytes, 2: varint size and bytes, 5: 4 bytes
 """
@@ -26,7 +26,7 @@ class Field(NamedTuple):
 
 
 def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
-    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is none."""
+    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is not a message."""
     at, window, base = start, b"", start
     while at < end:
         if at + 20 > base + len(window) and base + len(window) < end:
@@ -48,11 +48,11 @@ def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
 
 
 def messages(f: Ranges, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    """The ranges (start, end) of the messages, strings or bytes in one field."""
+    """The ranges (start, end) of all messages, strings or bytes with one field number."""
     for field in fields(f, start, end):
         if field.number == number and field.wire == 2:
             yield field.start, field.start + field.size
 
 
 def _broken(f: Ranges, at: int) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"is no protobuf message (at byte {at}; truncated?)", url=f.url)
+    return CorruptCheckpoint(f"is not a protobuf message (at byte {at}; truncated?)", url=f.url)

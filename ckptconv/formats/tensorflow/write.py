@@ -1,9 +1,9 @@
-"""Write a TensorFlow V2 checkpoint: shards packed in the order of the tensors, the index as TensorFlow lays it out.
+"""Write a TensorFlow V2 checkpoint: shards packed in the order of the tensors, an index with TensorFlow's layout.
 
-P.data-00000-of-00002 ...    raw elements, no alignment; tied names share one range
-P.index                      known when all checksums are (seal)
-                             the object graph of a TensorFlow source and its keys, if its tensors kept their names
-checkpoint                   the state file by which tf.train.latest_checkpoint finds P
+P.data-00000-of-00002 ...    raw elements, without alignment; tied names share one range
+P.index                      written by `seal`, when all checksums are known; with the object graph and the keys of a
+                             TensorFlow source, if its tensors kept their names
+checkpoint                   the state file that tf.train.latest_checkpoint reads
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STATE = "checkpoint"
 
 @dataclass
 class BundleWriter:
-    """Lay out a checkpoint with the prefix `url`; `place` keeps what `seal` needs for the index."""
+    """Lay out a checkpoint with the prefix `url`; `place` records the slots from which `seal` builds the index."""
 
     url: str
     max_shard_size: int | None = None
     _placed: list[tuple[Tensor, Slot, int]] = field(default_factory=list)  # tensor, slot, shard
-    _strings: dict[str, int] = field(default_factory=dict)  # CRCs of string tensors, which no slot's bytes have
-    _keys: dict[str, str] = field(default_factory=dict)  # of tensors in the object graph, by name
-    _graph: tuple[Slot, int, int] | None = None  # where the object graph lies, its shard, its CRC
+    _strings: dict[str, int] = field(default_factory=dict)  # CRCs of string tensors, which differ from their slots'
+    _keys: dict[str, str] = field(default_factory=dict)  # keys of tensors in the object graph, by name
+    _graph: tuple[Slot, int, int] | None = None  # the object graph's slot, shard and CRC
     _order: str = ""  # of a Keras model's layers, for the header
 
     @property
@@ -48,9 +48,9 @@ class BundleWriter:
         if not tensor.dtype.tf:
             return f"TensorFlow has no dtype {tensor.dtype}"
         if not tensor.name:
-            return "the empty name is the index's header"
+            return "the empty name is reserved for the index's header"
         if tensor.name == OBJECT_GRAPH:
-            return "the name is that of the object graph"
+            return "the name is reserved for the object graph"
         try:
             tensor.name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
@@ -61,7 +61,7 @@ class BundleWriter:
         if not self.base:
             raise UsageError("a TensorFlow checkpoint needs a prefix, like folder/model.ckpt", url=self.url)
         if self.base == STATE:
-            raise UsageError("the prefix `checkpoint` is the state file's name; choose another", url=self.url)
+            raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
         shards = self._cut(checkpoint)
         names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
@@ -95,7 +95,7 @@ class BundleWriter:
         return Placement(files, ordered, patches, check="crc32c", stale=ours, notes=notes)
 
     def _cut(self, checkpoint: Checkpoint) -> list[list[tuple[Sequence[str], int, bytes | None]]]:
-        """Groups of tied names with their sizes, in order, cut into shards of the size asked for."""
+        """Groups of tied names with their sizes, in order, divided into shards of at most `max_shard_size`."""
         self._strings.clear()
         shards: list[list[tuple[Sequence[str], int, bytes | None]]] = [[]]
         groups: dict[str, list[str]] = {}

@@ -237,7 +237,7 @@ def test_names_that_are_no_path_are_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("x/y/z", "x/y"), ("a", "a/b/c/d")])
 def test_a_name_inside_another_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
-    with pytest.raises(Unrepresentable, match=r"weights_only=True(.|\n)*lies inside"):
+    with pytest.raises(Unrepresentable, match=r"weights_only=True(.|\n)*is inside"):
         ckptconv.save({n: np.ones(1) for n in names}, tmp_path / "a.h5")
 
 
@@ -359,7 +359,7 @@ def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
 def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "PATIENCE", 0.0)
+    monkeypatch.setattr(child, "SILENCE", 0.0)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
     with pytest.raises(CorruptCheckpoint, match="silent"):
@@ -368,7 +368,7 @@ def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
 def test_a_child_that_goes_in_circles_is_ended() -> None:
-    code = "from ckptconv.formats.hdf5 import inside; inside.HEADWAY = 0; inside.headway()\nwhile True: pass"
+    code = "from ckptconv.formats.hdf5 import inside; inside.CPU_STEP = 0; inside.headway()\nwhile True: pass"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -signal.SIGXCPU
 
 
@@ -442,7 +442,7 @@ def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     code = "import os, sys; sys.stdout.write(repr(sorted(os.environ))); sys.stdout.flush(); os._exit(0)"
     with monkeypatch.context() as m:
-        m.setattr(child, "KEPT", ("PATH",))
+        m.setattr(child, "ENVIRONMENT", ("PATH",))
         real = subprocess.Popen
         m.setattr(subprocess, "Popen", lambda command, **more: real([*command[:3], code], **more))
         shown = child._start("main", stdout=subprocess.PIPE).communicate()[0].decode()
@@ -454,7 +454,7 @@ def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: py
 def test_there_is_a_total_of_processor_time() -> None:
     """However often the child says something."""
     code = (
-        "from ckptconv.formats.hdf5 import inside; inside.TOTAL = 1; inside.rehearse(); inside.seal(0)\n"
+        "from ckptconv.formats.hdf5 import inside; inside.CPU_TOTAL = 1; inside.rehearse(); inside.seal(0)\n"
         "while True: inside.headway()"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)

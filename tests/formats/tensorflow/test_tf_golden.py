@@ -106,8 +106,8 @@ def test_a_frozen_graph_that_was_cut_between_two_nodes_is_told(tmp_path):
     nodes = pb.GraphDef.FromString(whole).node
     for many in (1, len(nodes) // 2, len(nodes)):
         (tmp_path / "cut.pb").write_bytes(whole[: pb.GraphDef(node=nodes[:many]).ByteSize()])
-        assert any("was cut" in note.text for note in ckptconv.open(tmp_path / "cut.pb").notes)
-    assert not any("was cut" in note.text for note in ckptconv.open(TF / "frozen.pb").notes)
+        assert any("is truncated" in note.text for note in ckptconv.open(tmp_path / "cut.pb").notes)
+    assert not any("is truncated" in note.text for note in ckptconv.open(TF / "frozen.pb").notes)
 
 
 def test_a_frozen_graph_tells_weights_from_shapes():
@@ -227,7 +227,7 @@ def test_a_missing_shard_and_what_it_holds(broken):
 def test_a_truncated_shard_and_what_is_cut(broken):
     path = Path(f"{broken}.data-00001-of-00002")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CkptError, match=r"has 27 bytes, 28 are needed.*1 tensors are cut"):
+    with pytest.raises(CkptError, match=r"has 27 bytes, 28 are needed.*affects 1 tensor"):
         ckptconv.open(broken)
 
 
