@@ -57,12 +57,12 @@ TARGETS: dict[str, dict[str, object]] = {
 }
 
 # What a target cannot hold, by words of its reason ("": a long name leaves no room for it); everything else is held.
-UNICODE, PARTS, NUL = "not valid Unicode", "no empty component", "HDF5 names hold no NUL"
+UNICODE, PARTS, NUL = "not valid Unicode", "an empty component", "HDF5 names cannot hold a NUL"
 REFUSED: dict[str, dict[str, str]] = {
     "m.safetensors": {"surrogate": UNICODE, "metadata": "keeps"},
     "hf": {"surrogate": UNICODE, "metadata": "keeps"},
     "m.pt": {},
-    "m.npz": {"long": "", "nul": "cut names at a NUL", "surrogate": UNICODE},
+    "m.npz": {"long": "", "nul": "truncate names at a NUL", "surrogate": UNICODE},
     "npy": {"long": "", "long part": "", "surrogate": UNICODE},
     "m.ckpt": {"surrogate": UNICODE},
     "m.msgpack": {"surrogate": UNICODE},

@@ -229,7 +229,7 @@ def test_verify_names_the_first_tensor_and_index(cli: Run, tmp_path: Path) -> No
     done = cli("verify", "a.ckpt", "b.safetensors")
     assert done.returncode == 7
     assert "layer_1/kernel: differs" in done.stderr
-    assert "[1, 2]; 2 of 3" in done.stderr
+    assert "[1, 2]; differing: 2 of 3" in done.stderr
     ckptconv.save({**layers(), "more": np.ones(1)}, tmp_path / "c.npz")
     assert "more: not expected" in cli("verify", "a.ckpt", "c.npz").stderr
 

@@ -318,7 +318,7 @@ def test_hashes_of_the_first_version_are_still_read(tmp_path: Path) -> None:
     save_file(arrays, tmp_path / "old.safetensors", old)
     assert api.verify(tmp_path / "old.safetensors").hashed == len(arrays)
     flip(tmp_path / "old.safetensors", -3)
-    with pytest.raises(VerifyError, match="damaged"):
+    with pytest.raises(VerifyError, match="damage in"):
         api.verify(tmp_path / "old.safetensors")
 
 
