@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, origin, uncollected
 from ..errors import LayoutError
+from ..messages import many
 from ..moves.part import Part
 from . import layout as layouts
 from . import provenance, sizes, ties
@@ -196,7 +197,7 @@ class _Builder:
         left = [n for n, t in self.checkpoint.tensors.items() if t.role and n not in self.went]
         for role in sorted({self.checkpoint[n].role for n in left}):
             names = tuple(n for n in left if self.checkpoint[n].role == role)
-            yield Note("skipped", f"{len(names)} tensors of the role {role} are no weights and were left out", names)
+            yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
 
     def _idle(self, used: set[int]) -> Iterator[Note]:
         idle = [r.label for i, r in enumerate(self.converter.rules) if i not in used and not r.optional]

@@ -144,7 +144,7 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """Drop optimizer slots, steps, averages and other training state."""
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
-    return checkpoint.with_tensors(keep, *([Note("dropped", "no weights, by role", left)] if left else []))
+    return checkpoint.with_tensors(keep, *([Note("dropped", "not weights, by role", left)] if left else []))
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:

@@ -278,7 +278,7 @@ def test_entries_that_lie(tmp_path, fields, said):
             "a reader of version",
         ),
         (pb.BundleHeaderProto(num_shards=-1), "shard count or endianness is out of range"),
-        (pb.BundleHeaderProto(num_shards=0), "lies in shard 0, but there are 0"),
+        (pb.BundleHeaderProto(num_shards=0), "is in shard 0, but the number of shards is 0"),
     ],
 )
 def test_headers_that_cannot_be(tmp_path, header, words):
