@@ -181,7 +181,7 @@ def test_texts_of_no_characters_are_counted(tmp_path: Path) -> None:
         if count == npy.MAX_EMPTY:
             assert ckptconv.open(tmp_path / "a.npy")["a"].shape == (count,)
         else:
-            with pytest.raises(CorruptCheckpoint, match="holds 65537 texts of no characters"):
+            with pytest.raises(CorruptCheckpoint, match="holds 65537 strings without characters"):
                 ckptconv.open(tmp_path / "a.npy")
 
 
