@@ -50,10 +50,7 @@ NoteKind = Literal["skipped", "dropped", "damaged", "lossy", "assumed", "unread"
 
 
 class Note(NamedTuple):
-    """Something a person should know, of some tensors by name.
-
-    kind: `dropped` is what was asked for; `skipped` is what cannot be held or read.
-    """
+    """Something a person should know, of some tensors by name. What was asked for is `dropped`, not `skipped`."""
 
     kind: NoteKind
     text: str
