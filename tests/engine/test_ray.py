@@ -17,6 +17,7 @@ import pytest
 import ckptconv
 from ckptconv import Change, Resources, Target
 from ckptconv.bulk import run
+from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -124,10 +125,10 @@ def test_what_a_worker_does_not_reach(tmp_path: Path) -> None:
 
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
     small = {"a": np.arange(10)}
-    held = ckptconv.Checkpoint({n: ckptconv.api.held(n, a) for n, a in small.items()})
+    held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})
     ckptconv.api.write(held, tmp_path / "m.npz", Target(), CLUSTER)
     assert ckptconv.open(tmp_path / "m.npz")["a"].numpy().tolist() == list(range(10))
-    large = ckptconv.Checkpoint({"a": ckptconv.api.held("a", np.zeros(10_000_000))})
+    large = ckptconv.Checkpoint({"a": held_tensor("a", np.zeros(10_000_000))})
     with pytest.raises(ckptconv.UsageError, match="in memory would travel"):
         ckptconv.api.write(large, tmp_path / "l.npz", Target(), CLUSTER)
 

@@ -171,7 +171,7 @@ def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> 
 def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
     for n, name in enumerate(("a/m.npz", "a/m.ckpt", "b/w.safetensors")):
         ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", format="tf" if "ckpt" in name else None)
-    with pytest.raises(UsageError, match="--ledger"):
+    with pytest.raises(UsageError, match="ledger=FILE"):
         run.convert(["s3://zoo/in"], "s3://zoo/out")
     ledger = str(tmp_path / "ledger.jsonl")
     done = run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
