@@ -206,10 +206,14 @@ def write(
         verify=target.verify,
         damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
     )
+    _log(done)
+    return done
+
+
+def _log(done: Report) -> None:
     for note in done.notes:
         LOG.log(logging.WARNING if note.kind in ("damaged", "lossy") else logging.INFO, "%s", note)
     LOG.info("%s", done)
-    return done
 
 
 def _hashed(target: Target, row: Format) -> bool:
