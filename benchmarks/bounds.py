@@ -2,7 +2,8 @@
 
     bounds.py [SIZE, default 1GB] [--max-memory, default 64MB]
 
-The promise is --max-memory plus plan.CONSTANT for the interpreter and libraries. Exits with 1 if it is broken.
+The promise is --max-memory plus BASE_MEMORY (moves/budget.py) for the interpreter and libraries. Exits with 1 if it is
+broken.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from ckptconv.api.options import size
-from ckptconv.moves.budget import CONSTANT
+from ckptconv.moves.budget import BASE_MEMORY
 
 RULE = '[[rule]]\nfrom = "w"\nto = "w"\nlayout = "i o -> o i"\n'
 ROWS = 16_384
@@ -56,7 +57,7 @@ def main() -> None:
         path = source(folder, nbytes)
         command = [sys.executable, "-m", "ckptconv", str(path), "-c", str(folder / "t.toml"), "--max-memory", limit]
         used, seconds = peak([*command, "-o", str(folder / "out.npz")])
-    allowed = size(limit) + CONSTANT
+    allowed = size(limit) + BASE_MEMORY
     print(f"{nbytes / 1e9:.2f} GB transposed with --max-memory {limit}: peak {used / 1e6:.0f} MB of the "
           f"{allowed / 1e6:.0f} MB allowed, {seconds:.1f} s")  # fmt: skip
     raise SystemExit(used > allowed)

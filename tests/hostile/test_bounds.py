@@ -18,7 +18,7 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv import api
-from ckptconv.moves.budget import CONSTANT
+from ckptconv.moves.budget import BASE_MEMORY
 
 FLOOR = 48 << 20  # what libraries, buffers and one worker of HDF5 may take for any file
 TIMES = 24  # bytes of memory for a byte of the file: Python's objects for the smallest entries of a header
@@ -94,7 +94,7 @@ def test_a_transpose_stays_within_max_memory(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(ckptconv.__file__).parents[1])},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"of the {(16_000_000 + CONSTANT) / 1e6:.0f} MB allowed" in done.stdout
+    assert f"of the {(16_000_000 + BASE_MEMORY) / 1e6:.0f} MB allowed" in done.stdout
 
 
 @pytest.mark.parametrize("layout", ["i o -> o i", "h w i o -> o i h w"])

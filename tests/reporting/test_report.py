@@ -136,8 +136,8 @@ def test_equal_input_gives_equal_pages(hostile: str) -> None:
 def test_page_stays_small() -> None:
     """Pictures are bounded: 40,000 tensors have histograms for half of them and heat maps for a few hundred."""
     data = survey.survey(checkpoint({f"w{i}": np.ones(4, "f4") for i in range(40_000)}), values=True)
-    assert sum(map(bool, data["bins"])) == survey.HISTOGRAMS
-    assert len(data["heat"]) == survey.HEATMAPS
+    assert sum(map(bool, data["bins"])) == survey.MAX_HISTOGRAMS
+    assert len(data["heat"]) == survey.MAX_HEATMAPS
     assert len(render(data | {"url": "x"})) < 6_000_000
 
 
