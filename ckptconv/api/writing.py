@@ -191,11 +191,20 @@ def write(
     outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         confirm(made, outcome, url, row, full=target.verify == "full")
-    done = Report(
+    done = _report(made, outcome, row.name, target.verify, sources, url, checkpoint.format, began)
+    _log(done)
+    return done
+
+
+def _report(
+    made: Plan, outcome: Outcome, to: str, verify: Verify, sources: tuple[str, ...], url: str, format: str, began: float
+) -> Report:
+    """What was done, for people: urls without secrets, the plan's notes with those of the run."""
+    return Report(
         sources=tuple(map(redacted, sources)),
         destination=redacted(url),
-        source_format=checkpoint.format,
-        target_format=row.name,
+        source_format=format,
+        target_format=to,
         tensors=len(made.tensors),
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
@@ -203,11 +212,9 @@ def write(
         notes=(*made.notes, *_cleared(outcome)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
-        verify=target.verify,
+        verify=verify,
         damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
     )
-    _log(done)
-    return done
 
 
 def _log(done: Report) -> None:
