@@ -8,7 +8,8 @@
 Standard output and standard error come as a terminal shows them. `...` stands for anything within a line, and alone on
 its line for any lines; `[1]` at the end is the exit code (0 if there is none); `> ` continues a command. Blocks of
 `pycon` are Python sessions, checked by doctest. All blocks of a document run in one folder that holds the checkpoints
-made below. A bug report can be added to tests/cli/ as it was sent.
+made below. A bug report can be added to tests/cli/ as it was sent. `<!-- needs: torch -->` in a document names a package
+without which it is skipped.
 
 CKPTCONV_UPDATE=1 writes what is printed into the documents, for review.
 """
@@ -100,8 +101,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = document.read_text(encoding="utf-8")
-    if "$ ckptconv report" in text:
-        pytest.importorskip("jinja2", reason="it comes with the extra `report`")
+    for package in re.findall(r"^<!-- needs: (\w+) -->$", text, re.M):
+        pytest.importorskip(package)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
