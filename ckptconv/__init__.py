@@ -11,7 +11,7 @@
     ckptconv.report(source, output=...)     a page for a browser
     ckptconv.zoo(folder, output)            many at once
 
-Names are imported when they are first used, so that `ckptconv --help` does not wait for numpy.
+Names are imported when they are first used, so that printing the help does not wait for NumPy.
 """
 
 from importlib import import_module

@@ -21,7 +21,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .dtypes import DTYPES, DType, of_numpy
-from .messages import brief, in_bytes, in_shape, many, nearest, printable, redacted, shortened, table
+from .messages import brief, did_you_mean, in_bytes, in_shape, many, printable, redacted, shortened, table
 from .moves.part import Data, Held, Part, c_strides
 
 if TYPE_CHECKING:
@@ -237,9 +237,7 @@ class Checkpoint(Mapping[str, Tensor]):
         try:
             return self.tensors[name]
         except KeyError:
-            near = nearest(str(name), self.tensors, 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise KeyError(f"no tensor is called {name!r}{hint}") from None
+            raise KeyError(f"no tensor is called {name!r}{did_you_mean(str(name), self.tensors, count=3)}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UsageError
-from .messages import nearest
+from .messages import did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,9 +100,7 @@ def dtype(name: str) -> DType:
     """Look up a dtype by its name here or in other programs; UsageError suggests the nearest one or lists all."""
     if row := DTYPES.get(name) or DTYPES.get(_long(name)):
         return row
-    near = nearest(name.rpartition(".")[2], DTYPES)
-    hint = f"did you mean {near[0]}?" if near else f"the dtypes are {', '.join(DTYPES)}"
-    raise UsageError(f"unknown dtype {name!r}; {hint}")
+    raise UsageError(f"unknown dtype {name!r}{did_you_mean(name.rpartition('.')[2], DTYPES, 'dtypes')}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",

@@ -90,6 +90,19 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     return [n for w in wanted for n in names if plain[n] == w][:count]
 
 
+def did_you_mean(word: str, known: Iterable[str], plural: str = "", *, count: int = 1) -> str:
+    """The end of a message about an unknown word: `; did you mean A, B?` with up to `count` names that are like it.
+
+    If none is, the message lists all known names, given their plural noun (`; the formats are A, B, C`), or ends.
+    """
+    names = list(known)
+    if near := nearest(word, names, count):
+        return f"; did you mean {', '.join(map(printable, map(brief, near)))}?"
+    if not plural:
+        return ""
+    return f"; the {plural} are {', '.join(map(printable, map(brief, names)))}" if names else f"; there are no {plural}"
+
+
 def _bare(text: str) -> str:
     return re.sub(r"[*?\[\]{}]", "", text).lower()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from ..errors import UsageError
-from ..messages import nearest
+from ..messages import did_you_mean
 from .values import Verify, bar, params, renames, several, size, verification
 
 if TYPE_CHECKING:
@@ -149,9 +149,7 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
         if name in groups:
             groups[name] = value
         elif name not in allowed:
-            near = nearest(name, allowed, 3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(allowed)}"
-            raise UsageError(f"there is no option {name!r}; {hint}")
+            raise UsageError(f"there is no option {name!r}{did_you_mean(name, allowed, 'options', count=3)}")
     for name in given.keys() - groups.keys():
         known, value = KNOWN[name], given[name]
         if value is not None:

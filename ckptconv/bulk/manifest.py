@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..api import Change, Select, Target
 from ..errors import UsageError
-from ..messages import listing, many
+from ..messages import did_you_mean, listing, many
 from ..storage import files
 
 SUFFIXES = (".csv", ".jsonl", ".ndjson")
@@ -100,7 +100,8 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     parts = default._asdict()
     for key, value in given.items():
         if key not in KEYS:
-            raise ValueError(f"unknown key {key!r}; the keys are source, destination, options, {', '.join(KEYS)}")
+            hint = did_you_mean(key, ["source", "destination", "options", *KEYS], "keys")
+            raise ValueError(f"unknown key {key!r}{hint}")
         part, name, kind = KEYS[key]
         parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
     return Row(source, destination.strip("/"), Settings(**parts))

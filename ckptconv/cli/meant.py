@@ -44,7 +44,7 @@ def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
         return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
     near = nearest(word, [*verbs, *QUESTIONS])
     if near:
-        return f"no verb is called {word!r}; near is `ckptconv {QUESTIONS.get(near[0], near[0])}`"
+        return f"no verb is called {word!r}; did you mean `ckptconv {QUESTIONS.get(near[0], near[0])}`?"
     if len(rest) < len(argv) - 1:  # --help of what is neither a verb nor a file
         return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
     return ""

@@ -1,6 +1,6 @@
 """A plan is pure data: the files, and jobs that each own one disjoint range of one file.
 
-    Plan(files, jobs, patches, ...)       what --dry-run shows, as JSON
+    Plan(files, jobs, patches, ...)       what a dry run shows, as JSON
     Job(file, start, size, pieces)        may run anywhere, twice, in any order
     Piece(tensor, lo, hi, at, parts)      elements [lo, hi) of a tensor go to byte `at` of the job's range
 
@@ -74,7 +74,7 @@ class Plan:
         return rows
 
     def __str__(self) -> str:
-        """What `--dry-run` shows."""
+        """What a dry run shows."""
         lines = table(self.columns, self.rows(), "lrllr")
         return "\n".join([*lines, *map(str, self.notes), self.cost()])
 

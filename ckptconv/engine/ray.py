@@ -44,7 +44,7 @@ def engine(name: str) -> Map | None:
     if name == "local":
         return None
     if name != "ray" and not name.startswith("ray://"):
-        raise UsageError(f"there is no engine {name!r}; there are local, ray and ray://HOST:PORT")
+        raise UsageError(f"unknown engine {name!r}; the engines are local, ray and ray://HOST:PORT")
 
     def on_cluster(do: Callable[[Job], Receipt], jobs: Iterable[Job]) -> Iterator[Receipt]:
         if not isinstance(do, Work):

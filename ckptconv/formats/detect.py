@@ -30,11 +30,12 @@ from ..errors import (
     UnknownFormat,
     UsageError,
 )
+from ..messages import did_you_mean
 from ..storage.files import Seen, exists, names
 from . import foreign, shard_index
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
-from .table import TABLE, Format, _hint, get, table
+from .table import TABLE, Format, get, table
 
 PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
@@ -85,10 +86,10 @@ def _refuse_stand_in(seen: Seen) -> None:
         what = foreign.folder(seen.files, tuple(s for f in TABLE for s in f.suffixes))
     elif seen.size < 0:
         present = names(seen.folder)
-        near = f"; similar names: {', '.join(seen.files[:8])}" if seen.files else _hint(seen.base, present)
+        hint = did_you_mean(seen.base, seen.files or present, "similar names" if seen.files else "", count=3)
         if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in present):
-            near = "; a run was killed while it replaced it: the next run that writes it completes that first"
-        raise StorageError(f"no such file, folder or checkpoint prefix{near}", url=seen.url)
+            hint = "; a run was killed while it replaced it: the next run that writes it completes that first"
+        raise StorageError(f"no such file, folder or checkpoint prefix{hint}", url=seen.url)
     elif seen.size == 0:
         what = "is empty (0 bytes)"
     elif not (what := foreign.known(seen)):

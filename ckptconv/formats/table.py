@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MissingExtra, UsageError
-from ..messages import nearest
+from ..messages import did_you_mean
 from ..storage.files import is_dir
 
 
@@ -84,14 +84,7 @@ def get(name: str) -> Format:
     try:
         return table()[name]
     except KeyError:
-        near = _hint(name, table())
-        raise UsageError(f"unknown format {name!r}{near}; the formats are {', '.join(table())}") from None
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    """The known name nearest to a misspelt one, as the end of a message, or ''."""
-    near = nearest(name, known)
-    return f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"unknown format {name!r}{did_you_mean(name, table(), 'formats')}") from None
 
 
 def target(url: str, name: str | None = None, source: str = "") -> Format:

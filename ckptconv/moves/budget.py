@@ -1,4 +1,4 @@
-"""The allocation of `--max-memory`."""
+"""How `max_memory` is divided among workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASE_MEMORY = 64 * 2**20  # bytes that the interpreter and the libraries need in
 
 @dataclass(frozen=True)
 class Budget:
-    """The allocation of `--max-memory` in bytes: each worker needs a window for the target and one for the source."""
+    """`max_memory` in bytes, divided: each worker needs a window for the target and one for the source."""
 
     limit: int
     workers: int

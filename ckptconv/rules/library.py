@@ -13,7 +13,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
-from ..messages import Fold, fold, listing, nearest
+from ..messages import Fold, did_you_mean, fold, listing
 from .apply import apply
 from .assign import resembles, takes
 from .converter import Converter, Rule
@@ -39,15 +39,14 @@ def names() -> list[str]:
 
 
 def load(name: str | Path) -> Converter:
-    """Load a converter by name, or from a .toml file; UsageError names the near ones."""
+    """Load a converter by name, or from a .toml file; UsageError suggests names that are like it, or lists all."""
     if str(name).endswith(".toml"):
         path = Path(name)
         return parse(read(path), path.stem, folder=path.parent)
     found = _installed()
     if str(name) not in found:
-        near = nearest(str(name), found, 3)
-        hint = f"near are {', '.join(near)}" if near else f"there are {', '.join(found)}"
-        raise UsageError(f"no converter is called {str(name)!r}; {hint} (or give a .toml file)")
+        hint = did_you_mean(str(name), found, "converters", count=3)
+        raise UsageError(f"no converter is called {str(name)!r}, and it is not a .toml file{hint}")
     path = found[str(name)]
     return parse(read(path), str(name), folder=path.parent)
 
@@ -127,12 +126,14 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
         matcher = Matcher([(source, {})])
         if not any(map(matcher.first, checkpoint)):
             text = "".join(p for p in source.parts if isinstance(p, str))
-            near = nearest(text, checkpoint, 3)
             prefix = next((text + n[len(text)] for n in checkpoint if n.startswith(text) and n[len(text)] in "/."), "")
-            hint = f"; near are {', '.join(near)}" if near else ""
-            lost.append(source.text + (f"; a prefix is renamed by '{prefix}=NEW{prefix[-1]}'" if prefix else hint))
+            if prefix:
+                hint = f"; a prefix is renamed by '{prefix}=NEW{prefix[-1]}'"
+            else:
+                hint = did_you_mean(text, checkpoint, count=3)
+            lost.append(source.text + hint)
     if lost:
-        raise UsageError(f"no tensor matches these rename=; `ckptconv inspect` lists the names:\n{listing(lost)}")
+        raise UsageError(f"no tensor matches these rename=; `inspect` lists the names:\n{listing(lost)}")
 
 
 def _whole(a: str, equals: str, b: str) -> tuple[str, str, str]:

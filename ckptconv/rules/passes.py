@@ -21,7 +21,7 @@ from fnmatch import translate
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
-from ..messages import listing, nearest, printable
+from ..messages import did_you_mean, listing
 from .averages import AVERAGE
 from .templates import separator
 
@@ -89,9 +89,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     no, idle_out = _matcher(exclude)
     keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
     for glob in (*idle_in, *idle_out):
-        near = nearest(glob, checkpoint.tensors, 3)
-        hint = f"; near are {', '.join(map(printable, near))}" if near else ""
-        raise UsageError(f"no tensor matches {glob!r}{hint}. `ckptconv inspect` lists the names")
+        hint = did_you_mean(glob, checkpoint.tensors, count=3)
+        raise UsageError(f"no tensor matches {glob!r}{hint or '.'} `inspect` lists the names")
     if checkpoint.tensors and not keep:
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in checkpoint.tensors if n not in keep)
@@ -109,9 +108,7 @@ def select_either(
     names = [*a.tensors, *b.tensors]
     for glob in (*include, *exclude):
         if not any(map(_matcher([glob])[0], names)):
-            near = nearest(glob, names, 3)
-            hint = f"; near are {', '.join(map(printable, near))}" if near else ""
-            raise UsageError(f"no tensor of either checkpoint matches {glob!r}{hint}")
+            raise UsageError(f"no tensor of either checkpoint matches {glob!r}{did_you_mean(glob, names, count=3)}")
 
     def one(checkpoint: Checkpoint) -> Checkpoint:
         here = [g for g in include if any(map(_matcher([g])[0], checkpoint))]
@@ -169,7 +166,7 @@ def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """One checkpoint of several; NameCollision if two hold the same name, with the --scope that settles it."""
+    """Merge checkpoints into one; NameCollision if two hold the same name, which `scope` settles."""
     first, *rest = checkpoints
     if not rest:
         return first

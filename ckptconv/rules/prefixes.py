@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
-from ..messages import brief, nearest, printable
+from ..messages import did_you_mean
 from .passes import renamed
+
+MAX_ENTRIES = 12  # that an error lists
 
 # What DataParallel, torch.compile, DeepSpeed, Lightning and FSDP put before names. Those with an underscore are nobody
 # else's, so they are taken out in the middle of names as well.
@@ -61,9 +63,7 @@ def _absent(checkpoint: Checkpoint, entry: str) -> str:
     for name in checkpoint.tensors:
         counts[name.replace("/", ".").partition(".")[0]] += 1
     entries = list(dict.fromkeys([*known, *(n for n, _ in counts.most_common())]))
-    near = nearest(entry, entries)
-    hint = f"; near is {printable(near[0])}" if near else ""
-    return f"there is no entry {entry!r}{hint}; there are {', '.join(printable(brief(n)) for n in entries[:12])}"
+    return f"there is no entry {entry!r}{did_you_mean(entry, entries[:MAX_ENTRIES], 'entries')}"
 
 
 def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
@@ -73,7 +73,7 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     new = {name: _stripped(name, wanted, used) for name in checkpoint.tensors}
     idle = [p for p in wanted if p not in used]
     if idle:
-        raise UsageError(f"no name begins with {', '.join(map(repr, idle))}. `ckptconv inspect` lists the names")
+        raise UsageError(f"no name begins with {', '.join(map(repr, idle))}. `inspect` lists the names")
     return renamed(checkpoint, new.__getitem__)
 
 

@@ -1,4 +1,4 @@
-"""What a one-way converter records in the metadata so that --inverse can undo it.
+"""What a one-way converter records in the metadata so that its inverse can undo it.
 
     metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]},
                                  "shapes": {from: shape}}    where the target's shape does not tell it

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import nearest
+from ..messages import did_you_mean
 from .assign import Names
 from .templates import Matcher
 
@@ -19,9 +19,8 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     out = {}
     for name, value in given.items():
         if name not in converter.params:
-            near = nearest(name, converter.params) or list(converter.params)
-            known = f"it takes {', '.join(near)}" if near else "it takes none"
-            raise UsageError(f"the converter {converter.name} has no parameter {name!r}; {known}")
+            hint = did_you_mean(name, converter.params, "parameters")
+            raise UsageError(f"the converter {converter.name} has no parameter {name!r}{hint}")
         try:
             out[name] = int(value)
         except (TypeError, ValueError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import brief, nearest
+from ..messages import brief, did_you_mean
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .templates import Domain, Template, domain, template
 
@@ -55,9 +55,7 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     keys = sorted(keys)
     for key in table:
         if key not in keys:
-            near = nearest(key, keys)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
-            raise UsageError(f"{what}: {key!r} means nothing; {hint}")
+            raise UsageError(f"{what}: unknown key {key!r}{did_you_mean(key, keys, 'keys')}")
     return table
 
 
@@ -254,7 +252,8 @@ def _check_op(op: str) -> None:
     word, _, number = op.partition(":")
     if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
         return
-    raise UsageError(f"there is no operation {op!r}; there are {', '.join([*OPS, *(f'{w}:X' for w in ARITHMETIC)])}")
+    hint = did_you_mean(op, [*OPS, *(f"{w}:X" for w in ARITHMETIC)], "operations")
+    raise UsageError(f"unknown operation {op!r}{hint}")
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:

@@ -167,7 +167,7 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["dask", "ray:/x", ""])
 def test_unknown_engines(name: str) -> None:
-    with pytest.raises(ckptconv.UsageError, match="no engine"):
+    with pytest.raises(ckptconv.UsageError, match="unknown engine"):
         ray_engine.engine(name)
 
 

@@ -268,7 +268,7 @@ def test_parameters_are_asked_for() -> None:
     )
     with pytest.raises(UsageError, match=r"param='heads=NUMBER'\n  heads: how many"):
         apply(parse(text), checkpoint({"a": [6]}))
-    with pytest.raises(UsageError, match="no parameter 'head'; it takes heads"):
+    with pytest.raises(UsageError, match="no parameter 'head'; did you mean heads"):
         apply(parse(text), checkpoint({"a": [6]}), {"head": 2})
     with pytest.raises(UsageError, match="whole number"):
         apply(parse(text), checkpoint({"a": [6]}), {"heads": "two"})
@@ -281,8 +281,8 @@ LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[rule]]\nfrm = 'a'\nto = 'b'", "'frm' means nothing; did you mean 'from'"),
-        ("rules = []", "did you mean 'rule'"),
+        ("[[rule]]\nfrm = 'a'\nto = 'b'", "unknown key 'frm'; did you mean from"),
+        ("rules = []", "did you mean rule"),
         ("[[rule]]\nfrom = 'a'", "needs `from` and `to`"),
         ("[[rule]]\nfrom = 'a'\nto = 3", "string"),
         (rule(from_="{x}{y}", to="{x}{y}"), "between two captures"),
@@ -300,7 +300,7 @@ LAUGHS = "let = { " + ", ".join(f"a{i} = '<a{i + 1}><a{i + 1}>'" for i in range(
         ("include = ['nothing_such']", "there is no nothing_such.toml"),
         ("a = [", "not valid TOML"),
         ("separators = ['/']", "separators are two"),
-        (rule(from_="a", to="b", op="divide:2"), "no operation 'divide:2'"),
+        (rule(from_="a", to="b", op="divide:2"), "unknown operation 'divide:2'"),
         ("rule = 3", "not a rule file"),
         (rule(from_="a", to="b", rank="two"), "not a rule file"),
         (LAUGHS + rule(from_="<a0>", to="b"), "grows beyond"),

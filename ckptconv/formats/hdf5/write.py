@@ -1,6 +1,6 @@
 """The writer of plain HDF5: a tensor's name is its path, metadata are attributes of the root, ties are hard links.
 
-From a Keras file the suffix `.h5` produces a Keras file again (formats.table.target); `--to hdf5` produces plain HDF5.
+From a Keras file the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"` produces plain HDF5.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         for new, (shape, parts) in zip(made, tensors.values(), strict=True)  # unwrap keeps the order
     }
     if values:
-        notes.append(Note("skipped", "values that are not tensors; `inspect --graph` shows them", tuple(values)))
+        notes.append(Note("skipped", "values that are not tensors; inspect with graph=True shows them", tuple(values)))
         details["values"] = {k: v for k, v in values.items() if v is not None}
     return Checkpoint(named, format="dcp", urls=(path, *folder.opened), notes=tuple(notes), details=details)
 

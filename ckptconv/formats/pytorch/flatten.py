@@ -4,7 +4,7 @@
     q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note
     epoch      3                        -> details["values"], and a note that names it
 
-Prefixes that wrappers left on all names (`module.`) stay: they are taken off only when asked (--strip-prefix).
+Prefixes that wrappers left on all names (`module.`) stay: only `strip_prefix` removes them.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Made:
                 "assumed", f"{kinds} tensors are given as their pieces; densify=True computes them", tuple(self.pieces)
             )
         if self.values and not quiet:
-            yield Note("skipped", "values that are not tensors; `inspect --graph` shows them", tuple(self.values))
+            yield Note("skipped", "values that are not tensors; inspect with graph=True shows them", tuple(self.values))
         shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))
         if shared:
             yield Note("lossy", "these share memory in part in the source; they are written apart", shared)

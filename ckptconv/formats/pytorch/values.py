@@ -1,7 +1,7 @@
 """Classes whose instances are values and nothing else: settings, dates, paths. They are recorded, never made.
 
-An argparse.Namespace or an OmegaConf config beside a state dict says nothing of its tensors, so it asks for no
---opaque. Only classes stand here of which an instance is its attributes and items.
+An argparse.Namespace or an OmegaConf config beside a state dict says nothing about its tensors, so it is read without
+`opaque`. Only classes are listed here whose instances are nothing but their attributes and items.
 """
 
 from __future__ import annotations

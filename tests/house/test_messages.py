@@ -1,0 +1,41 @@
+"""What the library says is in the words of Python; the command line spells options in its own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kit import ROOT
+
+from ckptconv.api.options import KNOWN
+from ckptconv.cli.options import ALSO
+
+FLAG = re.compile(r"(?<![\w<!`-])`?--[a-z][a-z-]+")
+OF_OTHERS = ("ray start --head", "torch.load(weights_only=True, mmap=True)")  # commands and calls of other programs
+
+
+def literals() -> Iterator[tuple[str, str]]:
+    """Each string outside the command line and where it is; docstrings and the parts of f-strings are among them."""
+    for path in sorted((ROOT / "ckptconv").rglob("*.py")):
+        if "cli" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    text = node.value
+                    for quoted in OF_OTHERS:
+                        text = text.replace(quoted, "")
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def test_the_library_names_no_option_of_the_command_line() -> None:
+    assert [f"{where}: {flag}" for where, text in literals() for flag in FLAG.findall(text)] == []
+
+
+def test_the_command_line_can_spell_every_keyword_that_a_message_names() -> None:
+    """`force=True` becomes `--force` where cli.options knows the keyword."""
+    named = {
+        m[1] for _, text in literals() for m in re.finditer(r"(?<![^\s(`])([a-z_]+)=(?:True|'|[A-Z]+|[ ;,:])", text)
+    }
+    assert {"force", "converter", "scope"} <= named
+    assert named - {*KNOWN, *ALSO} == set()
