@@ -73,7 +73,7 @@ class _Worker:
     def __init__(self, do: Callable[[Any], Any], task: Any) -> None:
         context = _context()
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, do), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, do, dict(os.environ)), daemon=True)
         self._process.start()
         theirs.close()
         self.give(task)
@@ -114,8 +114,13 @@ class _Worker:
             self._process.join()
 
 
-def _serve(pipe: Connection, do: Callable[[Any], Any]) -> None:
-    """The worker's side: receive tasks and send results until the pipe is closed."""
+def _serve(pipe: Connection, do: Callable[[Any], Any], environment: dict[str, str]) -> None:
+    """The worker's side: receive tasks and send results until the pipe is closed.
+
+    The server that it is forked from keeps the environment of its own start; credentials may have been set since.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     for name in ("SIGINT", "SIGHUP"):  # the parent receives them too, and ends its workers
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
