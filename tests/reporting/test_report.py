@@ -184,6 +184,7 @@ def test_without_jinja_it_says_what_to_install(tmp_path: Path) -> None:
 
 WAIT = """
     const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+    const until = async (ready) => { for (let i = 0; i < 500 && !ready(); i++) await wait(20); };
     const $ = (id) => document.getElementById(id);
     const key = (node, key) => node.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));
 """
@@ -201,7 +202,7 @@ def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
         location.hash = ''; await wait(50);
         $('scroll').focus();
         for (let k = 0; k < COUNT; k++) {
-          if (!$('row-' + k)) { $('scroll').scrollTop = k * 34; await wait(60); }
+          if (!$('row-' + k)) { $('scroll').scrollTop = k * 34; await until(() => $('row-' + k)); }
           $('row-' + k).click();
           opened.push($('detail-name').textContent);
           $('detail').close();
@@ -227,16 +228,17 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
         WAIT
         + """
         const rows = () => document.querySelectorAll('#space .row').length, first = rows();
-        $('search').value = 'needle'; $('search').dispatchEvent(new Event('input')); await wait(300);
+        $('search').value = 'needle'; $('search').dispatchEvent(new Event('input')); await until(() => rows() === 1);
         const one = { count: rows(), text: $('found').textContent, name: $('row-0').firstChild.textContent };
-        $('search').value = ''; $('search').dispatchEvent(new Event('input')); await wait(300);
+        $('search').value = ''; $('search').dispatchEvent(new Event('input')); await until(() => rows() > 1);
         const at = performance.now();
         document.querySelector('[data-sort=size]').click();
         const sorted = { ms: performance.now() - at, name: $('row-0').firstChild.textContent };
         document.querySelector('[data-sort=name]').click();
-        $('scroll').scrollTop = 1e9; await wait(100);
-        const last = [...document.querySelectorAll('#space .row')].pop();
-        return { first, one, sorted, last: last.firstChild.textContent, rows: rows() };
+        $('scroll').scrollTop = 1e9;
+        const last = () => [...document.querySelectorAll('#space .row')].pop().firstChild.textContent;
+        await until(() => last() === 'model/needle');
+        return { first, one, sorted, last: last(), rows: rows() };
     """
     )
     found = inside(page, driver, tmp_path)
