@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .errors import UsageError
 from .messages import did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+Kind = Literal["f", "i", "u", "b", "c", "s", "x"]  # float, int, uint, bool, complex, string, opaque
 
 
 class DType(NamedTuple):
@@ -20,7 +23,7 @@ class DType(NamedTuple):
 
     name: str
     itemsize: int
-    kind: str  # f float, i int, u uint, b bool, c complex, s string, x opaque
+    kind: Kind
     numpy: str  # name in numpy or ml_dtypes; also the spelling of Flax
     tf: int  # DataType enum
     safetensors: str
@@ -60,38 +63,38 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 # The order of rows is the order in which tables print them.
 DTYPES: dict[str, DType] = {
-    row[0]: DType(*row)
+    row.name: row
     for row in (
-        # name                B   kind  numpy                tf  safetensors     torch               storage
-        ("float64",           8,  "f", "float64",             2, "F64",         "float64",          "Double"),
-        ("float32",           4,  "f", "float32",             1, "F32",         "float32",          "Float"),
-        ("float16",           2,  "f", "float16",            19, "F16",         "float16",          "Half"),
-        ("bfloat16",          2,  "f", "bfloat16",           14, "BF16",        "bfloat16",         "BFloat16"),
-        ("float8_e4m3fn",     1,  "f", "float8_e4m3fn",      25, "F8_E4M3",     "float8_e4m3fn",    ""),
-        ("float8_e5m2",       1,  "f", "float8_e5m2",        24, "F8_E5M2",     "float8_e5m2",      ""),
-        ("float8_e4m3fnuz",   1,  "f", "float8_e4m3fnuz",    26, "F8_E4M3FNUZ", "float8_e4m3fnuz",  ""),
-        ("float8_e5m2fnuz",   1,  "f", "float8_e5m2fnuz",    28, "F8_E5M2FNUZ", "float8_e5m2fnuz",  ""),
-        ("float8_e4m3b11fnuz", 1, "f", "float8_e4m3b11fnuz", 27, "",            "",                 ""),
-        ("float8_e8m0fnu",    1,  "f", "float8_e8m0fnu",      0, "F8_E8M0",     "float8_e8m0fnu",   ""),
-        ("float4_e2m1fn",     1,  "f", "float4_e2m1fn",      33, "",            "",                 ""),
+        #     name                B  kind numpy                tf  safetensors     torch              storage
+        DType("float64",           8, "f", "float64",             2, "F64",         "float64",         "Double"),
+        DType("float32",           4, "f", "float32",             1, "F32",         "float32",         "Float"),
+        DType("float16",           2, "f", "float16",            19, "F16",         "float16",         "Half"),
+        DType("bfloat16",          2, "f", "bfloat16",           14, "BF16",        "bfloat16",         "BFloat16"),
+        DType("float8_e4m3fn",     1, "f", "float8_e4m3fn",      25, "F8_E4M3",     "float8_e4m3fn",   ""),
+        DType("float8_e5m2",       1, "f", "float8_e5m2",        24, "F8_E5M2",     "float8_e5m2",     ""),
+        DType("float8_e4m3fnuz",   1, "f", "float8_e4m3fnuz",    26, "F8_E4M3FNUZ", "float8_e4m3fnuz", ""),
+        DType("float8_e5m2fnuz",   1, "f", "float8_e5m2fnuz",    28, "F8_E5M2FNUZ", "float8_e5m2fnuz", ""),
+        DType("float8_e4m3b11fnuz", 1, "f", "float8_e4m3b11fnuz", 27, "",            "",               ""),
+        DType("float8_e8m0fnu",    1, "f", "float8_e8m0fnu",      0, "F8_E8M0",     "float8_e8m0fnu",  ""),
+        DType("float4_e2m1fn",     1, "f", "float4_e2m1fn",      33, "",            "",                ""),
         # two 4-bit floats per byte; the shape counts bytes, as torch does
-        ("float4_e2m1fn_x2",  1,  "x", "uint8",               0, "F4",          "float4_e2m1fn_x2", ""),
-        ("int64",             8,  "i", "int64",               9, "I64",         "int64",            "Long"),
-        ("int32",             4,  "i", "int32",               3, "I32",         "int32",            "Int"),
-        ("int16",             2,  "i", "int16",               5, "I16",         "int16",            "Short"),
-        ("int8",              1,  "i", "int8",                6, "I8",          "int8",             "Char"),
-        ("int4",              1,  "i", "int4",               29, "",            "",                 ""),
-        ("int2",              1,  "i", "int2",               31, "",            "",                 ""),
-        ("uint64",            8,  "u", "uint64",             23, "U64",         "uint64",           ""),
-        ("uint32",            4,  "u", "uint32",             22, "U32",         "uint32",           ""),
-        ("uint16",            2,  "u", "uint16",             17, "U16",         "uint16",           ""),
-        ("uint8",             1,  "u", "uint8",               4, "U8",          "uint8",            "Byte"),
-        ("uint4",             1,  "u", "uint4",              30, "",            "",                 ""),
-        ("uint2",             1,  "u", "uint2",              32, "",            "",                 ""),
-        ("bool",              1,  "b", "bool",               10, "BOOL",        "bool",             "Bool"),
-        ("complex64",         8,  "c", "complex64",           8, "C64",         "complex64",        "ComplexFloat"),
-        ("complex128",       16,  "c", "complex128",         18, "",            "complex128",       "ComplexDouble"),
-        ("string",            0,  "s", "object",              7, "",            "",                 ""),
+        DType("float4_e2m1fn_x2",  1, "x", "uint8",               0, "F4",          "float4_e2m1fn_x2", ""),
+        DType("int64",             8, "i", "int64",               9, "I64",         "int64",           "Long"),
+        DType("int32",             4, "i", "int32",               3, "I32",         "int32",           "Int"),
+        DType("int16",             2, "i", "int16",               5, "I16",         "int16",           "Short"),
+        DType("int8",              1, "i", "int8",                6, "I8",          "int8",            "Char"),
+        DType("int4",              1, "i", "int4",               29, "",            "",                ""),
+        DType("int2",              1, "i", "int2",               31, "",            "",                ""),
+        DType("uint64",            8, "u", "uint64",             23, "U64",         "uint64",          ""),
+        DType("uint32",            4, "u", "uint32",             22, "U32",         "uint32",          ""),
+        DType("uint16",            2, "u", "uint16",             17, "U16",         "uint16",          ""),
+        DType("uint8",             1, "u", "uint8",               4, "U8",          "uint8",           "Byte"),
+        DType("uint4",             1, "u", "uint4",              30, "",            "",                ""),
+        DType("uint2",             1, "u", "uint2",              32, "",            "",                ""),
+        DType("bool",              1, "b", "bool",               10, "BOOL",        "bool",            "Bool"),
+        DType("complex64",         8, "c", "complex64",           8, "C64",         "complex64",       "ComplexFloat"),
+        DType("complex128",       16, "c", "complex128",         18, "",            "complex128",      "ComplexDouble"),
+        DType("string",            0, "s", "object",              7, "",            "",                ""),
     )
 }  # fmt: skip
 

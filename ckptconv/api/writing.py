@@ -113,8 +113,7 @@ def plan_for(
     folder, _ = files.split(url.rstrip("/"))
     checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *shared_notes(placement, folder)))
     memory = Budget.of(resources.max_memory, resources.workers)
-    moved = checkpoint.details.get("moved", {})
-    return compile_plan(checkpoint, placement, folder, memory, moved=moved), writer, row
+    return compile_plan(checkpoint, placement, folder, memory), writer, row
 
 
 def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:

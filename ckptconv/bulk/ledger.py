@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import CorruptCheckpoint, StorageError
 from ..output.append_log import AppendLog
@@ -23,11 +23,14 @@ NAME = ".ckptconv-zoo.jsonl"
 BEGIN = b'{"at":"'  # of every line
 
 
+EntryState = Literal["planned", "done", "failed"]
+
+
 class Entry(NamedTuple):
     """One line: an output (its path below the output folder), its state, its source and its result."""
 
     at: str
-    state: str  # planned, done, failed
+    state: EntryState
     source: str
     files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns
     options: str

@@ -28,7 +28,7 @@ from ..output import publish
 from ..storage import files
 from . import pool
 from .discover import Found
-from .ledger import NAME, Entry, Ledger
+from .ledger import NAME, Entry, EntryState, Ledger
 from .manifest import Settings
 from .planning import DEFAULT, Item, content, identity, plan, remembered, written
 
@@ -163,7 +163,7 @@ def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[
             said(entry)
 
 
-def _entry(item: Item, state: str, **more: Any) -> Entry:
+def _entry(item: Item, state: EntryState, **more: Any) -> Entry:
     return Entry(item.at, state, redacted(item.found.source), identity(item.found), item.options, **more)
 
 

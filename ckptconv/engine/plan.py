@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Note, Tensor
+from ..checkpoint import Checkpoint, Move, Note, Tensor
 from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement, Slot
@@ -43,7 +43,7 @@ class Plan:
     tensors: Mapping[str, Tensor]
     memory: Budget
     notes: tuple[Note, ...] = ()
-    moved: Mapping[str, Any] = field(default_factory=dict)
+    moved: Mapping[str, Move] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -59,9 +59,9 @@ class Plan:
         """For each tensor, or each pattern of names with one fate: source and target, count, kind, size, and how."""
         alike: dict[tuple[str, ...], dict[str, int]] = {}
         for name, t in self.tensors.items():
-            came = self.moved.get(name, {"from": [name], "rule": ""})
-            shown = name if came["from"] == [name] else f"{', '.join(came['from']) or '-'} -> {name}"
-            rule = came["rule"] if shown != name else ""
+            came = self.moved.get(name, Move("", (name,)))
+            shown = name if came.sources == (name,) else f"{', '.join(came.sources) or '-'} -> {name}"
+            rule = came.rule if shown != name else ""
             kind = (t.dtype.name, in_shape(t.shape), how(t), rule, self.placement.slots[name].file)
             alike.setdefault(kind, {})[shown] = t.nbytes
         rows, columns = list[tuple[str, ...]](), self.columns
@@ -120,7 +120,7 @@ class Plan:
                     "bytes": self.placement.slots[name].size,
                     "how": how(t),
                     "from": sources(t),
-                    **({"by": self.moved[name]} if name in self.moved else {}),
+                    **({"by": self.moved[name].to_json()} if name in self.moved else {}),
                 }
                 for name, t in self.tensors.items()
             ],
@@ -172,14 +172,7 @@ def sources(t: Tensor) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def compile_plan(
-    checkpoint: Checkpoint,
-    placement: Placement,
-    folder: str,
-    memory: Budget,
-    *,
-    moved: Mapping[str, Any] | None = None,
-) -> Plan:
+def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memory: Budget) -> Plan:
     """Cut the placed tensors into jobs."""
     tensors = checkpoint.tensors
     _check_casts(tensors)
@@ -188,7 +181,7 @@ def compile_plan(
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, placement.slots, memory))
-    return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), moved or {})
+    return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), checkpoint.moved)
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:

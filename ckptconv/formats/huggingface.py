@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..checkpoint import Checkpoint, Note, Tensor
+from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat
 from ..messages import listing, many
 from ..output.destination import OutputFile
@@ -149,7 +148,7 @@ def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str],
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    details: dict[str, Any] = {"shards": {file: len(shard) for file, shard in shards.items()}}
+    details: Details = {"shards": {file: len(shard) for file, shard in shards.items()}}
     extra: list[str] = []
     notes: dict[Note, None] = {}
     ties: list[tuple[str, ...]] = []

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Move, Tensor
 from ..engine.run import Progress
 from ..moves.read import each
 from ..moves.sources import Sources
@@ -122,13 +121,13 @@ def conversion(
     before: Checkpoint, meant: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
 ) -> dict[str, Any]:
     """The conversion of each tensor: source, target and rule; tensors without a counterpart are listed."""
-    moved: Mapping[str, Any] = meant.details.get("moved", {})
+    moved = meant.moved
     pairs = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
     renamed = {p.b.name: p.a.name for p in pairs.values() if p.kind == "renamed" and p.a and p.b}
     origins = {name: renamed.get(name, name) for name in after}
-    by = {n: moved.get(o) or ({"rule": "", "from": [o]} if o in before else None) for n, o in origins.items()}
-    rules = list(dict.fromkeys(how["rule"] for how in by.values() if how))
-    used = {n for how in by.values() if how for n in how["from"]}
+    by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
+    rules = list(dict.fromkeys(how.rule for how in by.values() if how))
+    used = {n for how in by.values() if how for n in how.sources}
     rows = [_row(how, rules, pairs.get(name), before) for name, how in by.items()]
     whys = {n: note.text for note in meant.notes if note.kind in ("dropped", "skipped") for n in note.names}
     return {
@@ -139,12 +138,12 @@ def conversion(
     }
 
 
-def _row(how: Mapping[str, Any] | None, rules: list[str], pair: Pair | None, before: Checkpoint) -> list[Any]:
+def _row(how: Move | None, rules: list[str], pair: Pair | None, before: Checkpoint) -> list[Any]:
     """[rule, sources, kind of difference, measures]; the rule is -1 if no source is known."""
     if how is None:
         return [-1, [], pair.kind if pair else "", None]
-    sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how["from"] if n in before]
-    return [rules.index(how["rule"]), sources, pair.kind if pair else "equal", _measures(pair)]
+    sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how.sources if n in before]
+    return [rules.index(how.rule), sources, pair.kind if pair else "equal", _measures(pair)]
 
 
 def _measures(pair: Pair | None) -> dict[str, Any] | None:

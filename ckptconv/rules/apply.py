@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Note, Tensor, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, Tensor, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
@@ -38,7 +38,7 @@ def apply(
     """Move every tensor to its new name and layout; no tensor is read and the argument stays as it is.
 
     Optimizer slots and the like are left out with a note; `slots` keeps those that follow a weight.
-    `details["moved"]` of the result says for every target by which rule it came, and from what.
+    `moved` of the result says for every target by which rule it came, and from what.
 
     Raises UnmatchedTensors, NameCollision, LayoutError or UsageError (a parameter is unknown or missing), each with
     all cases.
@@ -60,9 +60,9 @@ def apply(
     result = replace(whole.with_tensors(out.tensors, *notes), ties=ties.renamed(whole.ties, targets))
     result = provenance.remember(converter, result, out.moved, out.sizes.params, whole)
     result, copies = ties.tied(converter, result, out.names)
-    moved = {name: {"rule": m.rule, "from": list(m.names)} for name, m in out.moved.items()}
+    moved = {name: Move(m.rule, m.names) for name, m in out.moved.items()}
     moved |= {name: moved[first] for name, first in copies.items()}
-    return replace(result, details={**checkpoint.details, "moved": moved})
+    return replace(result, moved=moved)
 
 
 class Went(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LayoutError, UsageError
 from .assign import translated
-from .templates import Capture, Domain, Matcher, Template
+from .templates import Capture, CaptureKind, Domain, DomainKind, Matcher, Template
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
@@ -112,12 +112,15 @@ def _unused(converter: Converter) -> list[str]:
     return [f"the parameter {p} is never used" for p in converter.params if p not in used]
 
 
+FREE: dict[CaptureKind, DomainKind] = {"": "text", "...": "any", "*": "int"}
+
+
 def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
     """Names that a template takes: every value of its tables, a few of its free captures."""
     values = []
     for name in template.captures:
         kind = next(p.kind for p in template.parts if isinstance(p, Capture) and p.name == name)
-        free = Domain({"": "text", "...": "any", "*": "int"}[kind])
+        free = Domain(FREE[kind])
         values.append((where.get(name) or free).samples())
     picks = islice(product(*values), MAX_SAMPLES)
     return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 
-from ..checkpoint import Checkpoint, Note, Tensor
+from ..checkpoint import Checkpoint, Note, Role, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
 from ..messages import did_you_mean, listing
@@ -67,7 +67,7 @@ class _Tails:
         return True
 
 
-def _role(name: str, tails: _Tails) -> str:
+def _role(name: str, tails: _Tails) -> Role:
     if AVERAGE.fullmatch(name):
         return "average"
     slot = SLOT.fullmatch(name)

@@ -34,7 +34,8 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     left = tuple(n for n in checkpoint.tensors if n not in found)
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
-    details = {k: v for k, v in checkpoint.details.items() if k != "entry"}
+    details = checkpoint.details.copy()
+    details.pop("entry", None)
     notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
     made = renamed(only, found.__getitem__)

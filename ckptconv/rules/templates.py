@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import LayoutError, UsageError
 
@@ -30,10 +30,13 @@ _SEPARATORS = "/."
 # --- what a capture may be --------------------------------------------------------------------------------------
 
 
+DomainKind = Literal["text", "int", "table", "any"]
+
+
 class Domain(NamedTuple):
     """The values of a capture: `pattern` matches them in the source, `table` or `shift` gives them in the target."""
 
-    kind: str  # text, int, table, any
+    kind: DomainKind
     table: tuple[tuple[str, str], ...] = ()
     shift: int = 0
     times: tuple[int, int] = (1, 1)  # an int is (value * times[0] + shift) / times[1], or nothing
@@ -108,9 +111,12 @@ def _numbers(spec: str) -> Domain | None:
 # --- templates --------------------------------------------------------------------------------------------------
 
 
+CaptureKind = Literal["", "...", "*"]
+
+
 class Capture(NamedTuple):
     name: str
-    kind: str  # "", "...", "*"
+    kind: CaptureKind
     before: str = ""  # of {x...} as whole segments: the separator that comes and goes with it,
     after: str = ""  # before it at the end of a name, else after it
 
@@ -187,7 +193,8 @@ def template(text: Any) -> Template:
     parts: list[str | Capture] = []
     for m in _PIECE.finditer(text):
         if m[1]:
-            parts.append(Capture(m[1], m[2] or ""))
+            kind: CaptureKind = "..." if m[2] == "..." else "*" if m[2] else ""
+            parts.append(Capture(m[1], kind))
         elif m[0] in "{}":
             raise UsageError(f"template {text!r}: {m[0]!r} opens or closes nothing; write {m[0] * 2} for a brace")
         else:

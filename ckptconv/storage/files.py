@@ -155,7 +155,10 @@ _SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
 
 @contextmanager
 def record_stamps() -> Iterator[dict[str, Stamp]]:
-    """Write down the stamp of each file that is opened meanwhile, as it is when it is first opened."""
+    """Record the stamp of each file that is opened meanwhile, as it is when it is first opened.
+
+    A context variable, because formats and plug-ins open files at any depth and have nothing else to do with stamps.
+    """
     seen: dict[str, Stamp] = {}
     token = _SEEN.set(seen)
     try:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..checkpoint import Tensor
 from ..errors import UsageError
@@ -60,10 +60,13 @@ class Values(NamedTuple):
     unpaired: int = 0
 
 
-class Pair(NamedTuple):
-    """One difference: `kind` is only_a, only_b, renamed, shape, dtype or values."""
+PairKind = Literal["only_a", "only_b", "renamed", "shape", "dtype", "values"]
 
-    kind: str
+
+class Pair(NamedTuple):
+    """One difference of two checkpoints; `a` or `b` is None where only the other has the tensor."""
+
+    kind: PairKind
     a: Tensor | None
     b: Tensor | None
     values: Values | None = None

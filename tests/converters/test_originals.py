@@ -54,8 +54,8 @@ def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None
     ckptconv.convert(prefix(family), there, select=select, change=change(family))
     ckptconv.convert(there, tmp_path / "back.ckpt", change=change(family, inverse=True))
     got, whole = ckptconv.open(tmp_path / "back.ckpt"), api.prepare([prefix(family)], select, api.Change())
-    taken = api.prepare([prefix(family)], select, change(family)).details["moved"].values()
-    want = {name for move in taken for name in move["from"]}
+    taken = api.prepare([prefix(family)], select, change(family)).moved.values()
+    want = {name for move in taken for name in move.sources}
     assert set(got) == want
     assert [n for n in want if not same(got[n].numpy(), whole[n].numpy())] == []
 
@@ -103,7 +103,7 @@ def test_takes_all_of_the_published_checkpoint(family: str) -> None:
     converter, whole = library.load(family.split("--")[0]), published(family)
     there = apply(converter, whole)
     weights = {n: t.shape for n, t in whole.tensors.items() if not t.role}
-    came = {n for move in there.details["moved"].values() for n in move["from"]}
+    came = {n for move in there.moved.values() for n in move.sources}
     left = [n for note in there.notes if note.kind == "skipped" and "no place" in note.text for n in note.names]
     assert came | {*left} == {*weights}
     back = apply(converter.inverse, there)

@@ -89,7 +89,7 @@ def test_the_page(example: tuple[str, str]) -> None:
         return
     assert lint(converter) == []
     back = apply(converter.inverse, after, params)
-    moved = {n for m in after.details["moved"].values() for n in m["from"]}
+    moved = {n for m in after.moved.values() for n in m.sources}
     assert set(back) == moved
     for name in moved:
         assert np.array_equal(back[name].numpy(), before[name].numpy())
@@ -212,7 +212,7 @@ def test_slots_are_no_weights() -> None:
 
 def test_every_target_says_where_it_came_from() -> None:
     after = apply(parse(rule(from_="{x}/k", to="{x}.w")), checkpoint({"a/k": [1]}))
-    assert after.details["moved"] == {"a.w": {"rule": "{x}/k -> {x}.w", "from": ["a/k"]}}
+    assert after.moved == {"a.w": ("{x}/k -> {x}.w", ("a/k",))}
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
@@ -557,9 +557,9 @@ def test_applying_leaves_its_argument_alone() -> None:
     source = replace(checkpoint({"a": [2]}), details={"layers": ["a"]})
     first = apply(parse(text), source)
     assert source.details == {"layers": ["a"]}
-    assert first.details["moved"]["b.w"] == first.details["moved"]["a.w"]
+    assert first.moved["b.w"] == first.moved["a.w"]
     again = apply(parse(rule(from_="{x...}", to="{x...}")), first)
-    assert set(first.details["moved"]) == {"a.w", "b.w"} == set(again.details["moved"])
+    assert set(first.moved) == {"a.w", "b.w"} == set(again.moved)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, NoteKind, Tensor, plain
+from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, plain
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint
 from ...moves.part import Coded, Span, elements
@@ -76,7 +76,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     metadata = {k: text(v) for k, v in tree.groups[""].items()}
     attributes = {p: a for p, a in tree.groups.items() if p and a}
     attributes |= {s.path: s.attrs for s in tree.datasets.values() if s.attrs}
-    details = {"attributes": attributes} if attributes else {}
+    details: Details = {"attributes": attributes} if attributes else {}
     return Checkpoint(tensors, metadata, tuple(map(tuple, ties.values())), "hdf5", (url,), tree.notes, details)
 
 
@@ -84,7 +84,7 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def tensor(tree: Tree, stored: Stored, name: str, *, role: str = "") -> Tensor:
+def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
     size = elements(stored.shape, url=tree.url, tensor=name) * kind.itemsize

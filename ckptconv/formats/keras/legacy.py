@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import listing
 from ...moves.part import Coded, Span
@@ -108,7 +108,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
     said = _metadata(found, base)
-    details: dict[str, Any] = {"layers": _layers(found, base, listed, called)}
+    details: Details = {"layers": _layers(found, base, listed, called)}
     details["kinds"] = _kinds(said.get("model_config", ""), tensors)
     return Checkpoint(tensors, said, (), "keras", (url,), tuple(notes), details)
 
@@ -198,7 +198,7 @@ def _bare(weight: str) -> str:
     return weight.removesuffix(":0")
 
 
-def _role(entry: Listed) -> str:
+def _role(entry: Listed) -> Role:
     last = _bare(entry.name).rpartition("/")[2]
     if last in STEPS:
         return "step"

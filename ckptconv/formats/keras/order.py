@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note
+from ...checkpoint import Checkpoint, Details, Note
 from . import naming
 from .naming import OPTIMIZER
 from .parts import Part, Shapes, doubts, guessed
@@ -53,9 +53,9 @@ def derived(layers: Layers, parts: Sequence[Part], shapes: Shapes, source: str) 
     return Order(layers, "" if sure else source, tuple(doubts(parts, shapes)))
 
 
-def detailed(order: Order) -> dict[str, Any]:
+def detailed(order: Order) -> Details:
     """The order as details of a checkpoint."""
-    out: dict[str, Any] = {"layers": [[layer, [list(w) for w in weights]] for layer, weights in order.layers]}
+    out: Details = {"layers": [[layer, [list(w) for w in weights]] for layer, weights in order.layers]}
     if order.guess:
         out |= {"guess": order.guess, "doubts": [list(names) for names in order.doubts]}
     return out
@@ -95,10 +95,9 @@ def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, 
 
 def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
     """What the tensors of the source are called now, where each became one other."""
-    moved: Mapping[str, Any] = checkpoint.details.get("moved", {})
     now: dict[str, list[str]] = {}
     for name in checkpoint:
-        old = moved.get(name, {}).get("from", [name])
+        old = checkpoint.moved[name].sources if name in checkpoint.moved else (name,)
         if len(old) == 1:
             now.setdefault(old[0], []).append(name)
     return {old: names for old, names in now.items() if len(names) == 1}

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
@@ -96,7 +96,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
     names = object_names(shelf)
-    details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
+    details: Details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
     details["kinds"] = kinds(shelf, labels, names)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     details |= order.detailed(_order(shelf, weights))
@@ -115,7 +115,7 @@ def _order(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Order:
     return paths.of_paths({p: t.name for p, t in weights.items()}, model, {t.name: t.shape for t in weights.values()})
 
 
-def role(path: str, name: str, stored: Stored) -> str:
+def role(path: str, name: str, stored: Stored) -> Role:
     if path.startswith("optimizer/"):
         if path == "optimizer/vars/0" and stored.dtype == "int64":
             return "step"

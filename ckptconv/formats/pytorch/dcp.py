@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, elements
@@ -80,7 +80,7 @@ def open(url: str, how: Reading) -> Checkpoint:
                 values[name] = folder.value(name, places)
                 continue
             found, first = folder.tensor(name, about, places)
-            role = ("step" if name.endswith(".step") else "slot") if top.startswith("optim") else ""
+            role: Role = ("step" if name.endswith(".step") else "slot") if top.startswith("optim") else ""
             leaves.append(Leaf(name, first, role, top))
             tensors[name] = found
     made, notes, details = unwrap(leaves)

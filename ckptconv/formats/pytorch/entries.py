@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from typing import Any, NamedTuple
 
-from ...checkpoint import Note
+from ...checkpoint import Details, Entry, Note, Role
 from ...messages import brief, printable
 from .arrays import PickledArray
 from .views import Pieces, View
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
 
     name: str
     value: Any
-    role: str
+    role: Role
     top: str
 
 
@@ -68,14 +68,14 @@ class _Entries:
         return leaf.top == self.chosen and leaf.top != leaf.name
 
 
-def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], dict[str, Any]]:
+def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     """Take the prefix off the model's state dict, and say what lies beside it; also details for the passes.
 
     details["entry"] = {"name": the entry without its prefix or "", "beside": other entries, "averages": of these,
                         "average": whether the entry itself is one}
     """
     found = _Entries(leaves)
-    about: dict[str, Any] = {"name": found.chosen, "beside": list(found.counts), "averages": found.averages}
+    about: Entry = {"name": found.chosen, "beside": list(found.counts), "averages": found.averages}
     if not found.chosen:
         return leaves, _choices(list(found.models), found.averages), {"entry": about} if found.models else {}
     about |= {"beside": [n for n in found.counts if n != found.chosen], "average": is_average(found.chosen)}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any
 
-from ...checkpoint import Checkpoint, Note, Tensor, held, view
+from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
 from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import c_strides
@@ -36,7 +36,7 @@ def checkpoint(
     walked = Walk(size, url)
     leaves = list(walked.leaves(root))
     unwrapped: list[Note] = []
-    details: dict[str, Any] = {}
+    details = Details()
     if not is_module(root):  # whose attribute may be called `model` as well
         leaves, unwrapped, details = unwrap(leaves)
     made = Made(size, url)
@@ -103,7 +103,7 @@ class Made:
             self.clashes.append(tensor.name)
         self.tensors[tensor.name] = tensor
 
-    def view(self, name: str, v: View, role: str) -> None:
+    def view(self, name: str, v: View, role: Role) -> None:
         data = v.storage.data
         if v.row is None or data is None:
             self.skipped[f"of dtype {v.torch}, which nothing else can hold"].append(name)
@@ -119,7 +119,7 @@ class Made:
             size = v.row.itemsize
             self.extents[id(v.storage)].append((v.offset * size, (last + 1) * size, name))
 
-    def array(self, name: str, array: PickledArray, role: str) -> None:
+    def array(self, name: str, array: PickledArray, role: Role) -> None:
         if array.kind.spelling[:1] in "OSUV":
             self.skipped["numpy arrays that hold no numbers"].append(name)
             return
@@ -135,7 +135,7 @@ class Made:
                 return
         self.put(Tensor(name, t.dtype, t.shape, t.parts, role))
 
-    def split(self, name: str, p: Pieces, role: str) -> None:
+    def split(self, name: str, p: Pieces, role: Role) -> None:
         for part, v in p.parts.items():
             self.view(f"{name}.{part}" if part else name, v, role)
         numbers = {k: jsonable(v) for k, v in p.details.items()}

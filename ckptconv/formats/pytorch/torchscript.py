@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...checkpoint import Checkpoint, Note
+from ...checkpoint import Checkpoint, Details, Note
 from ...errors import NameCollision
 from ...messages import listing
 from ...storage.files import Reader, Seen
@@ -55,10 +55,13 @@ def _joined(made: list[Checkpoint], notes: list[Note]) -> Checkpoint:
     if len(made) > 1 and len(made[1]):
         text = "unnamed constants of the code; in a frozen module these are the weights"
         notes = [*notes, Note("assumed", text, tuple(made[1]))]
+    details = Details()
+    for c in made:
+        details |= c.details
     return replace(
         made[0],
         tensors=tensors,
         ties=tuple(group for c in made for group in c.ties),
         notes=(*notes, *(n for c in made for n in c.notes)),
-        details={k: v for c in made for k, v in c.details.items()},
+        details=details,
     )

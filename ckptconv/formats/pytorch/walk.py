@@ -11,9 +11,9 @@ name. Containers that hold themselves, or share without bound, are met and do no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final, Literal
 
-from ...checkpoint import Note
+from ...checkpoint import Note, Role
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .arrays import PickledArray
@@ -26,7 +26,8 @@ from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 MAX_DEPTH = 100
 SHARING = 16  # visits per byte of pickle: a container may occur at several places, but not without bound
 NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
-ATTRIBUTE = "attribute"  # the role of what is not in a module's state_dict()
+WalkRole = Literal[Role, "attribute"]
+ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Absent)
 
@@ -45,7 +46,7 @@ class Walk:
         self.hung: list[str] = []  # on tensors and dictionaries
         self.refused: list[str] = []
 
-    def leaves(self, value: Any, name: str = "", role: str = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
+    def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.left -= 1
         if self.left < 0 or depth > MAX_DEPTH:
             raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
@@ -56,13 +57,13 @@ class Walk:
             value = self.wrapped(value, name)
         children = self.children(value, name)
         if children is None:
-            yield from self.leaf(Leaf(name if depth else "tensor", value, role, top))
+            yield from self.leaf(name if depth else "tensor", value, role, top)
             return
         if id(value) in self.open:
             self.cyclic.append(name)
             return
         self.open.add(id(value))
-        slots = "slot" if type(value) in (dict, Ordered) and "param_groups" in value and "state" in value else ""
+        slots: Role = "slot" if type(value) in (dict, Ordered) and "param_groups" in value and "state" in value else ""
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
             self.room -= len(child_name)
@@ -76,22 +77,19 @@ class Walk:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
 
-    def leaf(self, leaf: Leaf) -> Iterator[Leaf]:
-        """The leaf itself; nothing for one that is left out or refused."""
-        value = leaf.value
+    def leaf(self, name: str, value: Any, role: WalkRole, top: str) -> Iterator[Leaf]:
+        """One leaf, or none where it is left out or refused."""
         if type(value) is Hollow:
             value = value.value
             if value is None:
-                self.refused.append(f"{leaf.name}: a tensor made without data, which no state fills")
+                self.refused.append(f"{name}: a tensor made without data, which no state fills")
                 return
-        if leaf.role != ATTRIBUTE:
-            yield leaf._replace(value=value)
-        elif type(value) in TENSORS:
-            self.attributes.append(leaf.name)
+        if role == ATTRIBUTE and type(value) in TENSORS:
+            self.attributes.append(name)
         else:
-            yield leaf._replace(value=value, role="")
+            yield Leaf(name, value, "" if role == ATTRIBUTE else role, top)
 
-    def tags(self, tensor: Tagged, name: str, role: str, top: str, depth: int) -> Iterator[Leaf]:
+    def tags(self, tensor: Tagged, name: str, role: WalkRole, top: str, depth: int) -> Iterator[Leaf]:
         """Tensors among the attributes of a tensor, under its name; other attributes are only noted."""
         if tensor.path:
             self.inert[tensor.path] = None
@@ -102,7 +100,7 @@ class Walk:
                 else:
                     self.hung.append(leaf.name)
 
-    def children(self, value: Any, name: str) -> list[tuple[str, Any, str]] | None:
+    def children(self, value: Any, name: str) -> list[tuple[str, Any, WalkRole]] | None:
         """What a container holds: name segment, value, role; None for a leaf."""
         kind = type(value)
         if kind is dict:
@@ -116,7 +114,7 @@ class Walk:
             return None if plain else [(str(i), v, "") for i, v in enumerate(value)]
         return self.recorded(value) if kind is Inert and value.args is not None else None
 
-    def recorded(self, thing: Inert) -> list[tuple[str, Any, str]] | None:
+    def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """What an object holds."""
         self.left -= len(thing.args) if type(thing.args) is tuple else 0
         found = list(_module(thing) if _has_parameters(thing) else _object(thing)) or None
@@ -171,7 +169,7 @@ def segment(key: Any) -> str:
     return str(key)
 
 
-def _top_role(key: str) -> str:
+def _top_role(key: str) -> Role:
     if is_average(key):
         return "average"
     if "optim" in key.casefold():
@@ -179,7 +177,7 @@ def _top_role(key: str) -> str:
     return "state" if "rng_state" in key else ""
 
 
-def _step_role(key: str, role: str) -> str:
+def _step_role(key: str, role: Role) -> Role:
     return "step" if key == "step" and role == "slot" else role
 
 
@@ -203,7 +201,7 @@ def _has_parameters(thing: Inert) -> bool:
     return any("_parameters" in part and "_modules" in part for part in _states(thing))
 
 
-def _module(thing: Inert) -> Iterator[tuple[str, Any, str]]:
+def _module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
     """What a module's state_dict() holds, in its order; then its other attributes."""
     for part in _states(thing):
         transient = part.get("_non_persistent_buffers_set")
@@ -219,7 +217,7 @@ def _module(thing: Inert) -> Iterator[tuple[str, Any, str]]:
     yield from ((name, value, ATTRIBUTE) for name, value in _items(thing))
 
 
-def _object(thing: Inert) -> Iterator[tuple[str, Any, str]]:
+def _object(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
     """The attributes of an object, its items, and what else than scalars it was called with."""
     for part in _states(thing):
         yield from ((segment(k), v, "") for k, v in part.items() if segment(k) not in _NOISE)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...checkpoint import Note, Tensor, tiled
+from ...checkpoint import Details, Note, Tensor, tiled
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint
 from ...messages import listing, many
@@ -50,7 +50,7 @@ class Bundle(NamedTuple):
     graph: bytes
     urls: tuple[str, ...]
     notes: tuple[Note, ...]
-    details: dict[str, Any]
+    details: Details
     metadata: dict[str, str]
 
 
@@ -72,7 +72,7 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
         if isinstance(data, Coded):
             with suppress(CkptError) if salvage else nullcontext():
                 graph = b"".join(strings.decode(data))
-    details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
+    details: Details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
     metadata = _order(index, first[1] if first else b"")
     return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details, metadata)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Note
+from ...checkpoint import Checkpoint, Details, Note, Role
 from ...errors import CorruptCheckpoint
 from ..keras import order
 from . import layers
@@ -32,9 +32,8 @@ CONFIG = "/.ATTRIBUTES/OBJECT_CONFIG_JSON"
 TRAINED = "_trainable_variables"
 METRICS = "keras_api/metrics/"  # the running sums of Keras 2
 # an optimizer's variables that are not slots, without the underscore of Keras 3
-ROLES = dict.fromkeys(("iterations", "iter", "step", "global_step"), "step") | dict.fromkeys(
-    ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon"), "state"
-)
+STEPS = ("iterations", "iter", "step", "global_step")
+STATES = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon")
 _ESCAPE = re.compile(r"\.([.S])")
 
 
@@ -47,7 +46,7 @@ def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
     if not bundle.graph:
         notes += bundle.notes
-        details = dict(bundle.details)
+        details = bundle.details.copy()
         return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
     names, collisions = readable(bundle.tensors)
     checkpoint = renamed(bundle, parse(bundle), names)
@@ -66,7 +65,7 @@ def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, 
         if key not in text
     }
     notes = (*bundle.notes, Note("skipped", "descriptions of layers in JSON", tuple(text))) if text else bundle.notes
-    details = {**bundle.details, "object_graph": len(graph.nodes)}
+    details: Details = {**bundle.details, "object_graph": len(graph.nodes)}
     weights = {key: tensors[name] for key, name in names.items() if name in tensors}
     if found := layers.of_graph(graph, weights, {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}):
         details |= order.detailed(found)
@@ -129,7 +128,7 @@ def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     return {k: k if k in taken else n for k, n in names.items()}, tuple(k for k in names if k in taken)
 
 
-def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
+def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     """Roles by checkpoint key: variables that only an optimizer reaches, save counters and the sums of metrics."""
     if not graph.nodes:
         return {}
@@ -141,7 +140,7 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, str]:
     return roles | {k: "state" for k in keys if k.startswith(METRICS)}
 
 
-def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, str]:
+def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     """Roles of the variables that belong to optimizers and not to the model."""
     optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
     children = [c for i in optimizers for c in graph.nodes[i].children]
@@ -149,11 +148,12 @@ def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, str]:
     # the variables that an optimizer trains are the model's, whether or not the model is saved
     trained = {c.node_id for c in children if c.local_name == TRAINED}
     model = _reach(graph, trained | {0}, optimizers) - slots
-    own: dict[str, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 also lists all in `_variables`
+    own: dict[Role, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 also lists all in `_variables`
     for c in children:
         if c.local_name != TRAINED:
-            own[ROLES.get(c.local_name.removeprefix("_"), "slot")].add(c.node_id)
-    roles: dict[str, str] = {}
+            name = c.local_name.removeprefix("_")
+            own["step" if name in STEPS else "state" if name in STATES else "slot"].add(c.node_id)
+    roles: dict[str, Role] = {}
     for role, start in own.items():
         for node in _reach(graph, start, optimizers) - model:
             roles |= dict.fromkeys(_keys(graph, node), role)

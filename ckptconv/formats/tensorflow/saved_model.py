@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Tensor
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import many
 from ...moves.part import Span
@@ -74,7 +74,7 @@ def open(url: str, f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
     if not is_remote(below) and not locate.within(below, folder):
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
     index = sibling(join(below, "."), "variables.index")
-    details: dict[str, Any] = {"tags": list(regions.tags)}
+    details: Details = {"tags": list(regions.tags)}
     frozen = constants(f, regions, opaque)
     if regions.meta:
         details |= collections(f, *regions.meta)
@@ -104,7 +104,7 @@ def open(url: str, f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
     )
 
 
-def _trainable(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _trainable(ours: Details, theirs: Details) -> Details:
     """The flags of the object graph or, if it has none, those of the collection."""
     return {"trainable": ours.get("trainable") or theirs.get("trainable") or []}
 
@@ -208,7 +208,7 @@ def _small(f: Ranges, start: int, end: int) -> bytes:
     return f.read(start, end - start)
 
 
-def collections(f: Ranges, start: int, end: int) -> dict[str, Any]:
+def collections(f: Ranges, start: int, end: int) -> Details:
     """The collections of a MetaGraphDef that list variables, by checkpoint keys, and which of them are trained."""
     from google.protobuf.message import DecodeError
 
@@ -244,7 +244,7 @@ def _keys(values: Any) -> list[str]:
     return list(keys)
 
 
-def meta_details(url: str) -> dict[str, Any]:
+def meta_details(url: str) -> Details:
     """The collections in the .meta file at `url` that list variables; {} if it cannot be read."""
     try:
         with Reader(url) as f:

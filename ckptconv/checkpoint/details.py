@@ -1,0 +1,53 @@
+"""What a format knows of a checkpoint beside its tensors: for `inspect --graph`, for passes, and for its own writer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypedDict
+
+
+class Move(NamedTuple):
+    """Where a tensor of a converter's result came from: the label of the rule, and the names of the sources."""
+
+    rule: str
+    sources: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rule": self.rule, "from": list(self.sources)}
+
+
+class Entry(TypedDict, total=False):
+    """What a nested PyTorch checkpoint is made of. name: the entry that is the model, '' if none was chosen."""
+
+    name: str
+    beside: list[str]  # the other entries
+    averages: list[str]  # those of them that are moving averages
+    average: bool  # whether the chosen one is
+
+
+class Graph(TypedDict):
+    """The object graph of a TensorFlow checkpoint. keys: by tensor; proto: TrackableObjectGraph, zlib, Base64."""
+
+    keys: dict[str, str]
+    proto: str
+
+
+class Details(TypedDict, total=False):
+    """Values that JSON can say; a format gives the keys that it knows."""
+
+    attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
+    values: dict[str, Any]  # pickles and .npy of objects: what is no tensor, by its dotted path
+    entry: Entry
+    pieces: dict[str, Any]  # PyTorch: of sparse and quantised tensors, by name
+    shards: int | dict[str, int]  # how many files; for an index, how many tensors each file has
+    endianness: str  # of a TensorFlow bundle
+    object_graph: int  # nodes of a TensorFlow object graph
+    graph: Graph
+    tags: list[str]  # of a SavedModel
+    collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
+    trainable: list[str]
+    kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
+    layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
+    guess: str  # Keras: what the order was guessed from
+    doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
+    paths: dict[str, str]  # Keras 3: the path in the file, by tensor
+    names: dict[str, str]  # Keras 3: the name of a layer, by its path

@@ -1,0 +1,174 @@
+"""A reference to one tensor of a file, and how it is made of stored pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..dtypes import DTYPES, DType, of_numpy
+from ..messages import brief, in_bytes, printable
+from ..moves.part import Data, Held, Part, c_strides
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others: of an optimizer or beside a model
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tensor:
+    """A reference to one tensor; nothing is read before it is asked for.
+
+    `numpy()`, `torch()` and numpy.asarray(t) read it whole, `t[0:2, ..., 5]` reads a slice of it (whose checksum, which
+    is of the whole, is not compared).
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    role: Role = ""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor when C-contiguous (0 for strings, whose length only reading tells)."""
+        return self.count * self.dtype.itemsize
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Read the tensor whole; strings come as an object array of bytes."""
+        from ..moves.read import read_array
+
+        return read_array(self)
+
+    def torch(self) -> torch.Tensor:
+        """Read the tensor whole, as a torch tensor of the same dtype; MissingExtra without torch."""
+        from ..moves.torch import to_torch
+
+        return to_torch(self.numpy(), self.dtype, self.name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a slice, as numpy would give it: integers, slices and `...` read only what lies in their bounds."""
+        from ..moves.slices import box
+
+        keys = _per_axis(index, self.shape)
+        if keys is None or self.dtype.kind == "s":
+            return self.numpy()[index]
+        bounds = [(k, k + 1) if isinstance(k, int) else _bounds(k, n) for k, n in zip(keys, self.shape, strict=True)]
+        parts = box(self, bounds)
+        if parts is None:
+            return self.numpy()[index]
+        read = replace(self, shape=tuple(hi - lo for lo, hi in bounds), parts=parts).numpy()
+        return read[tuple(0 if isinstance(k, int) else slice(None, None, k.step) for k in keys)]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        role = f", {self.role}" if self.role else ""
+        dims = "x".join(map(str, self.shape)) or "scalar"
+        return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}, {in_bytes(self.nbytes)}{role}>"
+
+    def renamed(self, name: str) -> Tensor:
+        return replace(self, name=name)
+
+
+def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
+    """An index of integers, slices and one `...` as one key for each axis; None for all else that numpy takes."""
+    keys = list(index) if isinstance(index, tuple) else [index]
+    if not all(isinstance(k, (int, slice)) or k is ... for k in keys) or any(isinstance(k, bool) for k in keys):
+        return None
+    at = next((i for i, k in enumerate(keys) if k is ...), len(keys))
+    given = len(keys) - (at < len(keys))
+    if given > len(shape) or any(k is ... for k in keys[at + 1 :]):
+        return None  # numpy says why
+    keys[at : at + 1] = [slice(None)] * (len(shape) - given)
+    out: list[int | slice] = []
+    for k, n in zip(keys, shape, strict=True):
+        if isinstance(k, int) and not -n <= k < n:
+            raise IndexError(f"index {k} is out of bounds for an axis of {n}")
+        out.append(k % n if isinstance(k, int) else k)
+    return out
+
+
+def _bounds(key: slice, size: int) -> tuple[int, int]:
+    """The indices between which a slice lies; a step is taken when they were read."""
+    taken = range(*key.indices(size))
+    return (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
+
+
+def origin(t: Tensor) -> tuple[object, ...]:
+    """What a tensor is made of; equal for two that are the same stored elements, moved and changed in the same way."""
+
+    def place(data: Data) -> object:
+        return (data.array.ctypes.data, data.array.nbytes) if isinstance(data, Held) else data
+
+    return (t.dtype, t.shape, *((place(p.data), *p[1:]) for p in t.parts))
+
+
+def plain(
+    name: str, kind: DType, shape: Sequence[int], data: Data, *, ops: tuple[str, ...] = (), role: Role = ""
+) -> Tensor:
+    """Make a tensor whose elements lie in `data` whole and in C order."""
+    shape = tuple(shape)
+    strides = c_strides(shape)
+    return Tensor(name, kind, shape, (Part(data, kind, shape, 0, strides, 0, strides, ops),), role)
+
+
+def view(
+    name: str,
+    kind: DType,
+    shape: Sequence[int],
+    data: Data,
+    *,
+    offset: int,
+    strides: Sequence[int],
+    ops: tuple[str, ...] = (),
+    role: Role = "",
+) -> Tensor:
+    """Make a tensor that looks at `data` through an offset and strides (elements, not negative, already validated)."""
+    shape = tuple(shape)
+    return Tensor(name, kind, shape, (Part(data, kind, shape, offset, tuple(strides), 0, c_strides(shape), ops),), role)
+
+
+def tiled(
+    name: str, kind: DType, shape: Sequence[int], tiles: Sequence[tuple[Sequence[int], Sequence[int], Data]], *,
+    ops: tuple[str, ...] = (),
+) -> Tensor:  # fmt: skip
+    """Make a tensor from boxes `(start, shape, data)` that cover it without overlap, each C-contiguous in its data."""
+    steps = c_strides(shape)
+    parts = tuple(
+        Part(data, kind, tuple(box), 0, c_strides(box), sum(a * b for a, b in zip(at, steps, strict=True)), steps, ops)
+        for at, box, data in tiles
+    )
+    return Tensor(name, kind, tuple(shape), parts)
+
+
+def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    """Wrap an array (any strides and byte order) as a tensor; UsageError if no dtype fits."""
+    import numpy as np
+
+    if array.dtype == object:
+        return plain(name, DTYPES["string"], array.shape, Held(array))
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("="))
+    kind = of_numpy(array.dtype)
+    data = np.asarray(array, order="C").reshape(array.shape)
+    narrow = (kind.name,) if kind.name in ("int4", "uint4", "int2", "uint2") else ()  # ml_dtypes leaves high bits open
+    return plain(name, kind, array.shape, Held(data), ops=narrow)
