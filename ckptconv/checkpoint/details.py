@@ -1,4 +1,4 @@
-"""What a format knows of a checkpoint beside its tensors: for `inspect --graph`, for passes, and for its own writer."""
+"""What a format knows of a checkpoint beside its tensors: for inspection, for passes, and for its own writer."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
 Standard output and standard error come as a terminal shows them. `...` stands for anything within a line, and alone on
 its line for any lines; `[1]` at the end is the exit code (0 if there is none); `> ` continues a command. Blocks of
 `pycon` are Python sessions, checked by doctest. All blocks of a document run in one folder that holds the checkpoints
-made below. A bug report can be added to tests/cli/ as it was sent. `<!-- needs: torch -->` in a document names a package
-without which it is skipped.
+made below. A bug report can be added to tests/cli/ as it was sent. `<!-- needs: torch -->` in a document names a
+package without which it is skipped.
 
 CKPTCONV_UPDATE=1 writes what is printed into the documents, for review.
 """

@@ -146,7 +146,7 @@ def test_help_imports_neither_numpy_nor_rich() -> None:
 
 def test_public_surface() -> None:
     """What is announced is what there is: every error, and the public names of api and of checkpoint."""
-    from ckptconv import api, checkpoint, errors
+    from ckptconv import api, errors
 
     raised = {n for n, v in vars(errors).items() if isinstance(v, type) and v.__module__ == "ckptconv.errors"}
     steps = {"MEMORY", "Options", "Path", "bundle", "opened", "plan_for", "prepare", "write"}  # for rooms above
