@@ -1,9 +1,9 @@
-"""Apply a converter: names to rules, rules to groups, groups to tensors. Pure; no tensor is read.
+"""Apply a converter: assign names to rules in groups, and build a tensor from each group. Pure; no tensor is read.
 
     names ─ assign ─▶ groups (one rule, its captures, the names it takes) ─ build ─▶ tensors under their new names
 
-Nothing is raised at the first fault: problems.py collects layouts that do not fit, names given twice and parameters
-not given, and raises them together. sizes.py finds the sizes of axes, ties.py the names that share a tensor.
+problems.py collects layouts that do not fit, names given twice and missing parameters, and raises one error for all of
+them. sizes.py finds the sizes of axes, ties.py the names that share a tensor.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target
 def apply(
     converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any] | None = None, *, slots: bool = False
 ) -> Checkpoint:
-    """Move every tensor to its new name and layout; no tensor is read and the argument stays as it is.
+    """Give every tensor its new name and layout; no tensor is read, and the argument does not change.
 
-    Optimizer slots and the like are left out with a note; `slots` keeps those that follow a weight.
-    `moved` of the result says for every target by which rule it came, and from what.
+    Optimizer slots and the like are left out with a note; `slots` keeps those that belong to a converted weight.
+    `moved` of the result gives the rule and the source names of every target.
 
     Raises UnmatchedTensors, NameCollision, LayoutError or UsageError (a parameter is unknown or missing), each with
     all cases.
@@ -66,7 +66,7 @@ def apply(
 
 
 class Went(NamedTuple):
-    """Where a source went: the number of the rule, the target if it alone makes up one, and the captures."""
+    """What became of a source: the rule's number, the target if the source alone makes it up, and the captures."""
 
     rule: int
     target: str
@@ -74,7 +74,7 @@ class Went(NamedTuple):
 
 
 class _Builder:
-    """The targets built so far, where each source went, and the problems met."""
+    """The targets built so far, what became of each source, and the problems found."""
 
     def __init__(self, converter: Converter, checkpoint: Checkpoint, params: dict[str, int]) -> None:
         self.converter, self.checkpoint = converter, checkpoint
@@ -97,7 +97,7 @@ class _Builder:
         try:
             made = list(self._targets(rule, group, values))
             if group.spelled and len(group.spelled) != len(made):
-                raise LayoutError(f"the metadata remembers {len(group.spelled)} names, not {len(made)}")
+                raise LayoutError(f"the metadata records {len(group.spelled)} names, not {len(made)}")
         except LayoutError as e:
             shown = ", ".join(f"{n} {list(self.checkpoint[n].shape)}" for n in names[:4])
             self.problems.broken.append(f"{shown} by {rule.label}: {e.message}")
@@ -108,7 +108,7 @@ class _Builder:
         self.went.update((n, Went(group.rule, only, spoken)) for n in names)
 
     def _place(self, group: Group, rule: Rule, names: list[str], made: list[Made], values: dict[str, str]) -> None:
-        """Add the targets of one group, and the constants beside the first."""
+        """Add the targets of one group, and the constants that the rule adds to the first."""
         first = self.checkpoint[names[0]]
         for i, (name, shape, parts) in enumerate(made):
             parts = tuple(p._replace(ops=(*p.ops, *rule.ops)) for p in parts) if rule.ops else parts
@@ -121,7 +121,7 @@ class _Builder:
         """The name, shape and parts of each target of a group."""
         sources = [self._source(t, m) for t, m in zip(rule.sources, group.members, strict=True)]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
-            raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} do not join")
+            raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
         if rule.pattern is None:
             yield rule.targets[0].render(values), sources[0].shape, sources[0].parts
             return
@@ -166,7 +166,7 @@ class _Builder:
             self.problems.clash(tensor.name, self.moved[tensor.name], names, rule.label)
 
     def follow(self) -> None:
-        """Let optimizer slots take the way of their weights, where they have one shape and one target."""
+        """Convert optimizer slots like their weights, if both have one shape and the weight has one target."""
         for name, tensor in self.checkpoint.tensors.items():
             base = _base(name, self.went)
             if tensor.role != "slot" or not base or tensor.shape != self.checkpoint[base].shape:
@@ -182,7 +182,7 @@ class _Builder:
             self._put(went.rule, [name], new)
 
     def notes(self, found: Assignment) -> Iterator[Note]:
-        """What was left out, what was taken once, and which rules matched nothing."""
+        """Note what was left out, what was taken once, and which rules matched nothing."""
         yield from self._skipped()
         emptying = [g for g in found.groups if not self.converter.rules[g.rule].targets]
         dropped = tuple(n for g in emptying for m in g.members for n in m.values())
@@ -193,7 +193,7 @@ class _Builder:
         yield from self._idle({g.rule for g in found.groups})
 
     def _skipped(self) -> Iterator[Note]:
-        """Tensors that are not weights and followed none, by role."""
+        """Note the tensors that are not weights and were not converted with one, by role."""
         left = [n for n, t in self.checkpoint.tensors.items() if t.role and n not in self.went]
         for role in sorted({self.checkpoint[n].role for n in left}):
             names = tuple(n for n in left if self.checkpoint[n].role == role)
@@ -202,14 +202,14 @@ class _Builder:
     def _idle(self, used: set[int]) -> Iterator[Note]:
         idle = [r.label for i, r in enumerate(self.converter.rules) if i not in used and not r.optional]
         if idle and not self.converter.optional:
-            yield Note("hint", f"{len(idle)} rules of {self.converter.name} found nothing to do", tuple(idle))
+            yield Note("hint", f"{len(idle)} rules of {self.converter.name} matched no tensor", tuple(idle))
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------
 
 
 def _base(name: str, known: Mapping[str, Went]) -> str:
-    """The weight that a slot belongs to: the longest run of its segments that is a weight with one target."""
+    """The weight that a slot belongs to: the longest run of its segments that names a weight with one target."""
     words = re.split(r"(?<=[/.])", name)
     for length in range(len(words) - 1, 0, -1):
         for start in range(len(words) - length + 1):
@@ -220,7 +220,7 @@ def _base(name: str, known: Mapping[str, Went]) -> str:
 
 
 def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
-    """The parts of a tensor with a constant in each of equal blocks along its first axis."""
+    """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
     if len(numbers) == 1:
         return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
     axes = [f"n.b{i}" for i in range(len(numbers))]
@@ -234,7 +234,7 @@ def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Put tensors of one shape behind each other along a new first axis."""
+    """Stack tensors of one shape along a new first axis."""
     first = tensors[0]
     if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
         a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
@@ -244,7 +244,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _unstacked(tensor: Tensor) -> Iterator[tuple[Shape, tuple[Part, ...]]]:
-    """Cut a tensor along its first axis; the inverse of _stacked."""
+    """Split a tensor along its first axis; the inverse of _stacked."""
     pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
     for i in range(tensor.shape[0]):
         yield pattern.apply([tensor], {"before": i})[1]

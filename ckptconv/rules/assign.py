@@ -1,6 +1,6 @@
-"""Names to rules: which rule takes which tensors, in groups that belong together. Pure.
+"""Assign tensors to rules, in groups that belong together. Pure.
 
-A rule with several sources takes them together or not at all: what lacks a partner is offered to the next rule.
+A rule with several sources takes all of them or none: a tensor whose partner is missing is offered to the next rule.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .templates import Matcher
 if TYPE_CHECKING:
     from .converter import Converter, Pattern, Rewrite, Rule
 
-MAX_AGAIN = 8  # replacements of one kind that overlap in a name
+MAX_AGAIN = 8  # passes of one replacement over a name in which its matches overlap
 
 
 class Group(NamedTuple):
-    """What one application of a rule takes: for each source template the names, by their place on a stacked axis."""
+    """The tensors of one application of a rule: for each source template, names by index on the stacked axis."""
 
     rule: int
     values: dict[str, str]
     members: tuple[dict[int, str], ...]
     at: int  # position of the first name: targets keep the order of their sources
-    shapes: tuple[tuple[int, ...], ...] = ()  # of the targets where they are remembered and nothing else tells
-    spelled: tuple[tuple[str, ...], ...] = ()  # the names of the targets where they are remembered: all of each
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the targets, if the metadata records them because nothing else does
+    spelled: tuple[tuple[str, ...], ...] = ()  # all names of each target, if the metadata records them
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Assignment:
 
 
 class Names:
-    """The names of a checkpoint as rules see them, rewritten; backwards, the names that the sources had."""
+    """The names of a checkpoint as rules see them, after rewrites; for an inverse, the names that the sources had."""
 
     def __init__(self, converter: Converter, checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
         self.converter, self.checkpoint = converter, checkpoint
@@ -53,7 +53,7 @@ class Names:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by the names that conditions and sizes speak of: those of the forward converter's source."""
+        """Shapes by the names that conditions and sizes refer to: those of the forward converter's source."""
         out: dict[str, tuple[int, ...]] = {}
         for name, tensor in self.checkpoint.tensors.items():
             if self.converter.forward:
@@ -64,7 +64,7 @@ class Names:
 
 
 def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
-    """Make one replacement everywhere in all names, again and again until nothing changes."""
+    """Make one replacement everywhere in all names, repeatedly until nothing changes."""
     if step.given and not any(Matcher([(step.given, {})]).first(n) for n in known.values()):
         return
     pattern, order = step.compiled
@@ -84,7 +84,7 @@ def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
 
 
 def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The name and the shape that a tensor had, as far as its name, rank and shape tell."""
+    """The names and shapes that a tensor may have had, as far as its name, rank and shape determine them."""
     m = inverse.matcher.first(name)
     while m is not None:
         rule, _ = _origin(inverse, m.number)
@@ -93,7 +93,7 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
         if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
             try:
                 yield rule.targets[0].render(values), _moved(rule, shape)
-            except LayoutError:  # what only other sizes would tell; a later rule would tell something else
+            except LayoutError:  # only further sizes would determine it; a later rule would give another answer
                 return
         m = inverse.matcher.after(name, m.number)
 
@@ -111,7 +111,7 @@ def _origin(converter: Converter, index: int) -> tuple[Rule, int]:
 
 
 def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
-    """The captures as the target spells them; None if one has no value there."""
+    """Translate the captures to the target; None if one has no value there."""
     if not values:
         return {}
     out = {}
@@ -127,7 +127,7 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
 
 
 def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
-    """Find a rule for every weight; the first that takes it."""
+    """Assign each weight to the first rule that takes it."""
     names = Names(converter, checkpoint)
     weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
     out = Assignment()
@@ -151,7 +151,7 @@ def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
             rest = {c: v for c, v in values.items() if c != stack}
             key = (i, *sorted(rest.items()))
             group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
-            if group.members[k].setdefault(place, name) != name:  # rewritten to one name
+            if group.members[k].setdefault(place, name) != name:  # two names were rewritten to the same one
                 out.unmatched.append(name)
                 out.reasons[name] = f"{rule.label} has {group.members[k][place]} in its place"
         pending = _sort_out(converter, names, list(partial.values()), out)
@@ -161,14 +161,14 @@ def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
 
 
 def _place(rule: Rule, stack: str, values: Mapping[str, str]) -> int:
-    """Where a tensor stands on the axis along which its rule stacks."""
+    """The index of a tensor on the axis along which its rule stacks."""
     if not stack:
         return 0
     return rule.where[stack].place(values[stack]) if stack in rule.where else int(values[stack])
 
 
 def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
-    """The next template that takes a name, and its captures."""
+    """The number of the next template that takes a name, and its captures."""
     matcher = names.converter.matcher
     m = matcher.first(known) if after < 0 else matcher.after(known, after)
     while m is not None:
@@ -187,7 +187,7 @@ _DEFAULT = re.compile(r"(?:forward_|backward_)?(.+?)(?:_cell)?(?:_[0-9]+)?")
 
 
 def layer_kind(checkpoint: Checkpoint, name: str) -> str:
-    """The class of the layer that a tensor belongs to, as the file says, or else as its default name does."""
+    """The class of the layer that a tensor belongs to, from the file, or else from the layer's default name."""
     kind: str = checkpoint.details.get("kinds", {}).get(name, "")
     if not kind:
         *_, above, owner = ["", "", *name.split("/")[:-1]]
@@ -197,30 +197,30 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
-    """Whether a kind is one of those asked for; after a `!` stand those not wanted."""
+    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them."""
     return f"!{kind}" not in kinds if kinds[0].startswith("!") else kind in kinds
 
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:
     """Why a rule that fits the name does not take the tensor, or ''."""
     if rule.wanted[k] and len(shape) not in rule.wanted[k]:
-        return f"wants {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {len(shape)}"
+        return f"takes {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {len(shape)}"
     spelled = translated(rule, values, names.converter.separators)
     if spelled is None:
-        return "would count below zero"
+        return "would give a negative or fractional number"
     if rule.having or rule.lacking:
         spoken = spelled if rule.backward else values
         for t in rule.having:
             if t.render(spoken) not in names.shapes:
-                return f"wants {t.render(spoken)} beside it"
+                return f"applies only with {t.render(spoken)}"
         for t in rule.lacking:
             if t.render(spoken) in names.shapes:
-                return f"wants no {t.render(spoken)} beside it"
+                return f"applies only without {t.render(spoken)}"
     return ""
 
 
 def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assignment) -> list[tuple[str, str, int]]:
-    """Keep the groups that are whole; offer the names of the others to later rules."""
+    """Keep the groups that are complete; offer the names of the others to later rules."""
     pending = []
     for group in groups:
         rule = converter.rules[group.rule]
@@ -236,7 +236,7 @@ def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assi
 
 
 def _lacks(rule: Rule, group: Group) -> str:
-    """The first name that a group would need to be whole, or ''."""
+    """The first name that a group lacks to be complete, or ''."""
     for t, members in zip(rule.sources, group.members, strict=True):
         if not t.stacked:
             if not members:
@@ -244,7 +244,7 @@ def _lacks(rule: Rule, group: Group) -> str:
             continue
         places = rule.where[t.stacked].table if t.stacked in rule.where else ()
         count = len(places) or max((len(m) for m in group.members if m), default=0)
-        for i in range(count):  # one of these is missing if a later one is there: no more than `count` are
+        for i in range(count):  # an index beyond `count` implies that one of these is missing
             if i not in members:
                 spelled = rule.where[t.stacked].at(i) if t.stacked in rule.where else str(i)
                 return t.render({**group.values, t.stacked: spelled})
@@ -252,12 +252,12 @@ def _lacks(rule: Rule, group: Group) -> str:
 
 
 def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
-    """True if a name is there that the family is recognised by, or if there are no such names."""
+    """True if one of the names that identify the family is present, or if the converter declares none."""
     return not converter.present or any(_any(t, list(checkpoint)) for t in converter.present)
 
 
 def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
-    """True if the family is recognised and every weight has a rule."""
+    """True if the family is recognised and some rule takes each weight."""
     names = list(checkpoint)
     if not all(_any(t, names) for t in converter.present) or any(_any(t, names) for t in converter.absent):
         return False

@@ -1,11 +1,11 @@
-"""The pass `averages`: moving averages in the place of their weights.
+"""The pass `averages`: put moving averages in the place of their weights.
 
     w/ExponentialMovingAverage           TensorFlow's tf.train.ExponentialMovingAverage: beside each weight
     ema.fc.weight, state_dict_ema.fc.w   an entry of a PyTorch checkpoint beside that of the model
-    model_ema.diffusion_modelinputw      Stable Diffusion's, within the state dict, its names without dots
+    model_ema.diffusion_modelinputw      Stable Diffusion: in the state dict, under names without dots
     ema.shadow_params.0 ...              a list in the order of model.parameters(): matched by order and shape
 
-What has no average stays as it is, with a note; an average without a weight is an error.
+A weight without an average stays as it is, with a note; an average without a weight is an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     tensors = checkpoint.tensors
     bad = [base for n, base in shadow.items() if base in tensors and tensors[base].shape != tensors[n].shape]
     if bad:
-        raise UsageError(f"these averages have another shape than their weights:\n{listing(bad)}")
+        raise UsageError(f"these averages differ from their weights in shape:\n{listing(bad)}")
     by_base = {base: tensors[name] for name, base in shadow.items() if base}
     out = _replaced(tensors, shadow, by_base)
     plain = tuple(n for n, t in out.items() if not t.role and n not in by_base)
@@ -69,7 +69,7 @@ def _replaced(
 
 
 def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, str]:
-    """The averages that are an entry by themselves: their names, and those of their weights ('' for counters)."""
+    """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
     found = about.get("averages")
     entries = [str(e) for e in found] if isinstance(found, list) else []
     if len(entries) > 1:
@@ -90,7 +90,7 @@ def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, 
 
 
 def _within(checkpoint: Checkpoint) -> dict[str, str]:
-    """The averages that stand in the state dict itself, under a name of their own."""
+    """The averages in the state dict itself, under names of their own."""
     for prefix in WITHIN:
         inside = {n[len(prefix) :]: t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
         if inside:
@@ -100,13 +100,15 @@ def _within(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: str) -> dict[str, str]:
-    """For each average the name of its weight, '' for a counter; UsageError for those that have none."""
+    """The name of each average's weight, '' for a counter; UsageError for averages without one."""
     listed = [n for n in inside if LISTED.fullmatch(n)]
     if listed and len(listed) >= sum(t.count > 1 for t in inside.values()):
         return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed}, weights, entry)
     pairs = _spelled_alike(inside, weights, _bare) or _spelled_alike(inside, weights, _dotless)
     if not pairs:
-        raise UsageError(f"the averages of {entry!r} have other names than the weights; at={entry!r} takes them alone")
+        raise UsageError(
+            f"the averages of {entry!r} and the weights differ in their names; at={entry!r} takes them alone"
+        )
     left = [n for n in inside if not pairs.get(n) and inside[n].count > 1]
     if left:
         raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(left)}")
@@ -117,17 +119,17 @@ Spelled = Callable[[str], tuple[str, ...]]
 
 
 def _spelled_alike(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], spelled: Spelled) -> dict[str, str]:
-    """The averages whose weights can be told by how both are spelled."""
+    """The averages whose weights follow from the spelling of both names."""
     bases: dict[str, str] = {}
     for name in weights:
         for spelling in spelled(name):
-            bases[spelling] = "" if spelling in bases else name  # '' where two are spelled alike
+            bases[spelling] = "" if spelling in bases else name  # '' if two have the same spelling
     found = {n: next((b for s in spelled(n) if (b := bases.get(s, ""))), "") for n in inside}
     return {n: base for n, base in found.items() if base}
 
 
 def _bare(name: str) -> tuple[str, ...]:
-    """A name without what wrappers put before it."""
+    """A name without the prefixes of wrappers."""
     while name.startswith(WRAPPERS):
         name = name.partition(".")[2]
     return (name,)
@@ -139,7 +141,7 @@ def _dotless(name: str) -> tuple[str, ...]:
 
 
 def _in_order(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: str) -> dict[str, str]:
-    """Averages without names: the parameters in their order, where order and shapes leave no choice."""
+    """Match averages without names to parameters by order and shape, if only one match is possible."""
     ordered = sorted(shadow, key=lambda n: int(n.rpartition(".")[2]))
     shapes = [shadow[n].shape for n in ordered]
     names = [n for n, t in weights.items() if t.dtype.kind in "fc" and not n.endswith(("running_mean", "running_var"))]
@@ -147,14 +149,14 @@ def _in_order(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry
     last = _aligned(shapes[::-1], names[::-1], weights)[::-1]
     if len(first) != len(ordered) or first != last:
         raise UsageError(
-            f"{entry!r} holds {len(ordered)} averages without names, which fit the {len(names)} weights in "
+            f"{entry!r} holds {len(ordered)} averages without names, which match the {len(names)} weights in "
             f"{'no way' if len(first) != len(ordered) else 'several ways'}"
         )
     return dict(zip(ordered, first, strict=True))
 
 
 def _aligned(shapes: list[tuple[int, ...]], names: list[str], weights: Mapping[str, Tensor]) -> list[str]:
-    """The first names that have these shapes in this order."""
+    """The first names whose tensors have these shapes in this order."""
     out: list[str] = []
     for name in names:
         if len(out) < len(shapes) and weights[name].shape == shapes[len(out)]:

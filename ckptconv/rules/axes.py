@@ -41,7 +41,7 @@ class Sum(NamedTuple):
 Leaf = str | Literal
 Axis = Leaf | Prod | Sum
 Sizes = Mapping[str, int]
-ONE = Literal(1, 0)  # carries nothing
+ONE = Literal(1, 0)  # an axis without information
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ _TOKEN = re.compile(r"\s*(?:(->|\.\.\.|[(),+])|([0-9]{1,18})|([A-Za-z_][A-Za-z0-
 
 
 class Parser:
-    """Parses one pattern; every error shows it."""
+    """The parser of one pattern; every error quotes the pattern."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -133,7 +133,7 @@ def _literal(n: int, seen: dict[int, int]) -> Literal:
 
 
 def base_of(name: str) -> str:
-    """The name under which an axis's size is known: `h` for `h.i`."""
+    """The name that gives an axis its size: `h` for `h.i`."""
     return name.partition(".")[0] if name != "..." else name
 
 
@@ -145,7 +145,7 @@ def bases(node: Axis) -> set[str]:
 
 
 def size_of(node: Axis, sizes: Sizes) -> int:
-    """The length of an axis, where all sizes are known."""
+    """The length of an axis whose sizes are all known."""
     if isinstance(node, str):
         return sizes[base_of(node)]
     if isinstance(node, Literal):
@@ -161,10 +161,10 @@ def unknown(node: Axis, sizes: Sizes) -> list[str]:
 
 
 def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None:
-    """The size of `name` that makes `node` equal to `value`; None if any would, -1 if none does."""
+    """The size of `name` with which `node` has length `value`; None if any size will do, -1 if none will."""
     if size_of(node, {**sizes, name: 0}) == size_of(node, {**sizes, name: 1}):
         return None
-    low, high = 0, value  # a size grows with each of its axes
+    low, high = 0, value  # bisection: a length does not decrease with any of its axes
     while low < high:
         middle = (low + high) // 2
         if size_of(node, {**sizes, name: middle}) < value:
@@ -180,7 +180,7 @@ Strides = dict[Leaf, int]
 
 
 def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strides]]:
-    """Each block of an axis: where it starts, and the stride of each of its names."""
+    """Each block of an axis: its start, and the strides of its leaves."""
     if isinstance(node, str | Literal):
         return [(0, {} if node == ONE else {node: stride})]
     if isinstance(node, Sum):
@@ -197,14 +197,14 @@ def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strid
 
 
 def blocks(node: Axis) -> int:
-    """How many blocks an axis has."""
+    """The number of blocks of an axis."""
     if isinstance(node, str | Literal):
         return 1
     return sum(map(blocks, node.terms)) if isinstance(node, Sum) else prod(map(blocks, node.items))
 
 
 def choices(node: Axis) -> list[tuple[Axis, frozenset[Leaf]]]:
-    """Each block of an axis, written with sums reduced to one term (`Sum` of before, term, after), and its names."""
+    """Each block of an axis, with sums reduced to one term (`Sum` of before, term, after), and its leaves."""
     if isinstance(node, str | Literal):
         return [(node, frozenset() if node == ONE else frozenset([node]))]
     if isinstance(node, Prod):
@@ -218,7 +218,7 @@ def choices(node: Axis) -> list[tuple[Axis, frozenset[Leaf]]]:
 
 
 def leaves(axes: Sequence[Axis]) -> list[Leaf]:
-    """All leaves but 1; one that repeats over the terms of a sum counts once (the terms are different blocks)."""
+    """All leaves except 1; one that occurs in several terms of a sum counts once (the terms are different blocks)."""
     out: list[Leaf] = []
     for a in axes:
         if isinstance(a, str | Literal):

@@ -1,4 +1,4 @@
-"""A converter: rules that say where a name goes and how its axes move. Pure data; toml.py reads it from a file.
+"""A converter: rules that say how names and axes change. Pure data; toml.py parses it from a file.
 
     [[rule]]
     from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"
@@ -6,7 +6,7 @@
     where = { p = ["query", "key", "value"] }
     layout = "i o -> o i"
 
-`inverse` swaps its sides; apply.py moves a checkpoint through it; lint.py proves it.
+`inverse` swaps its sides; apply.py applies it to a checkpoint; lint.py checks it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from . import layout as layouts
 from .templates import Domain, Matcher, Template
 
 Pattern = tuple[Template, Mapping[str, Domain]]
-Fill = tuple[float | str, ...]  # a number for all, or one for each of equal blocks; or names of parameters
+Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
 
 class Of(NamedTuple):
-    """A size read off a tensor named in the source: the length of one of its axes."""
+    """A size taken from a tensor of the source: the length of one of its axes."""
 
     name: Template
     axis: int
 
 
 class Param(NamedTuple):
-    """A number that names and shapes do not tell; read off a tensor if `of` is given, else asked for."""
+    """A number that names and shapes do not determine: taken from a tensor if `of` is given, else required."""
 
     default: int | None = None
     of: Of | None = None
@@ -43,7 +43,7 @@ class Param(NamedTuple):
 
 
 class Tie(NamedTuple):
-    """Names of one tensor in the target; `apart` if the source may have tensors of their own for them."""
+    """Names that share one tensor in the target; `apart` if the source may have a tensor for each."""
 
     names: tuple[Template, ...]
     apart: bool = False
@@ -52,15 +52,15 @@ class Tie(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A replacement made everywhere in all names before rules see them; `^` and `$` hold on to a name's ends."""
+    """A replacement made everywhere in all names before rules see them; `^` and `$` anchor it to a name's ends."""
 
     source: Template
     target: Template
     start: bool = False
     end: bool = False
     where: Mapping[str, Domain] = field(default_factory=dict)
-    one: str = ""  # only if this capture has one value over all names
-    given: Template | None = None  # only if some name is so
+    one: str = ""  # apply only if this capture has one value over all names
+    given: Template | None = None  # apply only if some name matches this
 
     @property
     def anchored(self) -> bool:
@@ -68,12 +68,12 @@ class Rewrite:
 
     @cached_property
     def literal(self) -> str:
-        """Text that every name has in which there is something to replace."""
+        """Text that every name contains in which something is replaced."""
         return max((p for p in self.source.parts if isinstance(p, str)), key=len, default="")
 
     @cached_property
     def compiled(self) -> tuple[re.Pattern[str], list[str]]:
-        """What to search for, and the captures in the order of the groups; a capture is as short as may be."""
+        """The regular expression, and the captures in the order of its groups; captures match as little as possible."""
         text, order = self.source.regex(self.where)
         text = text.replace("([^/.]+)", "([^/]*?)")
         return re.compile("^" * self.start + text + "$" * self.end), order
@@ -81,7 +81,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where names go (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
+    """How names change (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
 
     sources: tuple[Template, ...]
     targets: tuple[Template, ...]
@@ -89,14 +89,14 @@ class Rule:
     where: Mapping[str, Domain] = field(default_factory=dict)
     sizes: Mapping[str, int | str | Of] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()  # of the first source; none: any
-    having: tuple[Template, ...] = ()  # names that must be in the source too
-    lacking: tuple[Template, ...] = ()  # names that must not
-    kinds: tuple[str, ...] = ()  # classes of layers that the tensor must belong to one of, or ("!x") to none of
+    ranks: tuple[int, ...] = ()  # of the first source; empty: any
+    having: tuple[Template, ...] = ()  # other names that the source must contain
+    lacking: tuple[Template, ...] = ()  # names that it must not contain
+    kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
-    shared: bool = False  # several names of one variable: the first is taken
-    optional: bool = False  # not worth a note when it never matches
-    backward: bool = False  # an inverse: conditions and sizes speak of its targets
+    shared: bool = False  # several names may lead to one target: the first is taken
+    optional: bool = False  # no note if it never matches
+    backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
     @cached_property
     def label(self) -> str:
@@ -106,12 +106,12 @@ class Rule:
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
-        """The layout with the stacked axis in front of the tensors that are stacked or cut; None if nothing moves."""
+        """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves."""
         stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
         if not self.targets or not (self.layout or any(stacked)):
             return None
         if all(stacked):
-            raise UsageError("stacks on both sides; write {e} for an index that is only passed on")
+            raise UsageError("stacks on both sides; write {e} for an index that stays as it is")
         axis = next(t.stacked for t in (*self.sources, *self.targets) if t.stacked) if any(stacked) else ""
         text = self.layout or (f"... -> {axis} ..." if stacked[0] else f"{axis} ... -> ...")
         sides = []
@@ -122,7 +122,7 @@ class Rule:
 
     @cached_property
     def alone(self) -> bool:
-        """True if each tensor it takes is taken by itself."""
+        """True if the rule takes one tensor at a time."""
         return len(self.sources) == 1 and not self.sources[0].stacked
 
     @cached_property
@@ -132,7 +132,7 @@ class Rule:
         return frozenset(p.name for p in parts if not isinstance(p, str) and p.kind == "...")
 
     def _axes(self, side: int, k: int) -> tuple[int, bool]:
-        """How many axes the layout spells out for a tensor, and whether that is all."""
+        """The number of axes that the layout names for a tensor, and whether those are all."""
         if self.pattern is None:
             return 0, False
         axes = (self.pattern.sources, self.pattern.targets)[side][k]
@@ -141,14 +141,14 @@ class Rule:
 
     @cached_property
     def wanted(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of axes that each source may have; none: any. What a layout spells out, it wants."""
+        """The ranks that each source may have (empty: any): those given, or that of the layout."""
         spelled = [self._axes(0, k) for k in range(len(self.sources))]
         told = [(n,) if whole else () for n, whole in spelled]
         return (self.ranks or told[0], *told[1:])
 
     @cached_property
     def inverse(self) -> Rule:
-        """The same rule backwards; UsageError if an operation cannot be undone."""
+        """The rule in the other direction; UsageError if an operation cannot be undone."""
         ranks = self.ranks
         if ranks and self.pattern:
             (before, _), (after, whole) = self._axes(0, 0), self._axes(1, 0)
@@ -169,7 +169,7 @@ class Rule:
 
 
 def inverse_op(op: str) -> str:
-    """The operation that undoes `op`; UsageError if none does so exactly."""
+    """The operation that undoes `op` exactly; UsageError if there is none."""
     name, _, x = op.partition(":")
     if name in ("neg", "conj", "swap"):
         return op
@@ -184,7 +184,7 @@ def inverse_op(op: str) -> str:
 
 @dataclass(frozen=True)
 class Converter:
-    """Rules in order, the first that takes a name wins; what they need to be told; how the family is recognised."""
+    """Rules, of which the first that takes a name applies; their parameters; and how the model family is recognised."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -195,17 +195,17 @@ class Converter:
     params: Mapping[str, Param] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
     ties: tuple[Tie, ...] = ()
-    present: tuple[Pattern, ...] = ()  # detect: each takes some name
-    absent: tuple[Pattern, ...] = ()  # detect: none takes any name
-    optional: bool = False  # rules that never match are no news: conventions rather than a family
+    present: tuple[Pattern, ...] = ()  # detect: each matches some name
+    absent: tuple[Pattern, ...] = ()  # detect: none matches any name
+    optional: bool = False  # no note on rules that never match: conventions rather than a family
     every: bool = False  # tensors of every role, not only weights: renames
-    one_way: str = ""  # why names alone do not lead back
+    one_way: str = ""  # why names alone do not determine the inverse
     notes: tuple[str, ...] = ()
-    forward: Converter | None = None  # of an inverse: what it undoes
+    forward: Converter | None = None  # of an inverse: the converter that it undoes
 
     @cached_property
     def inverse(self) -> Converter:
-        """The converter backwards; UsageError lists the rules that cannot be undone."""
+        """The converter in the other direction; UsageError lists the rules that cannot be undone."""
         if self.forward:
             return self.forward
         rules, bad = [], []
@@ -217,7 +217,7 @@ class Converter:
         made = [Rule((t,), (), optional=True) for r in self.rules for t, _ in r.fills]
         rules += {r.label: r for r in made}.values()
         if bad:
-            raise UsageError(f"the converter {self.name} cannot be run backwards:\n{listing(bad)}")
+            raise UsageError(f"the converter {self.name} cannot be inverted:\n{listing(bad)}")
         return replace(
             self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
             rewrites=(), forward=self,
@@ -230,5 +230,5 @@ class Converter:
 
     @cached_property
     def origins(self) -> list[tuple[int, int]]:
-        """For each template of `matcher` its rule, and its place among that rule's sources."""
+        """For each template of `matcher` its rule, and its index among that rule's sources."""
         return [(i, k) for i, r in enumerate(self.rules) for k in range(len(r.sources))]

@@ -1,12 +1,12 @@
-"""Axis patterns: how the axes of tensors move, and nothing else. Pure; no tensor is read.
+"""Axis patterns: how the axes of tensors move. Pure; no tensor is read.
 
     h w i o -> o i h w                   a permutation
-    (h w c) o -> o (c h w)               a product axis, taken apart and put together otherwise
+    (h w c) o -> o (c h w)               a product axis, split and merged in another order
     i (q + k + v) -> q i, k i, v i       a concatenated axis, split over several tensors
     x (h.i + h.j + h.f) -> (h.i + h.f + h.j) x     `h.i` is as long as `h`: one unknown, three blocks
-    1 1 n -> n        ... i o -> o i ...        axes of size one come and go; `...` is any number of axes
+    1 1 n -> n        ... i o -> o i ...        axes of size one are added and removed; `...` is any number of axes
 
-In the manner of einops and einx. Sizes follow from the shapes, and from `sizes` where they cannot. Each side lists
+The notation is that of einops and einx. Sizes follow from the shapes, or else from `sizes`. Each side lists
 blocks (one per choice of a term in every sum); a block is known by the set of its axes, so both sides must list the
 same sets. A move is a part of a source (moves.part.Part) each of whose axes makes a constant step in its target.
 """
@@ -88,7 +88,7 @@ class Layout:
             raise self.fail(f"takes {len(self.sources)} tensors, not {len(shapes)}", shapes)
         for axes, shape in zip(self.sources, shapes, strict=True):
             if len(axes) != len(shape):
-                raise self.fail(f"has {len(axes)} axes where the tensor has {len(shape)}", shapes)
+                raise self.fail(f"has {len(axes)} axes, the tensor has {len(shape)}", shapes)
         sizes = {k: v for k, v in given.items() if k in self.names}
         pairs = [p for axes, shape in zip(self.sources, shapes, strict=True) for p in zip(axes, shape, strict=True)]
         while any(self._learn(axis, n, sizes, shapes) for axis, n in pairs):
@@ -98,16 +98,16 @@ class Layout:
                 why = f"the shapes do not give the size of {', '.join(missing)}; give it in `sizes`"
                 raise self.fail(why, shapes, sizes)
             if size_of(axis, sizes) != n:
-                raise self.fail(f"an axis of {n} would have to be {size_of(axis, sizes)}", shapes, sizes)
+                raise self.fail(f"an axis of length {n} would have to be {size_of(axis, sizes)} long", shapes, sizes)
         return sizes
 
     def _learn(self, axis: Axis, n: int, sizes: dict[str, int], shapes: Sequence[Shape]) -> bool:
-        """Learn the size of the one name that is unknown in an axis of length `n`; False unless there is just one."""
+        """Derive the size of the one unknown name in an axis of length `n`; False unless exactly one is unknown."""
         names = unknown(axis, sizes)
         if len(names) != 1 or (found := root(axis, names[0], n, sizes)) is None:
             return False
         if found < 0:
-            raise self.fail(f"no size of {names[0]!r} gives an axis of {n}", shapes, sizes)
+            raise self.fail(f"no size of {names[0]!r} gives an axis of length {n}", shapes, sizes)
         sizes[names[0]] = found
         return True
 
@@ -155,7 +155,7 @@ def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Layout:
-    """Parse a pattern; LayoutError unless both sides list the same blocks, each once."""
+    """Parse a pattern; LayoutError unless both sides have the same blocks, each once."""
     parser = Parser(text)
     layout = Layout(text, *parser.sides())
     if any(blocks(Prod(axes)) > MAX_BLOCKS for side in (layout.sources, layout.targets) for axes in side):
@@ -186,7 +186,7 @@ def _unroll(layout: Layout, count: int) -> Layout:
 
 
 def _empty(shape: Shape, tensors: Sequence[Tensor]) -> tuple[Part, ...]:
-    """The one part of a tensor without elements: it records where the tensor came from."""
+    """The one part of a tensor without elements, which records where the tensor came from."""
     steps = c_strides(shape)
     first = tensors[0].parts[:1]
     return tuple(p._replace(shape=shape, offset=0, strides=steps, start=0, steps=steps) for p in first)

@@ -1,6 +1,6 @@
 """Converters by name: find one, choose the one that fits, apply it. A rename is a converter, too.
 
-rulefile.py reads their files.
+toml.py parses their files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .toml import MAX_FILE, beside, included, parse, read, shipped
 
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, Path]:
-    """Files of converters by name: ours, and those that packages give under the entry point `ckptconv.converters`."""
+    """Files of converters by name: those shipped, and those of packages with the entry point `ckptconv.converters`."""
     from importlib.metadata import entry_points
 
     found = {p.stem: p for p in sorted(shipped().glob("*.toml")) if not p.name.startswith("_")}
@@ -34,7 +34,7 @@ def _installed() -> dict[str, Path]:
 
 
 def names() -> list[str]:
-    """The names of all converters there are."""
+    """The names of all converters."""
     return list(_installed())
 
 
@@ -52,7 +52,7 @@ def load(name: str | Path) -> Converter:
 
 
 def texts(name: str) -> tuple[str, ...]:
-    """The text of a converter's file and of all that it includes: what its rules depend on."""
+    """The text of a converter's file and of all files that it includes: everything its rules depend on."""
     start = Path(name) if name.endswith(".toml") else _installed().get(name, Path(name))
     found, todo = dict[Path, str](), [start]
     while todo:
@@ -64,7 +64,7 @@ def texts(name: str) -> tuple[str, ...]:
 
 
 def auto(checkpoint: Checkpoint) -> Converter:
-    """The one converter that takes everything; UsageError names the rivals, or says that there is none."""
+    """The one converter that takes every tensor; UsageError lists the candidates if there are several."""
     fits = _fitting(checkpoint)
     if len(fits) == 1:
         return fits[0]
@@ -72,21 +72,21 @@ def auto(checkpoint: Checkpoint) -> Converter:
         shown = [f"{c.name}: {c.title}" for c in fits]
         raise UsageError(f"several converters take every tensor; choose one with converter=:\n{listing(shown)}")
     raise UsageError(
-        "no converter takes every tensor; `ckptconv converters` lists them, converter=NAME says what one lacks"
+        "no converter takes every tensor; `ckptconv converters` lists them, and converter=NAME says what one lacks"
     )
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Converter]:
-    """Converters that take everything; those that know the family go before those that only know conventions."""
+    """Converters that take every tensor: those for the family, or else those for conventions."""
     fits = [c for c in map(load, names()) if takes(c, checkpoint)]
     own = [c for c in fits if checkpoint.format.startswith(c.name.partition("-")[0])]  # keras-torch for a Keras file
     return [c for c in fits if c.present] or own or fits
 
 
 def suggestion(checkpoint: Checkpoint, *, conventions: bool = False) -> str:
-    """The name of the one converter that knows the family and takes every tensor, or ''.
+    """The name of the only converter for the family that takes every tensor, or ''.
 
-    With `conventions` also of one that only knows how the source's framework calls and lays out its layers.
+    With `conventions`, also that of a converter for the naming and layout conventions of the source's framework.
     """
     fits = _fitting(checkpoint)
     return fits[0].name if len(fits) == 1 and (fits[0].present or conventions) else ""
@@ -116,11 +116,11 @@ def change(
 
 def _doubt(rules: Converter) -> Note:
     known = tuple(t.text for t, _ in rules.present)
-    return Note("hint", f"no name here is one that {rules.name} is recognised by; is it the right converter?", known)
+    return Note("hint", f"none of the names that identify {rules.name} is here; is it the right converter?", known)
 
 
 def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
-    """Refuse renames of names that are not there: they are misspelt more often than meant."""
+    """Refuse renames of names that do not exist: most of them are misspelt."""
     lost = []
     for source in (t for rule in renames.rules if not rule.optional for t in rule.sources):
         matcher = Matcher([(source, {})])
@@ -133,18 +133,18 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
                 hint = did_you_mean(text, checkpoint, count=3)
             lost.append(source.text + hint)
     if lost:
-        raise UsageError(f"no tensor matches these rename=; `inspect` lists the names:\n{listing(lost)}")
+        raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 
 
 def _whole(a: str, equals: str, b: str) -> tuple[str, str, str]:
-    """A prefix that ends with a separator, `old/=new/` or `module.=`, as templates of whole names."""
+    """Turn a prefix that ends with a separator, `old/=new/` or `module.=`, into templates of whole names."""
     if a[-1:] in ("/", ".") and equals and "{" not in a + b:
         return a + "{any...}", equals, b + "{any...}"
     return a, equals, b
 
 
 def renaming(renames: Sequence[str]) -> Converter:
-    """A converter from `FROM=TO` pairs of templates; names that none takes stay as they are."""
+    """Make a converter from `FROM=TO` pairs of templates; other names stay as they are."""
     pairs = [_whole(*r.partition("=")) for r in renames]
     if bad := [r for r, (a, _, b) in zip(renames, pairs, strict=True) if not (a and b)]:
         raise UsageError(f"rename= takes FROM=TO, not {bad[0]!r}")

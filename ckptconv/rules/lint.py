@@ -1,7 +1,7 @@
-"""Prove a converter without weights: every name that goes in comes out, once, and finds its way back. Pure.
+"""Check a converter without weights: each name leads to one target, and the inverse leads back to it. Pure.
 
-Both sides of a rule bind the same captures; a layout names the stacked axis and only sizes it has; no rule stands
-behind one that takes all its names; no two rules give one name; nothing is defined and never used.
+Both sides of a rule must bind the same captures; a layout must name the stacked axis, and sizes only axes of the
+layout; no rule may follow one that takes all its names; nothing may be defined and never used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SAMPLES = 64  # names tried per template
 
 
 def lint(converter: Converter) -> list[str]:
-    """What is wrong with the rules, one sentence each; empty if nothing is."""
+    """The faults of the rules, one sentence each; empty if there are none."""
     out = [f"rule {r.label}: {p}" for r in converter.rules for p in _rule(r, converter)]
     out += _unused(converter)
     out += _shadowed(converter)
@@ -31,18 +31,18 @@ def lint(converter: Converter) -> list[str]:
 
 
 def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
-    """What is wrong with a rule by itself."""
+    """The faults of a rule by itself."""
     yield from _captures(rule, one_way=bool(converter.one_way))
     yield from _fills(rule, converter)
     yield from _sizes(rule, converter)
 
 
 def _captures(rule: Rule, *, one_way: bool) -> Iterator[str]:
-    """Captures that one name binds and another does not."""
+    """Captures that one name binds and another one does not."""
     left, right = _bound(rule.sources), _bound(rule.targets)
     if rule.targets and left != right and not (rule.shared and one_way):
         for name in sorted(left ^ right):
-            yield f"{{{name}}} stands on one side only"
+            yield f"{{{name}}} is on one side only"
     for side in (rule.sources, rule.targets):
         if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
             yield "the names of one side bind different captures"
@@ -54,7 +54,7 @@ def _captures(rule: Rule, *, one_way: bool) -> Iterator[str]:
 
 
 def _fills(rule: Rule, converter: Converter) -> Iterator[str]:
-    """Constants that cannot be named or are not given."""
+    """Constants of `fill` whose names or numbers are not defined."""
     right = _bound(rule.targets)
     for t, blocks in rule.fills:
         if set(t.captures) - right or t.stacked or not rule.targets:
@@ -65,11 +65,11 @@ def _fills(rule: Rule, converter: Converter) -> Iterator[str]:
 
 
 def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
-    """Sizes of axes that are not in the layout, or that nothing gives."""
+    """Sizes of axes that are not in the layout, or that nothing determines."""
     if rule.pattern:
         for name in sorted(set(rule.sizes) - rule.pattern.names):
             yield f"`sizes` refers to {name}, which is not an axis of the layout"
-        yield from _open_sizes(rule, back=not converter.one_way)  # which remembers sizes as it does names
+        yield from _open_sizes(rule, back=not converter.one_way)  # whose metadata records sizes as well as names
     elif rule.sizes:
         yield "`sizes` needs a layout"
     for size in rule.sizes.values():
@@ -81,11 +81,11 @@ PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 7
 
 
 def _open_sizes(rule: Rule, back: bool) -> Iterator[str]:
-    """Sizes that shapes do not tell, in either direction: tried with sizes that have no common factor."""
+    """Sizes that the shapes do not determine, in either direction: tried with sizes that have no common factor."""
     pattern = rule.pattern
     if pattern is None:
         return
-    for layout, way in ((pattern, "there"), (pattern.inverse, "back"))[: 1 + back]:
+    for layout, way in ((pattern, "forwards"), (pattern.inverse, "backwards"))[: 1 + back]:
         names = sorted(layout.names)
         sizes = dict(zip(names, PRIMES, strict=False))
         if len(names) > len(PRIMES) or "..." in {a for t in layout.sources for a in t}:
@@ -94,7 +94,7 @@ def _open_sizes(rule: Rule, back: bool) -> Iterator[str]:
         try:
             layout.solve(layout.inverse.shapes(sizes), given)
         except LayoutError as e:
-            yield f"the way {way}: {e.message}"
+            yield f"{way}: {e.message}"
 
 
 def _counted(rule: Rule, axis: str) -> bool:
@@ -116,7 +116,7 @@ FREE: dict[CaptureKind, DomainKind] = {"": "text", "...": "any", "*": "int"}
 
 
 def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
-    """Names that a template takes: every value of its tables, a few of its free captures."""
+    """Names that a template takes: with every value of its tables, and a few of its free captures."""
     values = []
     for name in template.captures:
         kind = next(p.kind for p in template.parts if isinstance(p, Capture) and p.name == name)
@@ -127,7 +127,7 @@ def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
 
 
 def _plain(rule: Rule) -> bool:
-    """True if nothing but the name decides."""
+    """True if a rule depends on names only."""
     conditions = (rule.having, rule.lacking, rule.kinds)
     return len(rule.sources) == 1 and not any(rule.wanted) and not any(conditions)
 
@@ -144,7 +144,7 @@ def _shadowed(converter: Converter) -> Iterator[str]:
 
 
 def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
-    """The label of an earlier rule that takes a name whatever its tensor is, or ''."""
+    """The label of an earlier rule that takes a name whatever its tensor, or ''."""
     m = converter.matcher.first(name)
     while m is not None and m.number < at:
         earlier = converter.rules[converter.origins[m.number][0]]
@@ -157,7 +157,7 @@ def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
 
 
 def _way_back(converter: Converter) -> Iterator[str]:
-    """Names that the inverse would lead elsewhere."""
+    """Names that the inverse would not restore."""
     try:
         back = converter.inverse
     except UsageError as e:
@@ -174,12 +174,12 @@ def _way_back(converter: Converter) -> Iterator[str]:
             if values is None:
                 continue
             if wrong := _astray(back, rule, rule.targets[0].render(values), name):
-                yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or say one_way"
+                yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break
 
 
 def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
-    """Where else the inverse may lead a name, or ''."""
+    """The other name to which the inverse may lead, or ''."""
     wants = rule.inverse.wanted[0]
     m = back.matcher.first(made)
     while m is not None:

@@ -1,14 +1,14 @@
 """Passes: Checkpoint -> Checkpoint, on names and references only.
 
-    roles            say which tensors are optimizer slots, step counters or moving averages, by their names
+    roles            recognise optimizer slots, step counters and moving averages by their names
     select           keep what the globs include and do not exclude
-    weights_only     drop all that is not a weight
+    weights_only     drop everything that is not a weight
     averages         put moving averages in the place of their weights (averages.py)
     at, strip        one entry of a nested checkpoint; names without the prefixes of wrappers (prefixes.py)
     scope, merge     several checkpoints under one roof
     cast             change the dtype of the floating-point tensors
 
-What a pass drops it notes; what it cannot do it refuses, naming all tensors concerned.
+A pass notes what it drops; an error lists all tensors concerned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|go
 
 
 def roles(checkpoint: Checkpoint) -> Checkpoint:
-    """Recognise slots, steps and averages by name, where the format does not say; a slot needs its variable."""
+    """Recognise slots, steps and averages by name, unless the format tells; a slot needs its variable."""
     tensors = checkpoint.tensors
     tails = _Tails(tensors)
     found = {}
@@ -52,7 +52,7 @@ def roles(checkpoint: Checkpoint) -> Checkpoint:
 
 
 class _Tails:
-    """Whether a name, or what is left of it without leading scopes, is a tensor: slots may stand under a scope."""
+    """Whether a name, with or without its leading scopes, is a tensor: slots may be under a scope."""
 
     def __init__(self, names: Mapping[str, Tensor]) -> None:
         self.names = names
@@ -81,7 +81,7 @@ def _role(name: str, tails: _Tails) -> Role:
 def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Checkpoint:
     """Keep names that match one glob of `include` (all, if none is given) and none of `exclude`.
 
-    UsageError if a glob matches nothing, or nothing is left: both are misspelt more often than meant.
+    UsageError if a glob matches nothing, or nothing is left: most of those globs are misspelt.
     """
     if not include and not exclude:
         return checkpoint
@@ -102,7 +102,7 @@ def select_either(
 ) -> tuple[Checkpoint, Checkpoint]:
     """Select from two checkpoints whose names differ: a glob must match in one of them at least.
 
-    A checkpoint in which no glob of `include` matches is kept whole: they are about the other one. UsageError if a
+    A checkpoint in which no glob of `include` matches is kept whole: the globs mean the other one. UsageError if a
     glob matches nothing in either.
     """
     names = [*a.tensors, *b.tensors]
@@ -119,7 +119,7 @@ def select_either(
 
 
 def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
-    """The test that `select` makes, for names of another checkpoint, where a glob may match nothing."""
+    """The test of `select` as a function of a name, for other checkpoints; here a glob may match nothing."""
     yes, no = _matcher(include)[0], _matcher(exclude)[0]
     return lambda name: (not include or yes(name)) and not no(name)
 
@@ -145,13 +145,13 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """Put all names under `name`, with '/' or '.', whichever the names use themselves."""
+    """Put all names under `name`, joined with the separator that the names use, '/' or '.'."""
     sep = separator(checkpoint)
     return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
 
 
 def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:
-    """Rename all tensors; NameCollision lists every pair that would meet."""
+    """Rename all tensors; NameCollision lists every pair that would get one name."""
     out: dict[str, Tensor] = {}
     clashes = []
     for old, t in checkpoint.tensors.items():

@@ -1,4 +1,4 @@
-"""Boxes of a source to boxes of the targets, in constant steps: the arithmetic beneath layout.py. Pure."""
+"""Divide boxes of a source into boxes that make constant steps in the targets: the arithmetic of layout.py. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import LayoutError
 from .axes import Axis, Leaf, Literal, Prod, Sizes, Strides, Sum, choices, size_of
 
-MAX_PIECES = 2**16  # of one part: more means steps that do not divide, never a sensible layout
+MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, and no sensible layout has them
 
 Shape = tuple[int, ...]
 
@@ -19,7 +19,7 @@ class Blocks(NamedTuple):
     """One source of a layout whose sizes are known.
 
     `places` gives for each block (the set of its leaves) its target, its start there and the strides of its leaves;
-    `fail` makes an error that shows the layout. Two are the same if their keys are.
+    `fail` makes an error that quotes the layout. Two are equal if their keys are.
     """
 
     axes: tuple[Axis, ...]
@@ -43,7 +43,7 @@ class Affine(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Elements of one part that are on their way to one block of a target; all of their positions are affine.
+    """Elements of one part that go to one block of a target; all of their positions are affine.
 
     `source` is their position in the stored data, `target` the share of their position in the target that is known so
     far, and `unresolved` holds the coordinates that are still to be turned into one, each with the axis that it runs
@@ -155,7 +155,7 @@ def _whole(node: Axis, sizes: Sizes, total: Callable[[Iterable[int]], int] = pro
 
 
 def _reach(counts: Shape, value: Affine) -> int:
-    """How far a coordinate gets above its start."""
+    """The largest value of a coordinate above its start."""
     return sum((n - 1) * s for n, s in zip(counts, value.steps, strict=True))
 
 
@@ -184,6 +184,6 @@ def _split_at_carry(region: Region, k: int, first: int, period: int) -> list[Reg
 
 
 def _reindexed(region: Region, counts: Shape, change: Callable[[Affine], Affine]) -> Region:
-    """The region with other axes: `change` rewrites every position in terms of them."""
+    """The region with new axes: `change` rewrites every position in terms of them."""
     unresolved = tuple((change(v), n) for v, n in region.unresolved)
     return Region(counts, change(region.source), change(region.target), unresolved)

@@ -1,8 +1,8 @@
-"""Passes on the beginnings of names: take one entry of a nested checkpoint, take off what wrappers put before names.
+"""Passes on the beginnings of names: take one entry of a nested checkpoint, remove the prefixes of wrappers.
 
-at              state_dict_ema.fc.weight -> fc.weight, and nothing else is left
+at              state_dict_ema.fc.weight -> fc.weight; tensors outside the entry are dropped
 strip           module._orig_mod.fc.weight -> fc.weight
-hinted          says which prefixes wrappers left, and how to take them off
+hinted          notes which prefixes wrappers left, and how to remove them
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .passes import renamed
 
 MAX_ENTRIES = 12  # that an error lists
 
-# What DataParallel, torch.compile, DeepSpeed, Lightning and FSDP put before names. Those with an underscore are nobody
-# else's, so they are taken out in the middle of names as well.
+# The prefixes of DataParallel, torch.compile, DeepSpeed, Lightning and FSDP. Those that begin with an underscore occur
+# nowhere else, so they are removed in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
-CHOICES = ("the weights are the entry", "holds several state dicts")  # what a format says of entries: settled by `at`
+CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
 
 
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
-    """Keep what lies in one entry, under names without it; UsageError lists the entries if there is none such."""
+    """Keep the tensors of one entry, under names without it; UsageError lists the entries if it does not exist."""
     entry = entry.strip("./")
     found = _inside(checkpoint, entry) or _of_main(checkpoint, entry)
     if not found:
@@ -43,7 +43,7 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
 
 
 def _of_main(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
-    """Names in the entry whose prefix the format has taken off already, or in an entry of it."""
+    """Names in the entry whose prefix the format has already removed, or in an entry of that one."""
     about = checkpoint.details.get("entry", {})
     main, beside = about.get("name", ""), tuple(about.get("beside", ()))
     if main and entry == main:
@@ -53,7 +53,7 @@ def _of_main(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
 
 
 def _inside(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
-    """Names below an entry, with dots or slashes, and what they are without it."""
+    """Names below an entry, with dots or slashes, and the same names without it."""
     return {n: n[len(entry) + 1 :] for n in checkpoint.tensors if n.startswith((entry + ".", entry + "/"))}
 
 
@@ -68,7 +68,7 @@ def _absent(checkpoint: Checkpoint, entry: str) -> str:
 
 
 def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
-    """Take prefixes off all names, in any order and as often as they stand there; UsageError for an idle one."""
+    """Remove prefixes from all names, repeatedly and in any order; UsageError for one that no name has."""
     wanted = [p for text in prefixes for p in text.split(",") if p]
     used: set[str] = set()
     new = {name: _stripped(name, wanted, used) for name in checkpoint.tensors}
@@ -94,17 +94,17 @@ def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
 
 
 def hinted(checkpoint: Checkpoint) -> Checkpoint:
-    """Say which prefixes of wrappers all weights have, and the option that takes them off."""
+    """Note the wrappers' prefixes that all weights have, and the option that removes them."""
     weights = [n for n, t in checkpoint.tensors.items() if not t.role]
     found = _wrapped(weights)
     if not found:
         return checkpoint
-    text = f"names hold what wrappers put there; strip_prefix='{','.join(found)}' takes it off"
+    text = f"names have prefixes of wrappers; strip_prefix='{','.join(found)}' removes them"
     return replace(checkpoint, notes=(*checkpoint.notes, Note("hint", text, tuple(weights[:1]))))
 
 
 def _wrapped(names: list[str]) -> list[str]:
-    """The wrappers' prefixes that stand before all names, one after the other, and those within some."""
+    """The wrappers' prefixes that begin all names, one after the other, and those within some names."""
     found: list[str] = []
     while names:
         prefix = next((p for p in WRAPPERS if all(n.startswith(p) for n in names)), "")

@@ -1,4 +1,4 @@
-"""What goes wrong while a converter is applied, collected so that one error lists all of it."""
+"""The problems found while a converter is applied, collected so that one error lists all of them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .provenance import Moved
 if TYPE_CHECKING:
     from .converter import Converter
 
-MAX_NEAR = 20  # folded patterns for which the nearest rule is looked for
-MAX_COMPARED = 300  # characters of each that are compared for that: a second for every 100 KB of a name was spent
+MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
+MAX_COMPARED = 300  # characters of each that are compared: comparing takes a second per 100 KB of a name
 
 
 @dataclass
 class Problems:
-    """Parameters that are not given, layouts that do not fit, names that two tensors would have."""
+    """Missing parameters, layouts that do not fit, and names that two tensors would get."""
 
     missing: dict[str, str] = field(default_factory=dict)  # parameter: its help
     broken: list[str] = field(default_factory=list)
     clashes: list[str] = field(default_factory=list)
 
     def clash(self, name: str, first: Moved, second: Sequence[str], rule: str) -> None:
-        """Two tensors would get one name."""
+        """Record that two tensors would get one name."""
         a, b = (", ".join(map(printable, n)) for n in (first.names, second))
         self.clashes.append(f"{printable(name)}: from {a} (by {first.rule}) and {b} (by {rule})")
 
     def check(self, converter: str) -> None:
-        """Raise the gravest kind of problem with all of its cases; return if there is none."""
+        """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
         if self.missing:
             wanted = [f"{n}: {said}".rstrip(": ") for n, said in self.missing.items()]
             given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
@@ -51,7 +51,7 @@ def _many(items: Sequence[object], one: str, several: str) -> str:
 
 
 def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
-    """Raise UnmatchedTensors if there are any: folded, each with the nearest rule or why the one that fits refused."""
+    """Raise UnmatchedTensors if there are any: folded, each with the nearest rule or the reason of a refusal."""
     if not found.unmatched:
         return
     lines = []

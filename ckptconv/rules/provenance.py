@@ -1,9 +1,9 @@
 """What a one-way converter records in the metadata so that its inverse can undo it.
 
     metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]},
-                                 "shapes": {from: shape}}    where the target's shape does not tell it
+                                 "shapes": {from: shape}}    if the target's shape does not determine it
 
-`recall` reads that, and finds for each target the rule that made it and the captures it had.
+`recall` reads it, and finds for each target the rule that made it and the captures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """Where a target came from: the names, the rule, and the names of copies that were not taken."""
+    """The origin of a target: source names, rule, and the names of copies that were left out."""
 
     names: tuple[str, ...]
     rule: str
@@ -32,8 +32,8 @@ class Moved(NamedTuple):
 
 
 KEY = "ckptconv.moved"
-TIED = "ckptconv.tied"  # [name, ...]: those that the converter added, where a file may also have tensors of their own
-PARAMS = "ckptconv.params"  # {"converter": NAME, "params": {name: number}}: sizes that only the source's shapes told
+TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
+PARAMS = "ckptconv.params"  # {"converter": NAME, "params": {name: number}}: sizes known only from the source's shapes
 
 
 def remember(
@@ -43,7 +43,7 @@ def remember(
     params: Mapping[str, int],
     before: Checkpoint,
 ) -> Checkpoint:
-    """Write down sizes, and where every target came from if the names do not tell; forget it on the way back."""
+    """Record sizes, and every target's origin if names do not determine it; an inverse removes the record."""
     metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS, TIED)}
     if params and not converter.forward:
         metadata[PARAMS] = json.dumps({"converter": converter.name, "params": dict(params)}, separators=(",", ":"))
@@ -62,7 +62,7 @@ def remember(
 
 
 def _forgets(rule: Rule) -> bool:
-    """True if the shapes of the targets do not tell those of the sources: heads that are folded into one axis."""
+    """True if the targets' shapes do not determine the sources', as with heads that are merged into one axis."""
     names = sorted(rule.pattern.names) if rule.pattern else []
     if rule.pattern is None or len(names) > len(PRIMES) or "..." in {a for t in rule.pattern.sources for a in t}:
         return False
@@ -74,7 +74,7 @@ def _forgets(rule: Rule) -> bool:
 
 
 def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
-    """The sizes that the way there used, as far as the metadata (which is from a file) tells."""
+    """The sizes that the forward conversion used, if the metadata (which is from a file) records them."""
     try:
         said = json.loads(checkpoint.metadata[PARAMS])
         if inverse.forward and said["converter"] == inverse.name:
@@ -85,7 +85,7 @@ def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def tied(checkpoint: Checkpoint) -> set[str]:
-    """The names that were added for ties, as far as the metadata tells."""
+    """The names that were added for ties, if the metadata records them."""
     try:
         said = json.loads(checkpoint.metadata[TIED])
         return {n for n in said if isinstance(n, str)}
@@ -94,14 +94,14 @@ def tied(checkpoint: Checkpoint) -> set[str]:
 
 
 def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
-    """The groups that lead back, each with the names as they were."""
+    """The groups that an inverse converts, each with the names that the sources had."""
     forward = inverse.forward
     if forward is None:
         raise UsageError(f"{inverse.name} is not an inverse")
     rules, known, shapes = _read(inverse, checkpoint)
     names = Names(forward, checkpoint, [n for row in known.values() for n in (*row[1], *row[2])])
     out = Assignment()
-    kept = [i for i, r in enumerate(forward.rules) if r.targets]  # those that the inverse has
+    kept = [i for i, r in enumerate(forward.rules) if r.targets]  # the rules of the inverse
     sources: dict[tuple[str, ...], list[str]] = {}
     for target in checkpoint:
         if target in known:
@@ -123,7 +123,7 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
 
 
 def _shapes(names: tuple[str, ...], shapes: Mapping[str, list[int]]) -> tuple[tuple[int, ...], ...]:
-    """The remembered shapes of all names, or () if one is missing."""
+    """The recorded shapes of all names, or () if one is missing."""
     return tuple(tuple(shapes[n]) for n in names) if all(n in shapes for n in names) else ()
 
 
@@ -149,7 +149,7 @@ def _sound(row: Any, rules: Sequence[str]) -> bool:
 
 
 def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int) -> dict[str, str] | None:
-    """The captures with which rule `index` took a name, as its targets spell them; None if it cannot have."""
+    """The captures with which rule `index` took a name, translated to its targets; None if it cannot have taken it."""
     m = forward.matcher.first(names.canonical(came[0]))
     while m is not None and forward.origins[m.number][0] != index:
         m = forward.matcher.after(names.canonical(came[0]), m.number)
@@ -161,7 +161,7 @@ def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int)
 
 
 def _group(rule: Rule, index: int, values: dict[str, str], targets: list[str], at: int) -> Group | None:
-    """The application of the inverse of a rule to its targets; None if they are not all there."""
+    """The application of a rule's inverse to its targets; None if one of them is missing."""
     members: list[dict[int, str]] = []
     for t in rule.targets:
         spelled = [{**values, t.stacked: str(i)} for i in range(len(targets))] if t.stacked else [values]

@@ -1,4 +1,4 @@
-"""The sizes of axes that the shapes of a rule's sources do not give: fixed, read off another tensor, or a parameter."""
+"""The sizes of axes that the source shapes do not determine: fixed, taken from another tensor, or a parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
-    """The parameters that a person gave, as numbers; UsageError for one that the converter does not take."""
+    """The given parameters as numbers; UsageError for one that the converter does not have."""
     out = {}
     for name, value in given.items():
         if name not in converter.params:
@@ -24,24 +24,24 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
         try:
             out[name] = int(value)
         except (TypeError, ValueError):
-            raise UsageError(f"the parameter {name} is a whole number, not {value!r}") from None
+            raise UsageError(f"the parameter {name} must be an integer, not {value!r}") from None
     return out
 
 
 class SizeFinder:
-    """Looks sizes up; `params` grows by what was read off tensors, `missing` by what nothing gives (with its help)."""
+    """Looks sizes up; collects parameters taken from tensors in `params`, and those that lack a value in `missing`."""
 
     def __init__(self, converter: Converter, names: Names, params: dict[str, int]) -> None:
         self.converter, self.names, self.params = converter, names, params
         self.missing: dict[str, str] = {}
 
     def of(self, rule: Rule, values: Mapping[str, str]) -> dict[str, int]:
-        """The sizes that a rule gives for these captures; LayoutError if one cannot be found."""
+        """The sizes of a rule's axes for these captures; LayoutError if one cannot be found."""
         out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
         return out | {axis: self._size(size, values) for axis, size in rule.sizes.items()}
 
     def number(self, value: float | str) -> float:
-        """A number of `fill`, or the parameter of that name."""
+        """A number of `fill`, or the value of the parameter of that name."""
         return self._param(value) if isinstance(value, str) else value
 
     def _size(self, size: int | str | Of, values: Mapping[str, str]) -> int:
@@ -51,11 +51,11 @@ class SizeFinder:
             return self._param(size)
         shape = self.names.shapes.get(name := size.name.render(values))
         if shape is None or size.axis >= len(shape):
-            raise LayoutError(f"the size is read off {name}, which is not there")
+            raise LayoutError(f"the size is an axis of {name}, which does not exist")
         return shape[size.axis]
 
     def _param(self, name: str) -> int:
-        """A parameter: as given, else read off its tensor, else its default."""
+        """The value of a parameter: as given, else from its tensor, else its default."""
         if name not in self.params:
             param = self.converter.params[name]
             found = self._read_off(param.of) if param.of else None

@@ -2,14 +2,14 @@
 
     bert/encoder/layer_{i}/{x...}/kernel
 
-    {x}      one segment's worth: no `/` and no `.`              {x...}  any number of whole segments, also none
-    {e*}     like {x}, and the matches are stacked along an axis e (or, in a target, an axis e is cut into them)
-    {{ }}    a brace itself
+    {x}      text within one segment: no `/` and no `.`          {x...}  any number of whole segments, also none
+    {e*}     like {x}; the matches are stacked along an axis e (or, in a target, an axis e is split into them)
+    {{ }}    a literal brace
 
-`where` says more of a capture: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in the target),
-"int in 4 4" (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are bijections. In
-{x...} the separator of the source becomes that of the target. A template compiles to a regular expression without
-nested repeats, and names are at most MAX_NAME long, so matching is quick whatever the name.
+`where` restricts a capture and translates it: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in
+the target), "int in 4 4" (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are
+bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
+expression without nested repeats, and names are at most MAX_NAME long, so matching is fast for any name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..errors import LayoutError, UsageError
 
 MAX_NAME = 500  # characters; a longer name matches no rule
 MAX_ANY = 2  # {x...} per template
-MAX_FREE = 3  # {x...} and {x} of one segment: how often a match may start anew at each character
+MAX_FREE = 3  # {x...} and {x} in one segment: each may begin at any character, so the cost grows with their power
 _SEPARATORS = "/."
 
 
-# --- what a capture may be --------------------------------------------------------------------------------------
+# --- the values of a capture ------------------------------------------------------------------------------------
 
 
 DomainKind = Literal["text", "int", "table", "any"]
@@ -39,8 +39,8 @@ class Domain(NamedTuple):
     kind: DomainKind
     table: tuple[tuple[str, str], ...] = ()
     shift: int = 0
-    times: tuple[int, int] = (1, 1)  # an int is (value * times[0] + shift) / times[1], or nothing
-    width: tuple[int, int] = (0, 0)  # digits to which an int is filled with zeros, in the source and in the target
+    times: tuple[int, int] = (1, 1)  # an int becomes (value * times[0] + shift) / times[1], if that is an integer
+    width: tuple[int, int] = (0, 0)  # digits to which an int is padded with zeros, in the source and in the target
 
     @property
     def pattern(self) -> str:
@@ -52,7 +52,7 @@ class Domain(NamedTuple):
         return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
 
     def forward(self, value: str) -> str | None:
-        """The value in the target; None if there is none (it would be below zero, or between two)."""
+        """The value in the target; None if it would be negative or not an integer."""
         if self.kind == "table":
             return dict(self.table)[value]
         if self.kind == "int":
@@ -61,13 +61,13 @@ class Domain(NamedTuple):
         return value
 
     def place(self, value: str) -> int:
-        """The place of a stacked value along its axis."""
+        """The index of a stacked value along its axis."""
         if self.kind == "table":
             return [a for a, _ in self.table].index(value)
         return int(value)
 
     def at(self, index: int) -> str:
-        """The value at a place along its axis."""
+        """The value at an index along its axis."""
         return self.table[index][0] if self.kind == "table" else str(index)
 
     @property
@@ -76,7 +76,7 @@ class Domain(NamedTuple):
         return Domain(self.kind, table, -self.shift, (self.times[1], self.times[0]), (self.width[1], self.width[0]))
 
     def samples(self) -> list[str]:
-        """A few values that show what the capture takes, for lint."""
+        """A few values that the capture takes, for lint."""
         if self.kind == "table":
             return [a for a, _ in self.table]
         if self.kind == "int":
@@ -85,21 +85,21 @@ class Domain(NamedTuple):
 
 
 def domain(spec: Any) -> Domain:
-    """Read one `where` entry; UsageError says what it may be."""
+    """Parse one `where` entry; UsageError lists the forms that it may have."""
     if isinstance(spec, str) and (found := _numbers(spec)):
         return found
     if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
         spec = {s: s for s in spec}
     if isinstance(spec, dict) and spec and all(isinstance(s, str) for s in spec.values()):
         if len(set(spec.values())) < len(spec):
-            raise UsageError(f"where {spec} is not a bijection: two keys have one value")
+            raise UsageError(f"where {spec} is not a bijection: two keys have the same value")
         return Domain("table", tuple(spec.items()))
     known = '"int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], { a = "b" }'
     raise UsageError(f"where {spec!r} is none of {known}")
 
 
 def _numbers(spec: str) -> Domain | None:
-    """What `int`, `2*int+1:3` and `int in 4 4` (numbers counted through blocks of these lengths) stand for."""
+    """Parse `int`, `2*int+1:3` and `int in 4 4` (numbers counted through blocks of these lengths)."""
     if m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec):
         return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
     if m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec):
@@ -117,8 +117,8 @@ CaptureKind = Literal["", "...", "*"]
 class Capture(NamedTuple):
     name: str
     kind: CaptureKind
-    before: str = ""  # of {x...} as whole segments: the separator that comes and goes with it,
-    after: str = ""  # before it at the end of a name, else after it
+    before: str = ""  # of a {x...} that stands for whole segments: the separator that is omitted if it is empty,
+    after: str = ""  # the one before it at the end of a name, else the one after it
 
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.|\*)?\}|[^{}]+|.", re.DOTALL)
@@ -136,7 +136,7 @@ class Template(NamedTuple):
 
     @property
     def stacked(self) -> str:
-        """The name of the {e*}, or ''."""
+        """The name of the capture {e*}, or ''."""
         return next((p.name for p in self.parts if isinstance(p, Capture) and p.kind == "*"), "")
 
     @property
@@ -151,7 +151,7 @@ class Template(NamedTuple):
         return tail[cut + 1 :] if cut >= 0 or alone else ""
 
     def regex(self, where: Mapping[str, Domain], first: int = 1) -> tuple[str, list[str]]:
-        """The expression and the captures in the order of its groups, which are numbered from `first`."""
+        """The regular expression, and the captures in the order of its groups, which are numbered from `first`."""
         out = ""
         order: list[str] = []
         for p in self.parts:
@@ -165,7 +165,7 @@ class Template(NamedTuple):
         return out, order
 
     def render(self, values: Mapping[str, str]) -> str:
-        """Fill in the captures; an empty {x...} takes its separator with it. LayoutError if one has no value."""
+        """Fill in the captures; an empty {x...} omits its separator. LayoutError if a capture has no value."""
         out = ""
         try:
             for p in self.parts:
@@ -187,7 +187,7 @@ def _expression(p: Capture, where: Mapping[str, Domain]) -> str:
 
 
 def template(text: Any) -> Template:
-    """Parse a template; UsageError shows what is wrong with it."""
+    """Parse a template; UsageError says what is wrong with it."""
     if not isinstance(text, str):
         raise UsageError(f"{text!r} is not a name template")
     parts: list[str | Capture] = []
@@ -208,7 +208,7 @@ def template(text: Any) -> Template:
 
 
 def _whole(parts: list[str | Capture]) -> list[str | Capture]:
-    """Give each {x...} that stands for whole segments the separator that comes and goes with it."""
+    """Give each {x...} that stands for whole segments the separator that is omitted if it is empty."""
     out = list(parts)
     for i, p in enumerate(parts):
         if isinstance(p, str) or p.kind != "...":
@@ -227,7 +227,7 @@ def _whole(parts: list[str | Capture]) -> list[str | Capture]:
 
 
 def _check(text: str, parts: Sequence[str | Capture]) -> None:
-    """Refuse what would match in several ways or slowly."""
+    """Refuse a template that would match in several ways, or slowly."""
     found = [p for p in parts if isinstance(p, Capture)]
     if any(isinstance(a, Capture) and isinstance(b, Capture) for a, b in pairwise(parts)):
         raise UsageError(f"template {text!r}: text must stand between two captures")
@@ -265,9 +265,9 @@ Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
 
 
 class Matcher:
-    """Find the first of many templates that takes a name: one expression for each last segment that templates name.
+    """Find the first of many templates that takes a name: one regular expression for each literal last segment.
 
-    Templates without captures are looked up: there may be thousands, of a checkpoint whose names follow no pattern.
+    Templates without captures are looked up: a checkpoint whose names follow no pattern may have thousands of them.
     """
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
@@ -280,7 +280,7 @@ class Matcher:
                 self._spelled.setdefault(t.render({}), []).append(i)
 
     def _table(self, last: str, begin: int) -> Table:
-        """All templates from `begin` on that may end in segment `last` as alternatives, and where their groups are."""
+        """All templates from `begin` on that may end in segment `last`, as alternatives, and where their groups are."""
         rows, count = ["(?!)"], 0
         groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
         for i, (t, where) in enumerate(self._templates[begin:], begin):
@@ -310,11 +310,11 @@ class Matcher:
         return Match(index, {c: m[start + k] or "" for k, c in enumerate(order)})
 
     def after(self, name: str, index: int) -> Match | None:
-        """The next template beyond `index` that takes the name."""
+        """The next template after `index` that takes the name."""
         return self.first(name, index + 1)
 
 
 def separator(names: Iterable[str]) -> str:
-    """'/' or '.', whichever the names use as a path."""
+    """The separator that the names use, '/' or '.'."""
     seen = list(names)
     return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."

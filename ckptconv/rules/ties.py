@@ -1,4 +1,4 @@
-"""Names that share one tensor: added on the way there, left out on the way back."""
+"""Names that share one tensor: added by a converter, left out by its inverse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[list[str]]:
-    """The names of a tie, for each way in which one of its templates takes a name."""
+    """The names of a tie, once for each set of captures with which one of its templates takes a name."""
     seen = set()
     for t in templates:
         matcher = Matcher([(t, {})])
@@ -30,7 +30,7 @@ def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[list[s
 
 
 def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Checkpoint, dict[str, str]]:
-    """Give a tensor that the target shares all of its names; also say of each added name which one it repeats."""
+    """Add the tied names of each shared tensor; return also the name that each added one repeats."""
     if converter.forward:
         return checkpoint, {}
     tensors, ties, metadata = dict(checkpoint.tensors), list(checkpoint.ties), dict(checkpoint.metadata)
@@ -50,7 +50,7 @@ def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Ch
 
 
 def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
-    """On the way back leave out the names that the way there added for ties: all but the first of each group."""
+    """For an inverse, leave out the names that the forward converter added for ties: all but the first of a group."""
     if not converter.forward:
         return checkpoint, []
     gone: dict[str, None] = {}
@@ -63,18 +63,18 @@ def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, li
             gone |= dict.fromkeys(n for n in there if n != known[0] and n not in own)
     if not gone:
         return checkpoint, []
-    note = Note("tied", f"{len(gone)} tensors are taken to equal their twins and were left out", tuple(gone))
+    note = Note("tied", f"{len(gone)} tied tensors are assumed to be equal and were left out", tuple(gone))
     return checkpoint.with_tensors({n: t for n, t in checkpoint.tensors.items() if n not in gone}), [note]
 
 
 def _own(checkpoint: Checkpoint, known: Sequence[str], remembered: set[str]) -> set[str]:
-    """Names of a tie that hold a tensor of their own."""
+    """Names of a tie that have tensors of their own."""
     first = origin(checkpoint[known[0]])
     return {n for n in known if n not in remembered and origin(checkpoint[n]) != first}
 
 
 def renamed(ties: Sequence[Sequence[str]], targets: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """The ties of a source under their new names; those of which a member has no single target are left out."""
+    """The ties of a source under their new names, without those of which a member has no single target."""
     out = []
     for group in ties:
         names = tuple(dict.fromkeys(targets[n] for n in group if n in targets))

@@ -1,4 +1,4 @@
-"""A converter's file: TOML in, rules out. converters/README.md is the language.
+"""Parse a converter's file. converters/README.md describes the language.
 
     [[rule]]
     from = "bert/encoder/layer_{i}/attention/self/{p}/kernel"
@@ -6,7 +6,7 @@
     where = { p = ["query", "key", "value"] }
     layout = "i o -> o i"
 
-What a file may not say is refused with the reason; a key that nothing reads is an error, not ignored.
+An invalid file is refused with the reason; an unknown key is an error, too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ else:
 
 MAX_FILE = 2**20  # bytes of a rule file
 MAX_FILL = 8  # blocks of a filled tensor
-MAX_MESSAGE = 4000  # characters of what is wrong
+MAX_MESSAGE = 4000  # characters of an error
 MAX_PARTS = 32  # of a dotted key
-_SAID = re.compile(r'"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*')  # texts and comments
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*')  # texts and comments
 _LONG_KEY = re.compile(rf"(?:\.[\s\w-]*){{{MAX_PARTS}}}")
-MAX_TEMPLATE = 1000  # characters, with what `let` puts in
+MAX_TEMPLATE = 1000  # characters, after `let` is expanded
 
 _TOP = {
     "title", "source", "target", "separators", "include", "params", "let", "where", "rewrite", "rule", "tie", "detect",
@@ -49,7 +49,7 @@ _RULE = {
 
 
 def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
-    """Refuse keys that nothing reads: a misspelt one would be ignored in silence."""
+    """Refuse unknown keys: a misspelt one would be ignored silently."""
     if not isinstance(table, dict):
         raise UsageError(f"{what} must be a table")
     keys = sorted(keys)
@@ -62,16 +62,16 @@ def _known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
 def parse(
     text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
 ) -> Converter:
-    """Read a rule file; UsageError (with the file's name) for what it may not say. `let` overrides the file's own."""
-    if _LONG_KEY.search(_SAID.sub("", text)):  # of which the parser's time is the square
+    """Parse a rule file; UsageError, with the file's name, if it is invalid. `let` overrides the file's own."""
+    if _LONG_KEY.search(_QUOTED.sub("", text)):  # the parser takes time quadratic in the parts of a key
         raise UsageError(f"converter {name}: a key has more than {MAX_PARTS} parts")
     try:
         return _converter(_known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
     except tomllib.TOMLDecodeError as e:
         raise UsageError(f"converter {name}: not valid TOML: {e}") from e
     except RecursionError as e:
-        raise UsageError(f"converter {name}: is nested beyond reason") from e
-    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of another kind than the key wants
+        raise UsageError(f"converter {name}: is nested too deeply") from e
+    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of the wrong type for its key
         raise UsageError(f"converter {name}: not a rule file: {e}") from e
     except (UsageError, LayoutError) as e:
         text = e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}"
@@ -89,7 +89,7 @@ def _converter(
     spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
-        raise UsageError("separators are two: that of the source and that of the target")
+        raise UsageError("separators must be two strings: that of the source and that of the target")
     own = Converter(
         name=name,
         rules=tuple(rules),
@@ -110,7 +110,7 @@ def _converter(
 
 
 def _joined(own: Converter, shared: Sequence[Converter]) -> Converter:
-    """A converter with the rules of those that it includes behind its own."""
+    """Append the rules of the included converters to those of the converter itself."""
     return replace(
         own,
         rules=(*own.rules, *(r for s in shared for r in s.rules)),
@@ -138,7 +138,7 @@ def _rewrite(value: Any) -> Rewrite:
     start, end = source.startswith("^"), source.endswith("$")
     parsed = template(source[start : len(source) - end])
     if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
-        raise UsageError(f"rewrite {source!r}: text and {{x}} may stand in it")
+        raise UsageError(f"rewrite {source!r}: it may contain text and {{x}} only")
     where = {k: domain(v) for k, v in value.get("where", {}).items()}
     given = template(value["if"]) if "if" in value else None
     made = Rewrite(parsed, template(target), start, end, where, str(value.get("one", "")), given)
@@ -155,11 +155,11 @@ def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequ
 
 
 def beside(name: str, folder: Path | None) -> Path:
-    """The file that an include refers to: in the folder of the file that includes it, or one that is shipped."""
+    """The file that an include refers to: in the folder of the including file, or among those shipped."""
     if "/" in name or "\\" in name or name.startswith("."):
-        raise UsageError(f"include {name!r}: only a file beside this one, by its bare name")
+        raise UsageError(f"include {name!r}: must be the bare name of a file beside this one")
     for home in filter(None, (folder, shipped())):
-        if os.path.isfile(path := home / f"{name}.toml"):  # False, too, for a name that no file can have
+        if os.path.isfile(path := home / f"{name}.toml"):  # also False for an invalid file name
             return path
     raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
 
@@ -172,7 +172,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
-    """The rules of one [[rule]]: one, or one per pair of `names`."""
+    """The rules of one [[rule]]: one, or one for each pair of `names`."""
     _known(table, _RULE, "rule")
     pairs = [(table["from"], table.get("to"))] if "from" in table else []
     pairs += list(table.get("names", {}).items())
@@ -183,7 +183,7 @@ def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
 
 
 def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
-    """Names that share a `where` each keep the entries of their own captures; lint names what none binds."""
+    """Restrict a shared `where` to each rule's own captures; lint reports entries that no rule binds."""
     bound = [{c for t in (*r.sources, *r.targets) for c in t.captures} for r in rules]
     anywhere = set().union(*bound)
     return [
@@ -193,7 +193,7 @@ def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def _meant(rule: Rule, common: Mapping[str, Domain]) -> Rule:
-    """The rule with the `where` of the whole file for captures of which it has none itself."""
+    """Add the file's `where` for captures that the rule's own `where` does not mention."""
     own = {c for t in (*rule.sources, *rule.targets) for c in t.captures}
     return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule
 
@@ -246,7 +246,7 @@ def _fill(value: Any) -> Fill:
 
 
 def _check_op(op: str) -> None:
-    """Refuse what no kernel does."""
+    """Refuse unknown operations."""
     from ..moves.cast import ARITHMETIC, OPS
 
     word, _, number = op.partition(":")
@@ -261,7 +261,7 @@ def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:
 
 
 def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:
-    """Put the text of `let` for <name>: the first of its two in sources, the second in targets."""
+    """Replace <name> by the text of `let`: the first of two in sources, the second in targets."""
     for name, texts in let.items():
         text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
         if len(text) > MAX_TEMPLATE:
@@ -290,7 +290,7 @@ def _param(name: str, value: Any) -> Param:
 
 
 def included(text: str) -> list[str]:
-    """The names that a rule file includes; none if it is not a rule file, which parsing says better."""
+    """The names that a rule file includes; none if it is not a rule file, which parsing reports."""
     try:
         return _strings(tomllib.loads(text).get("include", []))
     except (ValueError, RecursionError, UsageError):
@@ -299,7 +299,7 @@ def included(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def shipped() -> Path:
-    """The folder of the converters that come with the package: in the wheel, or in the source tree."""
+    """The folder of the shipped converters: in the wheel, or in the source tree."""
     here = Path(__file__).parents[1]
     return here / "converters" if (here / "converters").is_dir() else here.parent / "converters"
 
@@ -310,7 +310,7 @@ def read(path: Path) -> str:
         with path.open("rb") as f:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
-            raise UsageError(f"converter {path.name}: more than {MAX_FILE} bytes are not a rule file")
+            raise UsageError(f"converter {path.name}: is larger than {MAX_FILE} bytes")
         return data.decode()
     except OSError as e:
         raise UsageError(f"converter {path}: {(e.strerror or str(e)).lower()}") from e

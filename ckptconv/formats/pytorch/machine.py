@@ -134,7 +134,7 @@ class Machine:
             one, budget = todo.pop(), budget - 1
             text -= len(one) if type(one) is str or type(one) is bytes else 0
             if budget < 0 or text < 0:
-                raise UnsafeCheckpoint(f"a key at byte {self.at} is nested beyond reason", url=self.url)
+                raise UnsafeCheckpoint(f"a key at byte {self.at} is nested too deeply", url=self.url)
             if type(one) is tuple or type(one) is frozenset:
                 todo.extend(list(one)[: MAX_KEY + 1])
             elif type(one) not in SCALARS and type(one) is not Inert and type(one) is not Known:
