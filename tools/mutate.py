@@ -2,6 +2,7 @@
 
     python tools/mutate.py --count 90 --seed 7             90 mutants, each against the tests of its module and its room
     python tools/mutate.py --count 90 --seed 7 --whole     survivors then face the rest of the suite
+    python tools/mutate.py --covered FILE                  first the tests that reach the very line, as .coverage says
     python tools/mutate.py --only 'ckptconv/rules/*' --list
     python tools/mutate.py --id ckptconv/rules/axes.py:88:11:comparison:0
 
@@ -10,6 +11,9 @@ turn, so `--count 30` tries the first 30 of `--count 90`. The test files named f
 import it, then those in the folder of its room (tests/formats/hdf5/ for ckptconv/formats/hdf5/file.py, or the nearest
 folder above it that exists), until one fails. A test file counts only if it passes on the unchanged package, and the
 time it takes there sets its limit.
+
+With --covered, which takes what `pytest --cov=ckptconv --cov-branch --cov-context=test` wrote, single tests that reach
+the line come before all files: the most specific ones, the fastest first. Only what survives them meets the files.
 
 The working tree is only read. Each worker has a copy of the files that git tracks (and of new files that git does not
 ignore), reached through PYTHONPATH, and a temporary folder of its own; all of it is removed at the end. Some survivors
@@ -41,12 +45,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from covered import Covered, timed
 from mutants import KINDS, PACKAGE, ROOT, Mutant, drawn, made, modules, mutants
 
 MEMORY = 16 << 30  # bytes of address space of a test process: torch reserves much of it, a mutant may want all there is
 PATIENCE = 4.0  # times as long as on the unchanged package ...
 LEAST = 20.0  # ... and this many seconds more, is a hang
 FIRST = 900.0  # seconds that a test file may take on the unchanged package
+MOST = 60  # tests that are chosen by coverage for one mutant
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
@@ -133,16 +139,16 @@ class Tree:
         (self.root / path).write_text(text)
         os.utime(self.root / path, (self._clock, self._clock))
 
-    def run(self, test: str, limit: float) -> tuple[int | None, float]:
-        """Run one test file; return its exit status (None: it took too long) and the seconds it took."""
+    def run(self, tests: Sequence[str], limit: float, output: int = subprocess.DEVNULL) -> tuple[int | None, float]:
+        """Run tests; return the exit status (None: they took too long) and the seconds they took."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         began = time.monotonic()
         self._process = process = subprocess.Popen(
-            [*self._command, test], cwd=self.root, env=self._environment(), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [*self._command, *tests], cwd=self.root, env=self._environment(), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         if hasattr(resource, "prlimit"):
             with suppress(ProcessLookupError):
@@ -185,7 +191,7 @@ class Bench:
         self._free: queue.Queue[Tree] = queue.Queue()
         for tree in trees:
             self._free.put(tree)
-        self.seconds: dict[str, float] = {}  # of the test files that pass
+        self.seconds: dict[str, float] = {}  # of the test files, and the single tests, that pass
         self.failing: list[str] = []
 
     def all(self, do: Callable[[Tree, Thing], Result], things: Iterable[Thing]) -> Iterator[Result]:
@@ -209,32 +215,41 @@ class Bench:
                     tree.stop()
                 raise
 
-    def measure(self, tests: Sequence[str]) -> None:
+    def measure_each(self, tests: Sequence[str]) -> None:
+        """Run single tests on the unchanged package, all in one process."""
+        with tempfile.TemporaryFile() as output:
+            arguments = ["--maxfail=0", "-rfE", "-vv", "--durations=0", *tests]
+            self.trees[0].run(arguments, FIRST, output.fileno())
+            output.seek(0)
+            self.seconds |= timed(output.read().decode(errors="replace"))
+
+    def measure(self, tests: Iterable[str]) -> None:
         """Run test files on the unchanged package; those that fail there prove nothing about mutants."""
 
         def one(tree: Tree, test: str) -> tuple[str, int | None, float]:
-            return (test, *tree.run(test, FIRST))
+            return (test, *tree.run([test], FIRST))
 
-        for test, status, seconds in self.all(one, tests):
+        for test, status, seconds in self.all(one, sorted(set(tests) - {*self.seconds, *self.failing})):
             if status == 0:
                 self.seconds[test] = seconds
             elif status != 5:  # 5: it has no test that can run here
                 self.failing.append(test)
                 say(f"left out, it fails on the unchanged package: {test}")
 
-    def judge(self, tree: Tree, case: tuple[Mutant, Sequence[str]]) -> Verdict:
-        """Put a mutant to test files until one fails."""
-        mutant, tests = case
-        tests = [t for t in tests if t in self.seconds]
+    def judge(self, tree: Tree, case: tuple[Mutant, Sequence[Sequence[str]]]) -> Verdict:
+        """Put a mutant to tests, some at a time, until one fails."""
+        mutant, groups = case
         began, ran = time.monotonic(), []
         tree.write(mutant.path, mutant.after)
         try:
-            for test in tests:
-                ran.append(test)
-                status, _ = tree.run(test, PATIENCE * self.seconds[test] + LEAST)
-                if status != 0:
-                    word = "hung" if status is None else "killed"
-                    return Verdict(mutant, word, test, tuple(ran), time.monotonic() - began)
+            for group in groups:
+                if tests := sorted(self.seconds.keys() & group, key=lambda t: self.seconds[t]):
+                    ran += tests
+                    status, _ = tree.run(tests, PATIENCE * sum(self.seconds[t] for t in tests) + LEAST)
+                    if status != 0:
+                        word = "hung" if status is None else "killed"
+                        by = f"one of {len(tests)} tests that reach it" if len(tests) > 1 else tests[0]
+                        return Verdict(mutant, word, by, tuple(ran), time.monotonic() - began)
         finally:
             tree.write(mutant.path, mutant.before)
         return Verdict(mutant, "survived" if ran else "untested", "", tuple(ran), time.monotonic() - began)
@@ -285,6 +300,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--id", action="append", default=[], help="this mutant, as an earlier run named it")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--whole", action="store_true", help="run all other test files on survivors, fastest first")
+    parser.add_argument("--covered", type=Path, metavar="FILE", help="what coverage.py recorded, with contexts")
     parser.add_argument("--skip", action="append", default=[], metavar="GLOB", help="test files to leave out")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments for pytest, in one word")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
@@ -302,23 +318,32 @@ def chosen(o: argparse.Namespace) -> list[Mutant]:
 
 
 def tested(o: argparse.Namespace, picked: Sequence[Mutant], bench: Bench) -> list[Verdict]:
-    """Run the tests near each mutant, then, if that is wanted, all others on the survivors."""
-    tests = Tests(o.skip)
-    near = {m.path: tests.of(m.path) for m in picked}
-    wanted = tests.all if o.whole else sorted({t for files in near.values() for t in files})
-    say(f"{len(picked)} mutants; {len(wanted)} test files are run on the unchanged package first")
-    bench.measure(wanted)
-    done = {}
-    for verdict in bench.all(bench.judge, [(m, near[m.path]) for m in picked]):
-        done[verdict.mutant.key] = verdict
-        say(line(verdict))
-    alive = [v.mutant for v in done.values() if v.by == ""] if o.whole else []
-    quickest = sorted(bench.seconds, key=lambda t: bench.seconds[t])
-    others = [(m, [t for t in quickest if t not in near[m.path]]) for m in alive]
-    for verdict in bench.all(bench.judge, [case for case in others if case[1]]):
-        ran = (*done[verdict.mutant.key].ran, *verdict.ran)
-        done[verdict.mutant.key] = verdict._replace(ran=ran)
-        say(line(verdict))
+    """Run the tests that reach each mutant, then those near it, then all; each, if it is wanted, on what survived."""
+    tests, done = Tests(o.skip), {m.key: Verdict(m, "untested", "", (), 0.0) for m in picked}
+
+    def stage(groups: dict[str, list[tuple[str, ...]]]) -> None:
+        for verdict in bench.all(bench.judge, [(done[key].mutant, wanted) for key, wanted in groups.items()]):
+            before = done[verdict.mutant.key]
+            if verdict.ran:
+                done[verdict.mutant.key] = verdict._replace(ran=(*before.ran, *verdict.ran))
+                say(line(verdict))
+
+    def alive() -> list[Mutant]:
+        return [v.mutant for v in done.values() if v.by == ""]
+
+    say(f"{len(picked)} mutants; tests are run on the unchanged package first")
+    if o.covered:
+        covered = Covered(o.covered)
+        reach = {m.key: tuple(covered.of(m.path, m.line, MOST)) for m in picked}
+        bench.measure_each(sorted({test for group in reach.values() for test in group}))
+        stage({key: [group] for key, group in reach.items()})
+    near = {m.key: tests.of(m.path) for m in picked}
+    bench.measure(t for m in alive() for t in near[m.key])
+    stage({m.key: [(t,) for t in near[m.key]] for m in alive()})
+    if o.whole and alive():
+        bench.measure(tests.all)
+        quickest = sorted(tests.all, key=lambda t: bench.seconds.get(t, 0))
+        stage({m.key: [(t,) for t in quickest if t not in near[m.key]] for m in alive()})
     return [done[m.key] for m in picked]
 
 
