@@ -125,7 +125,7 @@ class PickledArray:
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
     if type(kind) is not Known or kind.path != "ndarray":
-        raise CorruptCheckpoint(f"numpy is asked to reconstruct a {shown(kind)}")
+        raise CorruptCheckpoint(f"numpy is asked to reconstruct {shown(kind)}")
     return PickledArray()
 
 
