@@ -13,7 +13,8 @@ folder above it that exists), until one fails. A test file counts only if it pas
 time it takes there sets its limit.
 
 With --covered, which takes what `pytest --cov=ckptconv --cov-branch --cov-context=test` wrote, single tests that reach
-the line come before all files: the most specific ones, the fastest first. Only what survives them meets the files.
+the line come before all files: the most specific ones, the fastest first. Only what survives them meets the files,
+which can kill what only processes of their own run; --no-files leaves it at the single tests.
 
 The working tree is only read. Each worker has a copy of the files that git tracks (and of new files that git does not
 ignore), reached through PYTHONPATH, and a temporary folder of its own; all of it is removed at the end. Some survivors
@@ -301,6 +302,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--whole", action="store_true", help="run all other test files on survivors, fastest first")
     parser.add_argument("--covered", type=Path, metavar="FILE", help="what coverage.py recorded, with contexts")
+    parser.add_argument("--no-files", action="store_true", help="run nothing but the tests that --covered chooses")
     parser.add_argument("--skip", action="append", default=[], metavar="GLOB", help="test files to leave out")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments for pytest, in one word")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
@@ -337,6 +339,8 @@ def tested(o: argparse.Namespace, picked: Sequence[Mutant], bench: Bench) -> lis
         reach = {m.key: tuple(covered.of(m.path, m.line, MOST)) for m in picked}
         bench.measure_each(sorted({test for group in reach.values() for test in group}))
         stage({key: [group] for key, group in reach.items()})
+        if o.no_files:
+            return list(done.values())
     near = {m.key: tests.of(m.path) for m in picked}
     bench.measure(t for m in alive() for t in near[m.key])
     stage({m.key: [(t,) for t in near[m.key]] for m in alive()})
