@@ -66,6 +66,6 @@ def archive(value: Any, storages: Mapping[str, bytes], root: str = "archive/", *
     members = {"data.pkl": pickled(value), **{f"data/{k}": raw for k, raw in storages.items()}, **more}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as z:
-        for name, raw in {**members, "version": b"3\n"}.items():
+        for name, raw in {"version": b"3\n", **members}.items():
             z.writestr(zipfile.ZipInfo(root + name), raw)
     return out.getvalue()

@@ -189,8 +189,9 @@ class Folder:
         boxes, view = [], None
         for chunk in _get(about, "chunks", list, self.url):
             at, size = _numbers(chunk, "offsets", self.url), _numbers(chunk, "sizes", self.url)
-            if len(at) != len(shape):
-                raise CorruptCheckpoint(f"a chunk at {list(at)} is not part of it", url=self.url, tensor=name)
+            if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
+                what = f"a chunk at {list(at)} of size {list(size)} is not part of it"
+                raise CorruptCheckpoint(what, url=self.url, tensor=name)
             view = self.load(name, places.get((name, at)))
             if type(view) is not View or view.row is None or view.storage.data is None:
                 raise CorruptCheckpoint("a chunk of it is not a plain tensor", url=self.url, tensor=name)
@@ -213,12 +214,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str) -> None:
-    """The chunks must lie within the tensor, not meet, and fill it."""
+    """The chunks, of as many axes and at no place before it, must lie within the tensor, not meet, and fill it."""
     for at, size in boxes:
-        if len(at) != len(shape) or len(size) != len(shape) or min(at, default=0) < 0 or min(size, default=0) < 0:
-            raise CorruptCheckpoint(
-                f"a chunk at {list(at)} of size {list(size)} is not part of it", url=url, tensor=name
-            )
         if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
             raise CorruptCheckpoint(
                 f"a chunk at {list(at)} of size {list(size)} reaches out of it", url=url, tensor=name

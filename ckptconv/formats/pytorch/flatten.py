@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
-from ...errors import CkptError, NameCollision, UnsafeCheckpoint
+from ...errors import CkptError, NameCollision
 from ...messages import listing
 from ...moves.part import c_strides
 from .arrays import ArrayType, PickledArray
@@ -23,7 +23,7 @@ from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
 from .views import Absent, Pieces, Storage, StorageType, TorchType, View
-from .walk import SHARING, Walk, is_module
+from .walk import Walk, is_module
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 MAX_VALUES = 1000
@@ -39,7 +39,7 @@ def checkpoint(
     details = Details()
     if not is_module(root):  # whose attribute may be called `model` as well
         leaves, unwrapped, details = unwrap(leaves)
-    made = Made(size, url)
+    made = Made(url)
     for leaf in leaves:
         made.add(leaf)
     if made.values and not quiet:
@@ -70,9 +70,8 @@ def _metadata(found: Any) -> dict[str, str]:
 class Made:
     """The tensors made so far, and the account of everything else."""
 
-    def __init__(self, size: int, url: str) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.room = SHARING * size + 2**20
         self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
@@ -125,9 +124,6 @@ class Made:
             return
         t = self.arrays.get(id(array))
         if t is None:
-            self.room -= len(array.items or ())  # big endian or Fortran order is copied
-            if self.room < 0:
-                raise UnsafeCheckpoint("its arrays hold the same bytes over and over", url=self.url)
             try:
                 t = self.arrays[id(array)] = held(name, array.numpy())
             except CkptError:

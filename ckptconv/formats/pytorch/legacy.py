@@ -85,8 +85,6 @@ class _Stream:
                     opaque=self.opaque, url=self.f.url, partial=not whole,
                 )  # fmt: skip
             except Truncated:
-                if whole:
-                    raise
                 size *= 4
                 continue
             self.at = self.first + end

@@ -112,19 +112,15 @@ class _Cursor:
     def __init__(self, f: Reader, start: int, size: int) -> None:
         self.f, self.at, self.end = f, start, start + size
 
-    def pickle(self) -> Any:
-        for most in (2**16, 2**24, 2**40):
-            window = self.f.read(self.at, min(self.end - self.at, most))
-            whole = self.at + len(window) == self.end
-            try:
-                value, end = load_some(window, allowed=TORCH, url=self.f.url, partial=not whole)
-            except Truncated:
-                if whole:
-                    raise
-                continue
-            self.at += end
-            return value
-        raise CorruptCheckpoint("a pickle in the tar has no end", url=self.f.url)
+    def pickle(self, most: int = 2**16) -> Any:
+        window = self.f.read(self.at, min(self.end - self.at, most))
+        try:
+            partial = self.at + len(window) < self.end
+            value, end = load_some(window, allowed=TORCH, url=self.f.url, partial=partial)
+        except Truncated:
+            return self.pickle(most * 256)
+        self.at += end
+        return value
 
     def numbers(self, code: str) -> tuple[Any, ...]:
         layout = struct.Struct("<" + code)

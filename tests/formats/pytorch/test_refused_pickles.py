@@ -79,10 +79,10 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "a layout of a number": (sparse(Call(Global("torch.serialization._get_layout"), (3,)), ()), "a layout is called 3"),
     "no quantiser": (tensor("quantised"), "a tensor without a quantiser lies in QInt8Storage"),
     "a dtype of text": (typed("float32"), "a tensor has the dtype 'float32'"),
-    "a list of metadata": (tensor("float", 0, (2, 3), (3, 1), False, ["conj"]), "the metadata .'conj'.; conj and neg"),
+    "a list of metadata": (tensor("float", 0, (2, 3), (3, 1), False, ["conj"]), "the metadata .'conj'.; conj and"),
     "unknown metadata": (tensor("float", 0, (2, 3), (3, 1), False, {"perm": True}), "the metadata .'perm'.; conj and"),
-    "conj by a number": (tensor("complex", 0, (2,), (1,), False, {"conj": 1}), "of complex64 is stored conjugated or"),
-    "conj of floats": (tensor("float", 0, (2, 3), (3, 1), False, {"conj": True}), "of float32 is stored conjugated or"),
+    "conj by a number": (tensor("complex", 0, (2,), (1,), False, {"conj": 1}), "of complex64 is stored conjugated"),
+    "conj of floats": (tensor("float", 0, (2, 3), (3, 1), False, {"conj": True}), "of float32 is stored conjugated"),
     "neg of whole numbers": (tensor("long", 0, (2, 3), (3, 1), False, {"neg": True}), "of int64 is stored conjugated"),
     "neg of what nothing holds": (tensor("half", 0, (2,), (1,), False, {"neg": True}), "stored conjugated or negated"),
     "a gradient that is a number": (tensor("float", 0, (2, 3), (3, 1), 1), "whether a tensor has a gradient is 1"),
@@ -120,7 +120,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "other data": (state("data", tensor()), "the state of a tensor replaces its 'data'"),
     "another class": (state("__class__", 1), "the state of a tensor replaces its '__class__'"),
     "a subclass by a list": (subclass(plain()[0], TENSOR, [1], None), "a tensor subclass is rebuilt without arguments"),
-    "of a class that is none": (subclass(*plain()[:1], FLOAT32, plain()[1], None), "a tensor is of the class a TorchT"),
+    "of a class that is none": (subclass(*plain()[:1], FLOAT32, plain()[1], None), "a tensor is of the class a"),
     "of a known class that is no tensor": (
         subclass(plain()[0], Global("torch.Size"), plain()[1], None), "a tensor is of the class a Known"
     ),
@@ -137,17 +137,17 @@ TENSORS: dict[str, tuple[Any, str]] = {
             ), FLOAT32, "xla", False), {"a": 1},
         ), "a tensor of another device has a state",
     ),
-    "1.7 with the state None": (subclass(*plain()[:1], PARAMETER, plain()[1], None, "_rebuild_from_type"), "state Non"),
+    "1.7 with the state None": (subclass(*plain()[:1], PARAMETER, plain()[1], None, "_rebuild_from_type"), "state"),
     "an unknown layout": (sparse("torch.sparse_new", (tensor(), tensor(), (2, 3))), "layout .* is not understood"),
-    "a layout of text": (utils("_rebuild_sparse_tensor", "sparse_coo", ()), "the layout 'sparse_coo' is not understoo"),
+    "a layout of text": (utils("_rebuild_sparse_tensor", "sparse_coo", ()), "the layout 'sparse_coo' is not"),
     "sparse by a list": (sparse("torch.sparse_coo", [tensor(), tensor(), (2, 3)]), "is not understood"),
     "sparse without a size": (sparse("torch.sparse_coo", (tensor(), tensor())), "is not understood"),
     "sparse with too much": (sparse("torch.sparse_coo", (tensor(), tensor(), (2,), False, 1)), "is not understood"),
     "compressed with coalesced": (
         sparse("torch.sparse_csr", (tensor(), tensor(), tensor(), (2,), False)), "is not understood"
     ),
-    "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse tensor are not tens"),
-    "sparse of the shape None": (sparse("torch.sparse_coo", (tensor(), tensor(), None)), "the shape of a tensor is No"),
+    "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse tensor are not"),
+    "sparse of the shape None": (sparse("torch.sparse_coo", (tensor(), tensor(), None)), "the shape of a tensor is"),
     "sparse without end": (sparse("torch.sparse_coo", (tensor(), tensor(), (2**40, 2**40))), "more than 2.63 elements"),
     "quantised by nothing": (quantised(()), "a quantised tensor without a quantiser"),
     "quantised by a list": (quantised([AFFINE, 0.1, 3]), "a quantised tensor without a quantiser"),
@@ -165,7 +165,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has 1 of scale"),
     "too many zero points": (quantised((CHANNELS, [1.0, 1.0], tensor(), 0)), "channels has 6 of zero_point"),
     "a scale for all channels": (quantised((CHANNELS, 1.0, [0, 0], 0)), "quantised channels has -1 of scale"),
-    "nested numbers": (utils("_rebuild_nested_tensor", tensor(), tensor(), 1, tensor()), "a nested tensor are not ten"),
+    "nested numbers": (utils("_rebuild_nested_tensor", tensor(), tensor(), 1, tensor()), "a nested tensor are not"),
     "a state that brings other data": (
         Raw(pickled(tensor())[2:-1] + b"K\1b"), "a tensor is given other data by its state 1"
     ),
@@ -200,7 +200,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
         tensor(shape=(2**16, 2**14 + 1), strides=(0, 0)), r"expands 24 stored bytes to 4295229440"
     ),
     "a part that begins within an element": (
-        utils("_rebuild_tensor_v3", Id("part"), 0, (1,), (1,), False, ORDERED, INT64), "begins within an element of int"
+        utils("_rebuild_tensor_v3", Id("part"), 0, (1,), (1,), False, ORDERED, INT64), "begins within an element of"
     ),
     "big-endian by another type": (typed(INT64, storage="big"), "int64 lies big-endian in FloatStorage, by which"),
 }  # fmt: skip
@@ -291,9 +291,9 @@ ARRAYS: dict[str, tuple[Any, str]] = {
     ),
     "another size": (dtype("S4", True, (3, "|", None, None, None, 8, 1, 0)), "dtype S4 is given the size 8"),
     "unknown to numpy": (buffer(b"\0" * 3, dtype("f3"), (1,)), "numpy has no dtype 'f3'"),
-    "an array's state of text": (array()._replace(states=("x",)), "the state of a pickled numpy array is not understo"),
+    "an array's state of text": (array()._replace(states=("x",)), "the state of a pickled numpy array is not"),
     "an array's state of three": (array((2,), dtype(), False), "the state of a pickled numpy array is not understood"),
-    "an array's state of six": (array(1, 2, (2,), dtype(), False, b""), "state of a pickled numpy array is not under"),
+    "an array's state of six": (array(1, 2, (2,), dtype(), False, b""), "state of a pickled numpy array is not"),
     "filled twice": (array(1, (1,), dtype(), False, b"\0" * 4, states=2), "a pickled numpy array is filled twice"),
     "a shape of text": (array(1, "1", dtype(), False, b"\0" * 4), "a pickled numpy array has no proper shape or dtype"),
     "a shape of fractions": (array(1, (1.0,), dtype(), False, b"\0" * 4), "array has no proper shape or dtype"),
@@ -305,7 +305,7 @@ ARRAYS: dict[str, tuple[Any, str]] = {
     "a list of floats": (array(1, (1,), dtype("f4"), False, [1.0]), r"array of shape \[1\] holds 1 instead of 1"),
     "too few objects": (array(1, (2,), dtype("O8"), False, [1]), r"array of shape \[2\] holds 1 instead of 2"),
     "reconstructed from something else": (
-        Call(Global("numpy.core.multiarray._reconstruct"), (FLOAT32, (0,), b"b")), "numpy is asked to reconstruct a Tor"
+        Call(Global("numpy.core.multiarray._reconstruct"), (FLOAT32, (0,), b"b")), "numpy is asked to reconstruct a"
     ),
     "reconstructed from another name": (
         Call(Global("numpy.core.multiarray._reconstruct"), (Global("numpy.dtype"), (0,), b"b")), "asked to reconstruct"

@@ -1,0 +1,738 @@
+"""What the containers of torch's pickles may not hold: archives, streams, tars, folders of chunks, programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import refused
+from pickles import Call, Global, Id, Raw, archive, pickled
+
+import ckptconv
+from ckptconv.formats.detect import open_checkpoint
+from ckptconv.formats.pytorch import bare, dense
+from ckptconv.formats.reading import Reading
+
+ORDERED = Call(Global("collections.OrderedDict"))
+FLOAT, LONG = Global("torch.FloatStorage"), Global("torch.LongStorage")
+ONES = np.ones(2, "<f4").tobytes()
+
+
+def stored(key: Any = "0", count: Any = 2, kind: Any = FLOAT) -> Id:
+    return Id(("storage", kind, key, "cpu", count))
+
+
+def tensor(storage: Any = None, shape: tuple[int, ...] = (2,), strides: tuple[int, ...] = (1,)) -> Call:
+    where = storage or stored()
+    return Call(Global("torch._utils._rebuild_tensor_v2"), (where, 0, shape, strides, False, ORDERED))
+
+
+def opened(path: Path, raw: bytes, **options: Any) -> ckptconv.Checkpoint:
+    path.write_bytes(raw)
+    return open_checkpoint(str(path), Reading(**options))
+
+
+def zipped(members: dict[str, bytes], packed: tuple[str, ...] = ()) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        for name, raw in members.items():
+            z.writestr(zipfile.ZipInfo(name), raw, zipfile.ZIP_DEFLATED if name in packed else zipfile.ZIP_STORED)
+    return out.getvalue()
+
+
+# --- archives -----------------------------------------------------------------------------------------------------
+
+ARCHIVES: dict[str, tuple[bytes, str]] = {
+    "an id of two": (archive({"w": tensor(Id(("storage", FLOAT)))}, {"0": ONES}), "a persistent id is .*, not a"),
+    "an id of text": (archive({"w": tensor(Id("0"))}, {"0": ONES}), "a persistent id is '0', not a storage"),
+    "an id of a module": (
+        archive({"w": tensor(Id(("module", FLOAT, "0", "cpu", 2)))}, {"0": ONES}), "a persistent id is .*, not a"
+    ),
+    "a class that is none": (archive({"w": tensor(stored(kind="f"))}, {"0": ONES}), "a storage is described by"),
+    "a key of a fraction": (archive({"w": tensor(stored(0.5))}, {"0": ONES}), "a storage is described by"),
+    "a key of 201 characters": (archive({"w": tensor(stored("0" * 201))}, {"0": ONES}), "a storage is described by"),
+    "a count of text": (archive({"w": tensor(stored(count="2"))}, {"0": ONES}), "a storage is described by"),
+    "a negative count": (archive({"w": tensor(stored(count=-1))}, {"0": ONES}), "a storage is described by"),
+    "two sizes": (
+        archive({"a": tensor(), "b": tensor(stored(count=1), (1,))}, {"0": ONES}), "the storage '0' is given two sizes"
+    ),
+    "two types": (
+        archive({"a": tensor(), "b": tensor(stored(kind=Global("torch.IntStorage")))}, {"0": ONES}),
+        "the storage '0' is given two types, FloatStorage and IntStorage",
+    ),
+    "no such member": (archive({"w": tensor(stored("1"))}, {"0": ONES}), "has no member data/1, which a tensor needs"),
+    "a byte too few": (
+        archive({"w": tensor()}, {"0": ONES[:7]}), "data/0 has 7 bytes where 2 elements of FloatStorage need 8"
+    ),
+    "a byte too many": (archive({"w": tensor()}, {"0": ONES + b"\0"}), "data/0 has 9 bytes where 2 elements of"),
+    "another byte order": (archive({"w": tensor()}, {"0": ONES}, byteorder=b"middle"), "its byte order is b'middle'"),
+    "version 0": (archive({"w": 1}, {}, version=b"0"), "its version is b'0'; 1 to 10 can be"),
+    "version 11": (archive({"w": 1}, {}, version=b"11"), "its version is b'11'; 1 to 10 can be read"),
+    "a version of text": (archive({"w": 1}, {}, version=b"new"), "its version is b'new'; 1 to 10 can be read"),
+    "two folders": (
+        zipped({"a/data.pkl": pickled({}), "b/version": b"3"}), "the zip's members do not lie in one folder"
+    ),
+    "no folder": (zipped({"data.pkl": pickled({}), "version": b"3"}), "the zip's members do not lie in one folder"),
+    "a byte order of 17 bytes": (archive({"w": 1}, {}, byteorder=b" " * 17), "byteorder has 17 bytes, 16 are sensible"),
+    "a bomb": (
+        zipped({"a/data.pkl": pickled("a" * 2**22), "a/version": b"3"}, ("a/data.pkl",)), "data.pkl has .* are sensible"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ARCHIVES)
+def test_archives(what: str, tmp_path: Path) -> None:
+    raw, words = ARCHIVES[what]
+    with refused(words):
+        opened(tmp_path / "a.pt", raw)
+
+
+def test_an_archive_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(zipped({"a/model.pkl": b"", "a/version": b"3"}))
+    with refused("has no data.pkl"):
+        ckptconv.open(tmp_path / "a.pt", format="torch")
+
+
+def test_what_an_archive_may_hold(tmp_path: Path) -> None:
+    """A key of a number, one of 200 characters, version 1, what no tensor refers to, an empty storage of two types."""
+    long = "0" * 200
+    none = [stored("2", 0), stored("2", 0, LONG)]
+    value = {"a": tensor(stored(0)), "b": tensor(stored(long)), "none": [tensor(s, (0,)) for s in none]}
+    storages = {"0": ONES, "2": b"", long: ONES, "3": b"left"}
+    for version in (b"1", b"10\n"):
+        got = opened(tmp_path / "a.pt", archive(value, storages, version=version))
+        assert {n: str(t.dtype) for n, t in got.items()} == {
+            "a": "float32", "b": "float32", "none.0": "float32", "none.1": "int64",
+        }  # fmt: skip
+        assert [n.names for n in got.notes if n.kind == "unread"] == [("data/3",)]
+
+
+def test_archives_of_which_nothing_is_left(tmp_path: Path) -> None:
+    """A bare storage, a NumPy array of a dtype that nothing else has, keys that are not text."""
+    long = np.zeros(2, np.longdouble)
+    value = {b"\xff": tensor(), Global("numpy.ndarray"): tensor(), (1, "a"): tensor(), "s": stored()}
+    got = opened(tmp_path / "a.pt", archive(value, {"0": ONES}))
+    assert list(got) == ["\\xff", "ndarray", "(1, a)"]
+    assert [n.names for n in got.notes if "bare storages, which have no shape" in n.text] == [("s",)]
+    got = opened(tmp_path / "b.pkl", pickle.dumps({"w": np.ones(2), "l": long, "again": [long]}, 3))
+    assert list(got) == ["w"]
+    assert [n.names for n in got.notes if "which nothing else can hold" in n.text] == [("l", "again.0")]
+
+
+def test_arrays_that_share_their_bytes_without_end(tmp_path: Path) -> None:
+    """A few kilobytes more than the text of 100 kB would be megabytes."""
+    kind = Call(Global("numpy.dtype"), ("u1", False, True))
+    whole = Raw(pickled(b"\0" * 100_000)[2:-1] + b"q\1")
+    first = Call(Global("numpy.core.numeric._frombuffer"), (whole, kind, (100_000,)))
+    more = Call(Global("numpy.core.numeric._frombuffer"), (Raw(b"h\1"), kind, (100_000,)))
+    assert len(opened(tmp_path / "a.pkl", pickled([first] + [more] * 10))) == 11
+    with refused("the pickle uses the same values over and over"):
+        opened(tmp_path / "a.pkl", pickled([first] + [more] * 20))
+
+
+def test_bare_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused("arrays of over 1 GiB that Paddle split are not joined; save with protocol 4"):
+        opened(tmp_path / "a.pdparams", pickle.dumps({"w": np.ones(2), "UnpackBigParamInfor@@": {}}, 2))
+    raw = pickle.dumps([np.ones(2)], 2)
+    monkeypatch.setattr(bare, "MAX_PICKLE", len(raw))
+    assert list(opened(tmp_path / "a.pkl", raw)) == ["0"]
+    monkeypatch.setattr(bare, "MAX_PICKLE", len(raw) - 1)
+    with refused(f"has {len(raw)} bytes; pickles are read whole, up to {len(raw) - 1}"):
+        opened(tmp_path / "a.pkl", raw)
+
+
+# --- joblib -------------------------------------------------------------------------------------------------------
+
+NDARRAY = Global("numpy.ndarray")
+DOUBLES = Call(Global("numpy.dtype"), ("f8", False, True))
+
+
+def dumped(tail: bytes = b"\0" * 16, **said: Any) -> bytes:
+    state = {"subclass": NDARRAY, "shape": (2,), "order": "C", "dtype": DOUBLES} | said
+    made = Call(Global("joblib.numpy_pickle.NumpyArrayWrapper"), (), (state,), new=True)
+    return pickled({"w": Raw(pickled(made)[2:-1] + tail)})
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (dumped(subclass=3), "joblib describes an array by .3, "),
+        (dumped(subclass=Global("numpy.dtype")), "joblib describes an array by"),
+        (dumped(order="K"), "joblib describes an array by"),
+        (dumped(dtype="f8"), "joblib describes an array by"),
+        (dumped(shape=[2]), "joblib describes an array by"),
+        (dumped(dtype=Call(Global("numpy.dtype"), ("O8", False, True))), "joblib stores an array of objects, which is"),
+        (dumped(b"\0" * 13), "the pickle ends early: 16 bytes are"),
+    ],
+)
+def test_joblib(raw: bytes, words: str, tmp_path: Path) -> None:
+    with refused(words):
+        opened(tmp_path / "a.joblib", raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        dumped(np.arange(2.0).tobytes()),
+        dumped(b"\3abc" + np.arange(2.0).tobytes(), numpy_array_alignment_bytes=16),
+        dumped(b"\0" + np.arange(2.0).tobytes(), numpy_array_alignment_bytes=16),
+    ],
+)
+def test_joblib_with_and_without_padding(raw: bytes, tmp_path: Path) -> None:
+    assert opened(tmp_path / "a.joblib", raw)["w"].numpy().tolist() == [0, 1]
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+
+SYSTEM = {"little_endian": True, "protocol_version": 1001}
+MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+
+
+def old(key: Any = "0", count: Any = 2, kind: Any = FLOAT, view: Any = None) -> Id:
+    return Id(("storage", kind, key, "cpu", count, view))
+
+
+def stream(value: Any, keys: Any = ("0",), tail: bytes | None = None, **head: Any) -> bytes:
+    said = {"protocol": 1001, "system": SYSTEM} | head
+    tail = struct.pack("<q", 2) + ONES if tail is None else tail
+    parts = (said["protocol"], said["system"], value, list(keys) if isinstance(keys, tuple) else keys)
+    return MAGIC + b"".join(map(pickled, parts)) + tail
+
+
+STREAMS: dict[str, tuple[bytes, str]] = {
+    "another protocol": (stream({}, protocol=1002), "its protocol is 1002, its system a dict"),
+    "a system of text": (stream({}, system="little"), "its protocol is 1001, its system 'little'"),
+    "a system of neither order": (stream({}, system={}), "its protocol is 1001, its system a dict"),
+    "keys of text": (stream({"w": tensor(old())}, keys="0"), "the list of storage keys is damaged"),
+    "keys of numbers": (stream({"w": tensor(old())}, keys=(0,)), "the list of storage keys is damaged"),
+    "an id of five": (stream({"w": tensor(stored())}), "a persistent id is .*, not a storage"),
+    "an id of text": (stream({"w": tensor(Id("0"))}), "a persistent id is '0', not a storage"),
+    "an id of something else": (
+        stream({"w": tensor(Id(("module", FLOAT, "0", "cpu", 2, None)))}), "a persistent id is .*, not a storage"
+    ),
+    "a class that is none": (stream({"w": tensor(old(kind=1))}), "a storage is described by"),
+    "a key of a fraction": (stream({"w": tensor(old(0.5))}), "a storage is described by"),
+    "a count of text": (stream({"w": tensor(old(count="2"))}), "a storage is described by"),
+    "a negative count": (stream({"w": tensor(old(count=-1))}), "a storage is described by"),
+    "two counts": (
+        stream({"a": tensor(old()), "b": tensor(old(count=1), (1,))}), "the storage 0 is described in two ways"
+    ),
+    "two classes": (
+        stream({"a": tensor(old()), "b": tensor(old(kind=LONG), (1,))}), "the storage 0 is described in two ways"
+    ),
+    "a part of text": (stream({"w": tensor(old(view="a"))}), "a part of a storage is described by 'a'"),
+    "a part of two": (stream({"w": tensor(old(view=("1", 0)))}), "a part of a storage is described by"),
+    "a part from a fraction on": (stream({"w": tensor(old(view=("1", 0.5, 1)))}), "a part of a storage is described"),
+    "a part of a fraction": (stream({"w": tensor(old(view=("1", 0, 0.5)))}), "a part of a storage is described by"),
+    "a part before": (stream({"w": tensor(old(view=("1", -1, 1)), (1,))}), "a storage is elements -1 to 0 of 2"),
+    "a part of less than nothing": (stream({"w": tensor(old(view=("1", 1, -1)), (0,))}), "elements 1 to 0 of 2"),
+    "a part too long": (stream({"w": tensor(old(view=("1", 1, 2)), (1,))}), "a storage is elements 1 to 3 of 2"),
+    "two parts of one key": (
+        stream([tensor(old(view=("1", 0, 1)), (1,)), tensor(old(view=("1", 1, 1)), (1,))]),
+        "the part '1' of a storage is described in two ways",
+    ),
+    "a part of a fraction's key": (stream({"w": tensor(old(view=(0.5, 0, 1)), (1,))}), "the part 0.5 of a storage is"),
+    "a part of the whole's key": (stream({"w": tensor(old(view=("0", 0, 1)), (1,))}), "the part '0' of a storage is"),
+    "a key that nothing uses": (stream({"w": tensor(old())}, ("0", "1")), "the storage 1 is listed, but not once used"),
+    "a key twice": (
+        stream({"w": tensor(old())}, ("0", "0"), 2 * (struct.pack("<q", 2) + ONES)), "the storage 0 is listed, but not"
+    ),
+    "a key too few": (stream({"w": tensor(old())}, ()), "1 storages are used but not there, '0' first"),
+    "another count": (
+        stream({"w": tensor(old())}, tail=struct.pack("<q", 3) + ONES), "the storage 0 has 3 elements where 2 are due"
+    ),
+    "cut off": (stream({"w": tensor(old())})[:-1], r"the storage 0 ends at byte [0-9]+ of [0-9]+ \(truncated"),
+    "cut off in its keys": (stream({"w": tensor(old())})[:-18], "the pickle is damaged|ends early"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STREAMS)
+def test_streams(what: str, tmp_path: Path) -> None:
+    raw, words = STREAMS[what]
+    with refused(words):
+        opened(tmp_path / "a.pt", raw)
+
+
+def test_what_a_stream_may_hold(tmp_path: Path) -> None:
+    """Keys of numbers, parts of storages, a module; the bytes may end with the last storage."""
+    module = Id(("module", [1], "net.py", "source"))
+    parts = [tensor(old(0, view=(1, 1, 1)), (1,)), tensor(old(0, view=("1", 1, 1)), (1,)), tensor(old(0))]
+    got = opened(tmp_path / "a.pt", stream({"t": parts, "m": module}, tail=struct.pack("<q2f", 2, 3, 4)))
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {"t.0": [4], "t.1": [4], "t.2": [3, 4]}
+    assert got.ties == (("t.0", "t.1"),)
+    assert not [n for n in got.notes if n.kind == "unread"]
+
+
+# --- tars ---------------------------------------------------------------------------------------------------------
+
+
+def entries(*items: Any) -> bytes:
+    """Pickles, and numbers as they are."""
+    return b"".join(i if isinstance(i, bytes) and not isinstance(i, Raw) else pickled(i) for i in items)
+
+
+WHOLE = entries(1, ("0", "cpu", FLOAT), struct.pack("<q", 2) + ONES)
+VECTOR = entries(1, ("t", "0", Global("torch.FloatTensor")), struct.pack("<i4xqqq", 1, 2, 1, 0))
+
+
+def tar(names: tuple[str, ...] = ("sys_info", "pickle", "tensors", "storages"), **parts: bytes) -> bytes:
+    inside = {
+        "sys_info": pickled({"little_endian": True}), "pickle": pickled({"w": Id("t")}), "tensors": VECTOR,
+        "storages": WHOLE + pickled([]),
+    } | parts  # fmt: skip
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.USTAR_FORMAT) as made:
+        for name in names:
+            head = tarfile.TarInfo(name)
+            head.size = len(inside[name])
+            made.addfile(head, io.BytesIO(inside[name]))
+    return out.getvalue()
+
+
+def linked() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.USTAR_FORMAT) as made:
+        made.addfile(tarfile.TarInfo("sys_info"), io.BytesIO())
+        link = tarfile.TarInfo("pickle")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(link)
+    return out.getvalue()
+
+
+def views(*rows: Any) -> bytes:
+    return WHOLE + pickled(list(rows))
+
+
+def sized(*numbers: Any, code: str = "<i4xqqq", storage: Any = "0", key: Any = "t") -> bytes:
+    return entries(1, (key, storage, Global("torch.FloatTensor")), struct.pack(code, *numbers))
+
+
+def changed(at: int, raw: bytes) -> bytes:
+    whole = tar()
+    return whole[:at] + raw + whole[at + len(raw) :]
+
+
+FULL = ("sys_info", "pickle", "tensors", "storages")
+TARS: dict[str, tuple[bytes, str]] = {
+    "three members": (tar(FULL[:3]), "the tar holds pickle, sys_info, tensors, not a checkpoint"),
+    "a member twice": (tar((*FULL, "pickle")), "the tar holds 'pickle' twice"),
+    "a member cut off": (tar()[: 512 * 7 + 10], "the tar's member 'storages' is cut off"),
+    "a link": (linked(), "the tar holds a link or device 'pickle'"),
+    "another magic": (changed(1024 + 257, b"vstar"), "the tar's header at byte 1024 is damaged"),
+    "a size of 9": (changed(1024 + 124, b"9"), "the tar's header at byte 1024 is damaged"),
+    "a checksum of letters": (changed(1024 + 148, b"x"), "the tar's header at byte 1024 is damaged"),
+    "another checksum": (changed(1024 + 100, b"1"), "the tar's header at byte 1024 has a wrong checksum"),
+    "a big-endian machine": (tar(sys_info=pickled({"little_endian": False})), "is of a big-endian machine"),
+    "a system of text": (tar(sys_info=pickled("little")), "is of a big-endian machine, which torch does not read"),
+    "an object that is not there": (tar(pickle=pickled({"w": Id("u")})), "the object refers to 'u', which is not"),
+    "an object by a fraction": (tar(pickle=pickled({"w": Id(0.5)})), "the object refers to 0.5, which is not there"),
+    "bytes after the object": (tar(pickle=pickled({"w": Id("t")}) + b"ab"), "2 bytes follow the pickle of the object"),
+    "no count": (tar(storages=pickled("1")), "the tar holds '1' entries"),
+    "a negative count": (tar(storages=pickled(-1)), "the tar holds -1 entries"),
+    "too many": (tar(storages=pickled(2**24 + 1)), "the tar holds 16777217 entries"),
+    "an entry of two": (tar(storages=entries(1, ("0", "cpu"))), "an entry of the tar is"),
+    "an entry by a fraction": (tar(storages=entries(1, (0.5, "cpu", FLOAT))), "an entry of the tar is"),
+    "an entry by a list": (tar(storages=entries(1, ["0", "cpu", FLOAT])), "an entry of the tar is"),
+    "a storage of no class": (tar(storages=entries(1, ("0", "cpu", 3), b"\0" * 8)), "a storage of the class 3"),
+    "fewer than none": (tar(storages=entries(1, ("0", "cpu", FLOAT), struct.pack("<q", -1))), "a storage of -1"),
+    "one too many": (
+        tar(storages=entries(1, ("0", "cpu", FLOAT), struct.pack("<q", 3) + ONES)), "the tar's member ends at [0-9]+, "
+    ),
+    "two storages of one key": (
+        tar(storages=entries(2, *(("0", "cpu", FLOAT), struct.pack("<q", 2) + ONES) * 2)), "two things with the key '0'"
+    ),
+    "no list of views": (tar(storages=WHOLE + pickled(())), "the list of storage views is damaged"),
+    "a view of three": (tar(storages=views(("v", "0", 0))), "a storage view is"),
+    "a view by a list": (tar(storages=views(["v", "0", 0, 1])), "a storage view is"),
+    "a view from before": (tar(storages=views(("v", "0", -1, 1))), "a storage view is"),
+    "a view of a fraction": (tar(storages=views(("v", "0", 0, 0.5))), "a storage view is"),
+    "a view with a key of None": (tar(storages=views((None, "0", 0, 1))), "a storage view is .None"),
+    "a view of None": (tar(storages=views(("v", None, 0, 1))), "a storage view is .'v', None"),
+    "a view of nothing": (tar(storages=views(("v", "1", 0, 1))), "a storage view reaches out of its storage"),
+    "a view too long": (tar(storages=views(("v", "0", 1, 2))), "a storage view reaches out of its storage"),
+    "a view of a storage's key": (tar(storages=views(("0", "0", 0, 1))), "two things with the key '0'"),
+    "65 axes": (tar(tensors=sized(65, 0, 0, 0)), "a tensor of 65 dimensions"),
+    "fewer axes than none": (tar(tensors=sized(-1, 0, 0, 0)), "a tensor of -1 dimensions"),
+    "cut in its numbers": (tar(tensors=sized(2, 1, 1, 0)), "the tar's member ends at [0-9]+, [0-9]+ is needed"),
+    "a storage that is not there": (tar(tensors=sized(1, 2, 1, 0, storage="9")), "a tensor of the storage '9', which"),
+    "a tensor beyond its storage": (tar(tensors=sized(1, 3, 1, 0)), "reaches byte 12 of the storage '0', which has 8"),
+    "a tensor of a storage's key": (tar(tensors=sized(1, 2, 1, 0, key="0")), "two things with the key '0'"),
+    "a pickle cut off": (tar(tensors=pickled(1)[:-1]), "the pickle ends early"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TARS)
+def test_tars(what: str, tmp_path: Path) -> None:
+    raw, words = TARS[what]
+    with refused(words):
+        opened(tmp_path / "a.pt", raw)
+
+
+def test_what_a_tar_may_hold(tmp_path: Path) -> None:
+    """Views of views, keys of numbers, tuples as ids, a folder, an object longer than the first window."""
+    tensors = sized(1, 1, 1, 0, storage="w", key=7)
+    rows = views(("v", "0", 0, 2), ("w", "v", 1, 1))
+    value = {"w": Id(7), "m": Id(("module", [1], "a", "b")), "i": Id((3,)), "n": Id(()), "long": "x" * 70_000}
+    got = opened(tmp_path / "a.pt", tar(storages=rows, tensors=tensors, pickle=pickled(value)))
+    assert got["w"].numpy().tolist() == [1]
+    assert {k: v for k, v in got.details["values"].items() if k in "imn"} == {"m": [1], "i": 3, "n": None}
+    many = entries(
+        1,
+        (
+            7,
+            "0",
+            Global("torch.FloatTensor"),
+        ),
+        struct.pack("<i4xqqq", 1, 2, 1, 0),
+    )
+    padded = Raw(pickled("y" * 70_000)[2:-1])
+    long = entries(1, (7, "0", padded), struct.pack("<i4xqqq", 1, 2, 1, 0))  # a pickle longer than the first window
+    for tensors in (many, long):
+        assert opened(tmp_path / "a.pt", tar(tensors=tensors, pickle=pickled({"w": Id(7)})))["w"].shape == (2,)
+    axes = entries(1, ("t", "0", 0), struct.pack("<i4x64q64qq", 64, *(1,) * 128, 0))
+    assert opened(tmp_path / "a.pt", tar(tensors=axes))["w"].shape == (1,) * 64
+
+
+# --- distributed --------------------------------------------------------------------------------------------------
+
+META = "torch.distributed.checkpoint.metadata."
+
+
+def record(name: str, **state: Any) -> Call:
+    return Call(Global(name if "." in name else META + name), (), (state,), new=True)
+
+
+def chunk(offsets: Any, sizes: Any) -> Call:
+    return record("ChunkStorageMetadata", offsets=offsets, sizes=sizes)
+
+
+def mapping(*pairs: tuple[Any, Any]) -> Raw:
+    return Raw(b"}(" + b"".join(pickled(x)[2:-1] for pair in pairs for x in pair) + b"u")
+
+
+def info(path: Any = "__0_0.distcp", start: Any = 0, size: Any = None, **more: Any) -> Call:
+    name = "torch.distributed.checkpoint.filesystem._StorageInfo"
+    return record(name, relative_path=path, offset=start, length=len(CHUNK) if size is None else size, **more)
+
+
+def index(offset: Any = (0, 0), name: str = "w") -> Call:
+    return record("MetadataIndex", fqn=name, offset=offset)
+
+
+CHUNK = archive(tensor(None, (1, 2), (2, 1)), {"0": ONES})
+WHOLE_NUMBERS = archive(tensor(stored(kind=Global("torch.IntStorage")), (1, 2), (2, 1)), {"0": ONES})
+EMPTY = archive(tensor(None, (0, 2), (2, 1)), {"0": ONES})
+FLAT = archive(tensor(), {"0": ONES})
+TOP, BOTTOM = chunk((0, 0), (1, 2)), chunk((1, 0), (1, 2))
+PLACES = ((index(), info()), (index((1, 0)), info(start=len(CHUNK))))
+
+
+def described(chunks: Any, size: Any = (2, 2), name: Any = "w") -> dict[Any, Any]:
+    return {name: record("TensorStorageMetadata", size=size, chunks=chunks)}
+
+
+def folder(at: Path, about: Any, places: Any = PLACES, data: bytes = CHUNK * 2) -> Path:
+    storage = mapping(*places) if isinstance(places, tuple) else places
+    root = record("Metadata", state_dict_metadata=about, storage_data=storage, planner_data=None)
+    (at / ".metadata").write_bytes(pickled(root))
+    (at / "__0_0.distcp").write_bytes(data)
+    return at
+
+
+ONE = ((index(), info()),)
+FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
+    "a tensor called 3": ({"about": described([TOP, BOTTOM], name=3)}, "describes a tensor called 3, which is not"),
+    "no descriptions": ({"about": [1]}, "<metadata.Metadata> has no proper state_dict_metadata"),
+    "no places": ({"about": {}, "places": [1]}, "<metadata.Metadata> has no proper storage_data"),
+    "a size of fractions": ({"about": described([TOP], (1.0, 2))}, r"has the size \(1.0, 2\), not whole numbers"),
+    "a size of 65 axes": ({"about": described([TOP], (1,) * 65)}, "has the size .*, not whole numbers"),
+    "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
+    "a chunk of text": ({"about": described(["w"])}, "'w' has no proper offsets"),
+    "a chunk of one offset": ({"about": described([chunk((0,), (1, 2))])}, r"a chunk at \[0\] of size \[1, 2\] is not"),
+    "a chunk of one size": ({"about": described([chunk((0, 0), (2,))])}, r"a chunk at \[0, 0\] of size \[2\] is not"),
+    "a chunk before": ({"about": described([chunk((-1, 0), (1, 2))])}, r"a chunk at \[-1, 0\] of size .* is not part"),
+    "a chunk that is not stored": (
+        {"about": described([TOP, BOTTOM]), "places": ONE}, "a chunk of it is described but not stored"
+    ),
+    "a chunk of another shape": (
+        {"about": described([chunk((0, 0), (2, 2))])}, r"its chunk at \[0, 0\] is float32\[1, 2\], not as described"
+    ),
+    "a chunk of another dtype": (
+        {
+            "about": described([TOP, BOTTOM]), "data": CHUNK + WHOLE_NUMBERS,
+            "places": (PLACES[0], (index((1, 0)), info(start=len(CHUNK), size=len(WHOLE_NUMBERS)))),
+        }, r"its chunk at \[1, 0\] is int32\[1, 2\], not as described",
+    ),
+    "a chunk of a number": (
+        {"about": described([TOP]), "places": ((index(), info(size=len(archive(3, {})))),), "data": archive(3, {})},
+        "a chunk of it is not a plain tensor",
+    ),
+    "chunks beyond": ({"about": described([TOP, BOTTOM], (1, 2))}, r"a chunk at \[1, 0\] of size \[1, 2\] reaches out"),
+    "chunks too narrow": ({"about": described([TOP, BOTTOM], (2, 3))}, r"its chunks do not fill its shape \[2, 3\]"),
+    "a chunk too few": ({"about": described([TOP]), "places": ONE}, r"its chunks do not fill its shape \[2, 2\]"),
+    "a chunk twice": ({"about": described([TOP, TOP])}, r"its chunk at \[0, 0\] overlaps another"),
+    "no chunks of nothing": ({"about": described([], (0, 2))}, "has no chunks"),
+    "no chunks": ({"about": described([])}, r"its chunks do not fill its shape \[2, 2\]"),
+    "through a transform": (
+        {"about": described([TOP]), "places": ((index(), info(transform_descriptors=["zstd"])),)},
+        r"is stored through a transform \(compressed\?\), which is not read",
+    ),
+    "two things at one place": (
+        {"about": described([TOP]), "places": (PLACES[0], (index((1, 0)), info(start=len(CHUNK) - 1)))},
+        f"two things are stored at byte {len(CHUNK) - 1} of __0_0.distcp",
+    ),
+    "beyond the file": (
+        {"about": described([TOP]), "places": ((index(), info(start=len(CHUNK) + 1)),)},
+        f"lies at bytes {len(CHUNK) + 1} to {2 * len(CHUNK) + 1} of {2 * len(CHUNK)} .truncated",
+    ),
+    "before the file": ({"about": described([TOP]), "places": ((index(), info(start=-1)),)}, "lies at bytes -1 to "),
+    "of less than nothing": ({"about": described([TOP]), "places": ((index(), info(size=-1)),)}, "lies at bytes 0 to"),
+    "at a fraction": ({"about": described([TOP]), "places": ((index(), info(start=0.5)),)}, "has no proper offset"),
+    "in a file called 3": ({"about": described([TOP]), "places": ((index(), info(3)),)}, "no proper relative_path"),
+    "of an offset of text": ({"about": described([TOP]), "places": ((index("00"), info()),)}, "has no proper offset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_folders(what: str, tmp_path: Path) -> None:
+    said, words = FOLDERS[what]
+    with refused(words):
+        ckptconv.open(folder(tmp_path, **said))
+
+
+def test_what_a_folder_may_hold(tmp_path: Path) -> None:
+    got = ckptconv.open(folder(tmp_path, described([BOTTOM, TOP])))
+    assert got["w"].numpy().tolist() == [[1, 1], [1, 1]]
+    place = ((index(), info(size=len(EMPTY))),)
+    got = ckptconv.open(folder(tmp_path, described([chunk((0, 0), (0, 2))], (0, 2)), place, EMPTY))
+    assert got["w"].numpy().shape == (0, 2)
+
+
+# --- exported programs --------------------------------------------------------------------------------------------
+
+WEIGHTS = "m/data/weights/model_weights_config.json"
+
+
+def sizes(*values: Any) -> list[dict[str, Any]]:
+    return [{"as_int": n} for n in values]
+
+
+def weight(path: str = "weight_0", pickled: bool = False, **said: Any) -> dict[str, Any]:
+    meta = {"dtype": 7, "sizes": sizes(2), "strides": sizes(1), "storage_offset": {"as_int": 0}, "layout": 7} | said
+    return {"path_name": path, "use_pickle": pickled, "tensor_meta": meta}
+
+
+def program(config: Any = None, **more: bytes) -> bytes:
+    table = json.dumps({"config": config} if config is not None else {}).encode()
+    members = {"m/archive_format": b"pt2", "m/data/weights/weight_0": ONES, WEIGHTS: table}
+    return zipped(members | {f"m/{name}": raw for name, raw in more.items()})
+
+
+PROGRAMS: dict[str, tuple[bytes, str]] = {
+    "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"is a compiled PyTorch package \(AOTInductor\)"),
+    "of an old torch": (zipped({"serialized_state_dict.pt": b""}), "is a torch.export program of torch before 2.8"),
+    "no config": (program(), "its table of weights has no config"),
+    "a config of a list": (program([]), "its table of weights has no config"),
+    "an entry of text": (program({"w": "x"}), "its table of weights has no proper entry for it: TypeError"),
+    "no dtype": (program({"w": {"path_name": "weight_0", "tensor_meta": {}}}), "no proper entry for it: KeyError 'dty"),
+    "an unknown dtype": (program({"w": weight(dtype=99)}), r"stored in a way that is not read \(dtype 99, layout 7\)"),
+    "a dtype of text": (program({"w": weight(dtype="7")}), r"in a way that is not read \(dtype 7, layout 7\)"),
+    "sparse": (program({"w": weight(layout=1)}), r"in a way that is not read \(dtype 7, layout 1\)"),
+    "pickled": (program({"w": weight(pickled=True)}), r"in a way that is not read \(dtype 7, layout 7, pickled\)"),
+    "elsewhere": (program({"w": weight("weight_1")}), "its data weight_1 is missing"),
+    "a size by name": (program({"w": weight(sizes=sizes("s0"))}), "ValueError a size that is not a whole number"),
+    "65 sizes": (program({"w": weight(sizes=sizes(*[1] * 65))}), "ValueError a size that is not a whole number"),
+    "beyond its bytes": (program({"w": weight(sizes=sizes(3))}), "reaches byte 12 of the storage 'weight_0', which"),
+    "two dtypes, big-endian": (
+        program({"a": weight(), "b": weight(dtype=4)}, byteorder=b"big"), "shares big-endian data with a tensor of"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_programs(what: str, tmp_path: Path) -> None:
+    raw, words = PROGRAMS[what]
+    with refused(words):
+        opened(tmp_path / "a.pt2", raw)
+
+
+def test_what_a_program_may_hold(tmp_path: Path) -> None:
+    raw = program({"a": weight(), "b": weight(dtype=4, sizes=sizes(*[1] * 63, 2), strides=sizes(*[1] * 64))})
+    got = opened(tmp_path / "a.pt2", raw)
+    assert [t.dtype.name for t in got.values()] == ["float32", "int32"]
+    assert got["b"].shape[-2:] == (1, 2)
+
+
+# --- sparse and quantised -----------------------------------------------------------------------------------------
+
+CSR = ("sparse_csr", [0, 1, 2], [1, 0])
+
+
+def integers(key: str, values: Any) -> tuple[Call, bytes]:
+    array = np.array(values, "<i8")
+    strides = tuple(s // 8 for s in array.strides)
+    return tensor(stored(key, array.size, LONG), array.shape, strides), array.tobytes()
+
+
+def sparse(layout: str, *indices: Any, shape: tuple[int, ...] = (2, 3), values: Any = (1.0, 2.0)) -> bytes:
+    held = np.array(values, "<f4")
+    made = [integers(str(i), row) for i, row in enumerate(indices)]
+    last = tensor(stored("v", held.size), held.shape, tuple(s // 4 for s in held.strides))
+    how = Call(Global("torch.serialization._get_layout"), (f"torch.{layout}",))
+    value = Call(Global("torch._utils._rebuild_sparse_tensor"), (how, (*(t for t, _ in made), last, shape)))
+    return archive({"w": value}, {str(i): raw for i, (_, raw) in enumerate(made)} | {"v": held.tobytes()})
+
+
+SPARSE: dict[str, tuple[bytes, str]] = {
+    "before": (sparse("sparse_coo", [[0, -1], [0, 0]]), "indices do not fit its shape .2, 3.: negative or too many"),
+    "three rows of two": (sparse("sparse_coo", [[0, 1]] * 3), "do not fit its shape .2, 3.: negative or too many"),
+    "beyond": (sparse("sparse_coo", [[0, 2], [0, 0]]), r"its sparse indices do not fit its shape \[2, 3\]: index 2"),
+    "falling": (sparse("sparse_csr", [0, 2, 1], [1, 0]), "the compressed indices do not rise from 0 to the number of"),
+    "not from 0": (sparse("sparse_csr", [1, 1, 2], [1, 0]), "the compressed indices do not rise from 0"),
+    "not to the end": (sparse("sparse_csr", [0, 1, 1], [1, 0]), "the compressed indices do not rise from 0"),
+    "a column before": (sparse("sparse_csr", [0, 1, 2], [1, -1]), "the compressed indices do not rise from 0"),
+    "a column beyond": (sparse("sparse_csr", [0, 1, 2], [1, 3]), r"do not fit its shape \[2, 3\]: index 3 is out"),
+    "batches": (sparse(*CSR, shape=(1, 2, 3)), "batches of compressed sparse tensors are not computed"),
+    "batches of indices": (sparse("sparse_csr", [[0, 1, 2]], [1, 0]), "batches of compressed sparse tensors are not"),
+    "batches of values": (sparse(*CSR, values=[[1.0], [2.0]]), "batches of compressed sparse tensors are not computed"),
+    "blocks that do not divide": (
+        sparse("sparse_bsr", [0, 1], [0], values=[[[1.0, 2.0]]]), r"its sparse indices do not fit its shape \[2, 3\]:"
+    ),
+    "blocks of nothing": (
+        sparse("sparse_bsr", [0, 1], [0], values=np.zeros((1, 0, 1))), r"its sparse indices do not fit its shape \[2, 3"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SPARSE)
+def test_sparse(what: str, tmp_path: Path) -> None:
+    raw, words = SPARSE[what]
+    with refused(words):
+        opened(tmp_path / "a.pt", raw, densify=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (sparse("sparse_coo", [[1, 1], [2, 2]]), [[0, 0, 0], [0, 0, 3]]),
+        (sparse("sparse_coo", [[1, 0]], values=[[1, 2, 3], [4, 5, 6]]), [[4, 5, 6], [1, 2, 3]]),
+        (sparse("sparse_coo", np.zeros((2, 0)), values=[]), [[0, 0, 0], [0, 0, 0]]),
+        (sparse(*CSR), [[0, 1, 0], [2, 0, 0]]),
+        (sparse("sparse_csc", [0, 0, 2, 2], [0, 1]), [[0, 1, 0], [0, 2, 0]]),
+        (sparse("sparse_bsr", [0, 1, 2], [2, 0], values=[[[1.0]], [[2.0]]]), [[0, 0, 1], [2, 0, 0]]),
+    ],
+)
+def test_sparse_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
+    assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == expected
+
+
+def test_a_sparse_shape_costs_nothing_to_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "MAX_DENSE", 24)
+    assert opened(tmp_path / "a.pt", sparse(*CSR), densify=True)["w"].shape == (2, 3)
+    monkeypatch.setattr(dense, "MAX_DENSE", 23)
+    with refused(r"sparse of shape \[2, 3\]: more than 23 bytes when dense"):
+        opened(tmp_path / "a.pt", sparse(*CSR), densify=True)
+
+
+def quantised(scheme: str, *numbers: Any) -> bytes:
+    held = tensor(stored("q", 6, Global("torch.QInt8Storage")), (2, 3), (3, 1)).args
+    scales = np.array([0.5, 2.0], "<f4").tobytes()
+    value = Call(
+        Global("torch._utils._rebuild_qtensor"), (*held[:4], (Global(f"torch.{scheme}"), *numbers), False, ORDERED)
+    )
+    return archive({"w": value}, {"q": bytes(range(6)), "s": scales})
+
+
+SCALES = tensor(stored("s"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (quantised("per_tensor_affine", 0.5, 1), [[-0.5, 0, 0.5], [1, 1.5, 2]]),
+        (quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0), [[-0.5, 0, 0.5], [0, 2, 4]]),
+        (quantised("per_channel_affine", [1.0, 2.0, 3.0], [0, 1, 2], 1), [[0, 0, 0], [3, 6, 9]]),
+        (quantised("per_channel_affine_float_qparams", SCALES, SCALES, 0), [[0.5, 1, 1.5], [8, 10, 12]]),
+    ],
+)
+def test_quantised_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
+    assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == expected
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_scales_of_another_shape(which: int, tmp_path: Path) -> None:
+    column = tensor(stored("s"), (2, 1), (1, 1))
+    numbers = [column, SCALES] if which else [SCALES, column]
+    with refused(r"its scales do not fit its shape \[2, 3\]: \[2.* scales, \[2.* zero points along axis 0"):
+        opened(tmp_path / "a.pt", quantised("per_channel_affine_float_qparams", *numbers, 0), densify=True)
+
+
+# --- TorchScript --------------------------------------------------------------------------------------------------
+
+
+def script(value: Any, constants: Any = None) -> bytes:
+    members = {"a/data.pkl": pickled(value), "a/data/0": ONES, "a/constants/0": ONES, "a/version": b"3"}
+    return zipped(members | ({"a/constants.pkl": pickled(constants)} if constants is not None else {}))
+
+
+def test_scripts(tmp_path: Path) -> None:
+    got = opened(tmp_path / "a.pt", script({"w": tensor()}, (1, tensor())))
+    assert list(got) == ["w", "constants.1"]
+    assert [n.names for n in got.notes if "unnamed constants" in n.text] == [("constants.1",)]
+    (tmp_path / "b.pt").write_bytes(script({"w": tensor()}))
+    assert list(ckptconv.open(tmp_path / "b.pt", format="torchscript")) == ["w"]
+    with refused("attributes and constants of the same names:\n *constants.0"):
+        opened(tmp_path / "a.pt", script({"constants": [tensor()]}, (tensor(),)))
+
+
+# --- recorded objects ---------------------------------------------------------------------------------------------
+
+
+def dtensor(placements: Any, shape: tuple[int, ...] = (2,)) -> Call:
+    where = "torch.distributed.tensor"
+    spec = Call(Global(f"{where}._dtensor_spec.DTensorSpec"), (), ({"placements": placements},), new=True)
+    state = {"_local_tensor": tensor(), "_spec": spec}
+    make, kind = Global("torch._utils._rebuild_wrapper_subclass"), Global(f"{where}.DTensor")
+    args = (kind, Global("torch.float32"), shape)
+    return Call(Global("torch._tensor._rebuild_from_type_v2"), (make, kind, args, state))
+
+
+def placed(name: str) -> Call:
+    return Call(Global(f"torch.distributed.tensor.placement_types.{name}"), (), (), new=True)
+
+
+@pytest.mark.parametrize(
+    ("placements", "shape", "read"),
+    [
+        ((placed("Shard"), placed("Replicate")), (2,), True),
+        ((placed("Shard"), placed("Partial")), (2,), False),
+        ([placed("Shard")], (2,), False),
+        ((placed("Shard"),), (4,), False),
+        ((3,), (2,), False),
+    ],
+)
+def test_shards_of_a_dtensor(placements: Any, shape: tuple[int, ...], read: bool, tmp_path: Path) -> None:
+    raw = archive({"w": dtensor(placements, shape)}, {"0": ONES})
+    if read:
+        assert opened(tmp_path / "a.pt", raw, opaque=True)["w"].numpy().tolist() == [1, 1]
+        return
+    with refused(r"w: a DTensor of which this file holds a part \(\[2\] of"):
+        opened(tmp_path / "a.pt", raw, opaque=True)
+
+
+def test_objects_give_all_that_they_hold(tmp_path: Path) -> None:
+    """States that are no dictionaries, items, pairs, and arguments."""
+    thing = Call(Global("x.Y"), (tensor(), 1, ()), (({"a": tensor()}, [tensor()], 3),))
+    row = Raw(pickled(Call(Global("x.Rows")))[2:-1] + b"(" + pickled(tensor())[2:-1] + b"e")
+    table = Raw(pickled(Call(Global("x.Table")))[2:-1] + b"(K\1" + pickled(tensor())[2:-1] + b"u")
+    members = Raw(b"cx\nSet\n)R(" + pickled(tensor())[2:-1] + b"\x90")
+    got = opened(tmp_path / "a.pt", archive([thing, row, table, members], {"0": ONES}), opaque=True)
+    assert list(got) == ["0.a", "0.state.1.0", "0.args.0", "1.0", "2.1", "3.0"]
