@@ -53,7 +53,7 @@ MEMORY = 16 << 30  # bytes of address space of a test process: torch reserves mu
 PATIENCE = 4.0  # times as long as on the unchanged package ...
 LEAST = 20.0  # ... and this many seconds more, is a hang
 FIRST = 900.0  # seconds that a test file may take on the unchanged package
-MOST = 60  # tests that are chosen by coverage for one mutant
+MOST = 30  # tests that are chosen by coverage for one mutant
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
@@ -220,7 +220,7 @@ class Bench:
         """Run single tests on the unchanged package, all in one process."""
         with tempfile.TemporaryFile() as output:
             arguments = ["--maxfail=0", "-rfE", "-vv", "--durations=0", *tests]
-            self.trees[0].run(arguments, FIRST, output.fileno())
+            self.trees[0].run(arguments, 4 * FIRST, output.fileno())
             output.seek(0)
             self.seconds |= timed(output.read().decode(errors="replace"))
 
