@@ -44,7 +44,16 @@ from ..storage.paths import file_name
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
-WHOLE = {"saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding"}
+WHOLE = {
+    "saved_model.pb",
+    "saved_model.pbtxt",
+    ".metadata",
+    "zarr.json",
+    ".zgroup",
+    "_METADATA",
+    "_sharding",
+    "manifest.ocdbt",
+}
 MAX_INDEX = 2**26  # bytes
 
 

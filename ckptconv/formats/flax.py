@@ -47,21 +47,10 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    with Reader(url) as f:
-        walker = Walker(f)
-        root = walker.value(0)
-        if walker.at != f.size:
-            raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
     tensors: dict[str, Tensor] = {}
     numbers, skipped, collisions = [], [], []
-    room, most = NAME_RATIO * f.size + 2**20, MAX_NUMBERS + f.size // 1000
-    if _numbers(root) > most:  # checked before the first becomes a tensor
-        raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
-    for path, leaf in _leaves((), root):
+    for path, leaf in contents(url):
         name = "/".join(path)
-        room -= len(name)
-        if room < 0:  # the keys of outer maps prefix all names inside them
-            raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
         if isinstance(leaf, Other):
             skipped.append(f"{name}: {leaf.what}")
             continue
@@ -69,7 +58,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             collisions.append(name)
         if not isinstance(leaf, (Array, dict)):
             numbers.append(name)
-        tensors[name] = _tensor(name, leaf, url)
+        tensors[name] = tensor(name, leaf, url)
     if collisions:
         raise NameCollision(f"names are equal because a key contains '/':\n{listing(collisions)}", url=url)
     notes = (
@@ -77,6 +66,23 @@ def open(url: str, how: Reading) -> Checkpoint:
         Note("skipped", "values that are not tensors", tuple(skipped)),
     )
     return Checkpoint(tensors, format="flax", urls=(url,), notes=tuple(n for n in notes if n.names))
+
+
+def contents(url: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The leaves of the maps in a file, with the keys that lead to each: arrays, numbers, or `Other`."""
+    with Reader(url) as f:
+        walker = Walker(f)
+        root = walker.value(0)
+        if walker.at != f.size:
+            raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
+    room, most = NAME_RATIO * f.size + 2**20, MAX_NUMBERS + f.size // 1000
+    if _numbers(root) > most:  # checked before the first becomes a tensor
+        raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
+    for path, leaf in _leaves((), root):
+        room -= sum(map(len, path)) + len(path) - 1
+        if room < 0:  # the keys of outer maps prefix all names inside them
+            raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
+        yield path, leaf
 
 
 def _numbers(node: Any) -> int:
@@ -100,7 +106,8 @@ def _leaves(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves((*path, key), item)
 
 
-def _tensor(name: str, leaf: Any, url: str) -> Tensor:
+def tensor(name: str, leaf: Any, url: str) -> Tensor:
+    """The tensor of a leaf: an array, one in chunks, or a number."""
     if isinstance(leaf, Array):
         ops = SUB_BYTE.get(leaf.kind.name, ())
         return plain(name, leaf.kind, leaf.shape, Span(url, leaf.start, leaf.size), ops=ops)

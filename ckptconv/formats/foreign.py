@@ -15,7 +15,6 @@ from ..messages import printable
 from ..storage.files import Seen
 
 MAX_NAMES = 8  # names of files in a message
-ORBAX = {"_CHECKPOINT_METADATA", "manifest.ocdbt"}
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
@@ -49,8 +48,6 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
     """A description of a folder that is not a checkpoint itself; `suffixes` are those of checkpoints."""
     if not files:
         return "holds no checkpoint: it is empty"
-    if ORBAX & set(files):
-        return "is an Orbax checkpoint, which is not read; restore it and save it as msgpack, safetensors or .npz"
     if deepspeed := _deepspeed(files):
         return deepspeed
     single = [n for n in files if n.lower().endswith(suffixes)]

@@ -124,7 +124,7 @@ FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "no checkpoint": (["readme.txt", "x.py"], 3, "its files are readme.txt, x.py"),
     "one": (["a.npz"], 3, "give a file in it (a.npz)"),
     "several": (["a.npz", "b.h5", "c.txt"], 3, "give a file in it (a.npz, b.h5)"),
-    "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 3, "Orbax"),
+    "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 4, "no node of a database"),
     "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }
 

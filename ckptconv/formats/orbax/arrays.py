@@ -1,0 +1,228 @@
+"""An array's chunks as parts of a tensor: spans where they are stored as they are, else to be unpacked by `decode`.
+
+What is absent consists of the fill value: it becomes few boxes, however many chunks the grid has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from ...checkpoint import Tensor, plain
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import brief, printable
+from ...moves.part import Coded, Data, Held, Part, Span, c_strides, elements
+from ...storage.files import Reader
+from ...storage.ranges import InMemory
+from ..flax import SUB_BYTE
+from . import codecs
+from .values import Value
+from .zarr import Array
+
+LOOSE = SUB_BYTE | {"bool": ("bool",)}
+ABSENT = 2**64 - 1  # in a shard's index: a chunk that consists of the fill value
+
+Place = tuple[int, ...]
+
+
+class Chunk(NamedTuple):
+    """A chunk that is there: its place in the array's elements, its full shape, and how its bytes become elements."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    value: Value
+    codecs: tuple[str, ...]
+    swap: bool
+    order: tuple[int, ...]
+
+
+class Made(NamedTuple):
+    """A tensor, and how many of its elements no chunk holds."""
+
+    tensor: Tensor
+    absent: int
+
+
+def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
+    """The tensor of an array whose chunks lie at these places of its grid."""
+    total = elements(array.shape, url=array.url, tensor=name)
+    if not total:
+        return Made(plain(name, array.kind, array.shape, Held(b"")), 0)
+    parts, absent = list[Part](), 0
+    for place, value in chunks.items():
+        if array.inner is None:
+            at = tuple(i * c for i, c in zip(place, array.chunk, strict=True))
+            chunk = Chunk(at, array.chunk, value, array.codecs, array.swap, array.order)
+            parts.append(_part(array, chunk, name))
+        else:
+            inside, empty = _shard(array, place, value, name)
+            parts += inside
+            absent += sum(prod(p.shape) for p in empty)
+            parts += empty
+    gaps = [_filled(array, lo, hi, array.chunk, name) for lo, hi in holes(array.grid, sorted(chunks))]
+    parts += gaps
+    absent += sum(prod(p.shape) for p in gaps)
+    return Made(Tensor(name, array.kind, array.shape, tuple(parts)), absent)
+
+
+def _part(array: Array, chunk: Chunk, name: str) -> Part:
+    """The part that a chunk fills: what of it lies in the array, since chunks at the edges are whole."""
+    kind = array.kind
+    size = elements(chunk.shape, url=array.url, tensor=name) * kind.itemsize
+    box = tuple(min(c, n - a) for c, n, a in zip(chunk.shape, array.shape, chunk.start, strict=True))
+    packed = c_strides([chunk.shape[i] for i in chunk.order])
+    strides = [0] * len(packed)
+    for axis, stride in zip(chunk.order, packed, strict=True):
+        strides[axis] = stride
+    steps = c_strides(array.shape)
+    start = sum(a * s for a, s in zip(chunk.start, steps, strict=True))
+    ops = LOOSE.get(kind.name, ()) + (("swap",) if chunk.swap else ())
+    return Part(_data(array, chunk, size, name), kind, box, 0, tuple(strides), start, steps, ops)
+
+
+def _data(array: Array, chunk: Chunk, size: int, name: str) -> Data:
+    value, packed = chunk.value, chunk.codecs
+    if not packed:
+        if value.size != size:
+            what = f"a chunk of {list(chunk.shape)} has {value.size} bytes, not {size} (truncated?)"
+            raise CorruptCheckpoint(what, url=value.url, tensor=name)
+        return Span(value.url, value.start, size) if value.data is None else Held(value.data)
+    if size > codecs.ratio(packed) * value.size + 64:
+        what = f"a chunk of {list(chunk.shape)} claims {size} bytes, packed into {value.size}"
+        raise UnsafeCheckpoint(what, url=value.url, tensor=name)
+    where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
+    return Coded(__name__, value.url, f"{','.join(packed)}:{where}", size)
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    """The elements of a chunk, in its own order."""
+    packed, _, where = coded.key.partition(":")
+    if where.startswith("="):
+        data = bytes.fromhex(where[1:])
+        yield from codecs.unpack(packed.split(","), InMemory(coded.url, data), 0, len(data), coded.size)
+        return
+    start, _, size = where.partition("+")
+    with Reader(coded.url) as f:
+        yield from codecs.unpack(packed.split(","), f, int(start), int(size), coded.size)
+
+
+# --- chunks in a chunk ------------------------------------------------------------------------------------------
+
+
+def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Part], list[Part]]:
+    """The chunks in a chunk, by its index; and what consists of the fill value."""
+    inner = array.inner
+    if inner is None:
+        return [], []
+    grid = tuple(c // i for c, i in zip(array.chunk, inner.chunk, strict=True))
+    count = prod(grid)
+    size = 16 * count + 4 * inner.checked
+    if size > value.size:
+        what = f"a chunk of {value.size} bytes has no room for the index of its {count} chunks (truncated?)"
+        raise CorruptCheckpoint(what, url=value.url, tensor=name)
+    raw = value.part(value.size - size if inner.at_end else 0, size)
+    if inner.checked:
+        codecs.check(InMemory(value.url, raw), 0, size)
+    start = tuple(i * c for i, c in zip(place, array.chunk, strict=True))
+    there, taken = dict[Place, Chunk](), list[tuple[int, int]]()
+    for number in range(count):
+        at, length = (int.from_bytes(raw[16 * number + i : 16 * number + i + 8], "little") for i in (0, 8))
+        if (at, length) == (ABSENT, ABSENT):
+            continue
+        if at + length > value.size:
+            what = f"a chunk lies at bytes {at} to {at + length} of {value.size} (truncated?)"
+            raise CorruptCheckpoint(what, url=value.url, tensor=name)
+        index = _unravel(number, grid)
+        inside = tuple(s + i * c for s, i, c in zip(start, index, inner.chunk, strict=True))
+        taken.append((at, length))
+        if all(a < n for a, n in zip(inside, array.shape, strict=True)):  # else beyond the edge: padding
+            there[index] = Chunk(inside, inner.chunk, _within(value, at, length), inner.codecs, inner.swap, inner.order)
+    _check_apart(sorted(taken), value, name)
+    edge = tuple(min(g, -(-(n - s) // c)) for g, n, s, c in zip(grid, array.shape, start, inner.chunk, strict=True))
+    empty = [_filled(array, lo, hi, inner.chunk, name, start) for lo, hi in holes(edge, sorted(there))]
+    return [_part(array, c, name) for c in there.values()], empty
+
+
+def _within(value: Value, at: int, size: int) -> Value:
+    if value.data is not None:
+        return value._replace(size=size, data=value.data[at : at + size])
+    return value._replace(start=value.start + at, size=size)
+
+
+def _check_apart(taken: Sequence[tuple[int, int]], value: Value, name: str) -> None:
+    end = 0
+    for at, size in taken:
+        if size and at < end:
+            raise CorruptCheckpoint(f"two of its chunks share the byte {at}", url=value.url, tensor=name)
+        end = max(end, at + size)
+
+
+def _unravel(number: int, grid: Place) -> Place:
+    out = []
+    for n in reversed(grid):
+        number, i = divmod(number, n)
+        out.append(i)
+    return tuple(reversed(out))
+
+
+# --- what is absent ---------------------------------------------------------------------------------------------
+
+
+def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
+    """Boxes [lo, hi) of a grid that, with the cells `there` (sorted), tile it; about as many as there are cells."""
+    if not there:
+        if all(grid):
+            yield (0,) * len(grid), grid
+        return
+    if not grid:
+        return
+    at, before = 0, 0
+    while at <= len(there):
+        index = there[at][0] if at < len(there) else grid[0]
+        if index > before:
+            yield (before, *(0 for _ in grid[1:])), (index, *grid[1:])
+        if at == len(there):
+            return
+        end = at
+        while end < len(there) and there[end][0] == index:
+            end += 1
+        for lo, hi in holes(grid[1:], [cell[1:] for cell in there[at:end]]):
+            yield (index, *lo), (index + 1, *hi)
+        at, before = end, index + 1
+
+
+def _filled(array: Array, lo: Place, hi: Place, chunk: Place, name: str, origin: Place = ()) -> Part:
+    """A box of chunks, all of the fill value: one element, with strides of 0."""
+    base = origin or (0,) * len(lo)
+    start = [b + a * c for b, a, c in zip(base, lo, chunk, strict=True)]
+    end = [min(n, b + e * c) for n, b, e, c in zip(array.shape, base, hi, chunk, strict=True)]
+    steps = c_strides(array.shape)
+    shape = tuple(e - s for s, e in zip(start, end, strict=True))
+    at = sum(a * s for a, s in zip(start, steps, strict=True))
+    return Part(Held(_fill(array, name)), array.kind, shape, 0, (0,) * len(shape), at, steps)
+
+
+def _fill(array: Array, name: str) -> Any:
+    """The fill value as an array of one element."""
+    import numpy as np
+
+    said, kind = array.fill, array.kind
+    try:
+        if said is None:
+            return np.zeros(1, kind.np)
+        if type(said) is str and said.startswith("0x"):
+            return np.frombuffer(bytes.fromhex(said[2:])[::-1], kind.np, 1)
+        value = complex(*map(_number, said)) if type(said) is list and len(said) == 2 else _number(said)
+        return np.array([value]).astype(kind.np)
+    except (ValueError, TypeError, OverflowError):
+        what = f"chunks are absent, and the fill value {printable(brief(repr(said), 100))} is not understood"
+        raise CorruptCheckpoint(what, url=array.url, tensor=name) from None
+
+
+def _number(said: Any) -> Any:
+    if said in ("NaN", "Infinity", "-Infinity"):
+        return float(said.replace("Infinity", "inf"))
+    if type(said) not in (int, float, bool):
+        raise TypeError(said)
+    return said

@@ -1,0 +1,93 @@
+"""Which folders hold arrays: one checkpoint, an item of a step, or the newest step of a training run.
+
+    run/1000/state/_METADATA            run: CheckpointManager's folder; run/1000: a step; run/1000/state: an item
+    run/1000/metrics/metrics            an item without arrays
+    run/2000.orbax-checkpoint-tmp-17/   a step that was not finished
+    checkpoint_1000/target.encoder.w/.zarray    T5X: arrays, and `checkpoint` beside them
+
+Specification: orbax/checkpoint/_src/path/step.py, atomicity.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...errors import CorruptCheckpoint
+from ...messages import printable
+from ...storage.files import exists, join, names, sibling
+from .ocdbt import MANIFEST
+from .tree import METADATA, MSGPACK
+from .zarr import V2, V3
+
+STEP = re.compile(r"(?:[^.]*[_-])?(\d{1,18})")
+UNFINISHED = ".orbax-checkpoint-tmp"
+PROBES = 8  # folders in which arrays are looked for
+MAX_ITEMS = 64
+ASIDE = ("_sharding", "_CHECKPOINT_METADATA", "commit_success.txt", "array_metadatas", "_strings.json", METADATA)
+
+
+class Place(NamedTuple):
+    """The folders that hold arrays, by the names of items ('' for the only one); the step; items without arrays."""
+
+    items: dict[str, str]
+    step: str
+    others: tuple[str, ...]
+
+
+def find(url: str) -> Place | None:
+    """What lies in a folder; None if it holds no arrays of Orbax or zarr."""
+    there = names(url)
+    if _holds_arrays(url, there):
+        return Place({"": url}, "", ())
+    if place := _step(url, there):
+        return place
+    steps = sorted((int(m[1]), n) for n in there if (m := STEP.fullmatch(n)))
+    if not steps:
+        return None
+    step = steps[-1][1]
+    at = sibling(join(url, "."), step)
+    inside = names(at)
+    place = Place({"": at}, "", ()) if _holds_arrays(at, inside) else _step(at, inside)
+    return place and place._replace(step=step)
+
+
+def _step(url: str, there: Sequence[str]) -> Place | None:
+    """The items of a step's folder."""
+    folders = [n for n in there if n not in ASIDE and not n.startswith(".")]
+    if len(folders) > MAX_ITEMS:
+        return None
+    found = {n: sibling(join(url, "."), n) for n in folders if UNFINISHED not in n and not STEP.fullmatch(n)}
+    items = {n: at for n, at in found.items() if _holds_arrays(at, names(at), deep=False)}
+    if not items:
+        return None
+    return Place({"": next(iter(items.values()))} if len(items) == 1 else items, "",
+                 tuple(n for n in folders if n not in items))  # fmt: skip
+
+
+def _holds_arrays(url: str, there: Sequence[str], *, deep: bool = True) -> bool:
+    if MANIFEST in there or METADATA in there:
+        return True
+    if V2 in there or V3 in there:
+        return False  # one array, without a name
+    probed = [n for n in there if not n.startswith((".", "_")) and n != MSGPACK]
+    return deep and any({V2, V3} & set(names(join(url, n))) for n in probed[:PROBES])
+
+
+def is_unfinished(url: str, there: Sequence[str]) -> bool:
+    """Whether a folder is what a save was still writing when it ended, by its name, or by the names in it."""
+    return UNFINISHED in base_name(url) and any(n in ASIDE or n.startswith("ocdbt.process_") for n in there)
+
+
+def base_name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def refuse_unfinished(url: str) -> None:
+    """CorruptCheckpoint for a folder that a save was still writing when it ended."""
+    name = base_name(url)
+    if UNFINISHED in name:
+        raise CorruptCheckpoint(f"{printable(name)} was not finished when it was saved", url=url)
+    if not exists(join(url, MANIFEST)) and any(n.startswith("ocdbt.process_") for n in names(url)):
+        raise CorruptCheckpoint("was not finished: its processes' databases have not been merged", url=url)

@@ -1,0 +1,117 @@
+"""What an Orbax checkpoint says of the tree that its arrays are the leaves of.
+
+    _METADATA    {"tree_metadata": {"('params', 'norm.scale')": {"key_metadata": [{"key": "params", "key_type": 2},
+                 {"key": "norm.scale", "key_type": 2}], "value_metadata": {"value_type": "jax.Array", ...}}},
+                 "store_array_data_equal_to_fill_value": true, "custom_metadata": {...}}
+    checkpoint   older versions and T5X: Flax's msgpack, in which small arrays lie themselves
+
+An array is stored under its path joined by '.', so that only the tree tells where a name with a dot is divided. Names
+here are paths joined by '/'. Specification: orbax/checkpoint/_src/metadata/tree.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...checkpoint import Tensor
+from ...errors import CorruptCheckpoint
+from ...messages import brief, printable
+from ...storage.files import read_all
+from .. import flax
+from ..containers.msgpack import Other
+from ..pytorch.entries import is_average
+from ..shard_index import parse_json
+
+METADATA, MSGPACK = "_METADATA", "checkpoint"
+MAX_JSON = 2**28  # bytes
+MAX_PATH = 100  # keys of a path
+DICT, SEQUENCE = 2, 1
+NOT_ARRAYS = {"None", "Dict", "List", "Tuple", "NamedTuple", "string"}
+OPTIMIZERS = {"opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state"}
+
+Path = tuple[str, ...]
+
+
+class Leaf(NamedTuple):
+    """A leaf by its path, the kind of each key of it, and what stands there if it is not an array ('' if it is)."""
+
+    path: Path
+    kinds: tuple[int, ...]
+    other: str
+
+
+class Tree(NamedTuple):
+    """The leaves by the names of their arrays; arrays in the msgpack; whether no chunk may be absent; metadata."""
+
+    leaves: dict[str, Leaf]
+    inline: dict[Path, Tensor]
+    complete: bool
+    metadata: dict[str, str]
+
+
+def of_metadata(url: str) -> Tree:
+    """The tree of a `_METADATA`."""
+    said = parse_json(read_all(url, MAX_JSON), url)
+    entries = said.get("tree_metadata") if type(said) is dict else None
+    if type(entries) is not dict:
+        raise CorruptCheckpoint("has no tree_metadata", url=url)
+    leaves: dict[str, Leaf] = {}
+    for label, entry in entries.items():
+        leaf = _leaf(label, entry, url)
+        name = ".".join(leaf.path)
+        if name in leaves:
+            paths = " and ".join(printable(brief(repr(p))) for p in (leaves[name].path, leaf.path))
+            raise CorruptCheckpoint(f"{paths} are stored under one name, {printable(brief(name))}", url=url)
+        leaves[name] = leaf
+    custom = said.get("custom_metadata")
+    metadata = {k: v if type(v) is str else json.dumps(v) for k, v in custom.items()} if type(custom) is dict else {}
+    return Tree(leaves, {}, said.get("store_array_data_equal_to_fill_value") is True, metadata)
+
+
+def _leaf(label: str, entry: Any, url: str) -> Leaf:
+    try:
+        keys = [(k["key"], k["key_type"]) for k in entry["key_metadata"]]
+        value = entry["value_metadata"]
+        kind, skipped = value["value_type"], value.get("skip_deserialize", False)
+    except (KeyError, TypeError, AttributeError):
+        raise CorruptCheckpoint(f"says of {printable(brief(label))} no keys or no kind", url=url) from None
+    if len(keys) > MAX_PATH or any(type(k) is not str or t not in (DICT, SEQUENCE) for k, t in keys):
+        raise CorruptCheckpoint(f"says of {printable(brief(label))} keys that are not understood", url=url)
+    other = (
+        printable(brief(str(kind), 100)) if skipped or kind in ("None", "Dict", "List", "NamedTuple", "string") else ""
+    )
+    return Leaf(tuple(k for k, _ in keys), tuple(t for _, t in keys), other)
+
+
+def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
+    """The tree of a msgpack: its leaves are arrays, or stand for an array that is stored beside it under their path.
+
+    What stands for an array is a text, or of T5X a map for tensorstore, {"driver": ..., "kvstore": {"path": ...}}.
+    """
+    found = list(flax.contents(url))
+    specs = {path[:-2] for path, _ in found if path[-2:] == ("kvstore", "path")}
+    leaves, inline = dict[str, Leaf](), dict[Path, Tensor]()
+    for path, leaf in found:
+        spec = next((path[:i] for i in range(len(path)) if path[:i] in specs), None)
+        at = path if spec is None else spec
+        name = next((n for n in (".".join(at), ".".join(at[1:])) if n in arrays), "")
+        if name:
+            at = at if name == ".".join(at) else at[1:]  # T5X's file has `optimizer` around all
+            leaves[name] = Leaf(at, (DICT,) * len(at), "")
+        elif isinstance(leaf, Other) or spec is not None:
+            leaves[".".join(at)] = Leaf(at, (DICT,) * len(at), "" if spec is not None else leaf.what)
+        else:
+            inline[at] = flax.tensor("/".join(at), leaf, url)
+    return Tree(leaves, inline, False, {})
+
+
+def role(path: Path) -> str:
+    """What a leaf is by its path: optimizer state, a counter, a moving average, or '' for a weight."""
+    top, last = path[0] if path else "", path[-1] if path else ""
+    if last in ("step", "count") and (len(path) == 1 or top in OPTIMIZERS):
+        return "step"
+    if top in OPTIMIZERS and "params" not in path[1:2]:
+        return "slot"
+    return "average" if len(path) > 1 and is_average(top) else ""

@@ -1,0 +1,83 @@
+"""Read the numbers and texts of OCDBT's nodes, each checked against what is left of the node.
+
+varint    7 bits a byte, the lowest first; the high bit says that another follows
+texts     common with the one before: lengths of the prefixes [n-1], lengths of the rest [n], then all rests
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+
+MAX_TEXT = 65535  # bytes of a key or path; the format's own limit for paths
+
+
+class Texts(NamedTuple):
+    """Lengths of prefix-compressed texts, before the bytes that they count."""
+
+    prefixes: list[int]
+    rests: list[int]
+
+
+class Cursor:
+    """A position in the body of a node. `room` bytes of texts may be made of it: prefixes can repeat without end."""
+
+    def __init__(self, data: bytes, url: str) -> None:
+        self.data, self.url, self.at = data, url, 0
+
+    def bad(self, what: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"the database's node {what}", url=self.url)
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise self.bad(f"ends {size - len(self.data) + self.at} bytes too early")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= len(self.data):
+                raise self.bad("ends within a number")
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 63:
+                raise self.bad("has a number of more than 64 bits")
+        if value >= 2**64:
+            raise self.bad("has a number of more than 64 bits")
+        return value
+
+    def count(self) -> int:
+        """How many entries follow, each of which takes at least one byte."""
+        n = self.varint()
+        if n > len(self.data) - self.at:
+            raise self.bad(f"announces {n} entries in {len(self.data) - self.at} bytes")
+        return n
+
+    def varints(self, n: int) -> list[int]:
+        return [self.varint() for _ in range(n)]
+
+    def lengths(self, n: int) -> Texts:
+        return Texts([0, *self.varints(n - 1)] if n else [], self.varints(n))
+
+    def texts(self, lengths: Texts, room: int) -> tuple[list[bytes], int]:
+        """The texts, and what they leave of `room` bytes."""
+        out, last = [], b""
+        for prefix, rest in zip(*lengths, strict=True):
+            room -= prefix + rest
+            if prefix + rest > MAX_TEXT or prefix > len(last):
+                raise self.bad(f"has a name of {prefix + rest} bytes, {prefix} of them from a name of {len(last)}")
+            if room < 0:
+                raise UnsafeCheckpoint("the names in the database's nodes repeat without bound", url=self.url)
+            last = last[:prefix] + self.take(rest)
+            out.append(last)
+        return out, room
+
+    def end(self) -> None:
+        if self.at != len(self.data):
+            raise self.bad(f"has {len(self.data) - self.at} bytes after its end")

@@ -1,0 +1,240 @@
+"""Orbax: what Orbax and tensorstore wrote is read bit for bit, by every layout; what is not understood is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import FIXTURES, refused
+
+import ckptconv
+from ckptconv.formats.orbax import arrays
+from ckptconv.moves.part import Coded, Span
+from ckptconv.storage.files import Seen
+
+GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py
+
+
+def expected(file: Path, prefix: str = "") -> dict[str, tuple[str, np.ndarray]]:
+    """Dtypes and bits by name."""
+    with np.load(file) as npz:
+        found = {}
+        for key in npz.files:
+            name, _, kind = key.removeprefix(prefix).partition(":")
+            if key.startswith(prefix):
+                found[name] = kind or npz[key].dtype.name, npz[key]
+        return found
+
+
+def assert_equal(found: ckptconv.Checkpoint, want: dict[str, tuple[str, np.ndarray]]) -> None:
+    assert set(found) == set(want)
+    for name, t in found.items():
+        kind, values = want[name]
+        assert (t.dtype.name, t.shape) == (kind, values.shape), name
+        assert t.numpy().tobytes() == values.tobytes(), name
+
+
+@pytest.mark.parametrize("variant", ["mesh_chunks", "v0.5_chunks_zarr3"])
+def test_orbax(variant: str) -> None:
+    assert_equal(ckptconv.open(GOLDEN / variant), expected(GOLDEN / "expected.npz"))
+
+
+@pytest.mark.parametrize("variant", ["files", "deep", "numbered"])
+def test_tensorstore(variant: str) -> None:
+    found = ckptconv.open(GOLDEN / "zarr" / variant)
+    want = expected(GOLDEN / "zarr" / "expected.npz", f"{variant}:")
+    assert_equal(found, want)
+    for name, t in found.items():  # a slice reads the chunks that it needs
+        assert np.array_equal(t[1:4, 2, ::2], want[name][1][1:4, 2, ::2])
+
+
+def test_values_are_located_not_read() -> None:
+    found = ckptconv.open(GOLDEN / "zarr" / "files")
+    data = {name: t.parts[0].data for name, t in found.items()}
+    assert isinstance(data["v2/plain"], Span)
+    assert isinstance(data["v2/zstd"], Coded)
+    assert data["v2/plain"].size == data["v2/zstd"].size == 2 * 4 * 3 * 4
+
+
+def test_items_of_the_newest_step_stand_side_by_side() -> None:
+    found = ckptconv.open(GOLDEN / "several")
+    want = expected(GOLDEN / "expected.npz")
+    opt = {f"train_state/{n}": v for n, v in want.items() if n.startswith("opt_state")}
+    assert_equal(found, {n: v for n, v in want.items() if n.startswith("params/")} | opt)
+    assert any("newest, 3," in note.text for note in found.notes)
+    one = ckptconv.open(GOLDEN / "several" / "3" / "params")
+    assert_equal(one, {n.removeprefix("params/"): v for n, v in want.items() if n.startswith("params/")})
+
+
+def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
+    for step in ("9", "10", "11.orbax-checkpoint-tmp-7"):
+        shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)
+    (note,) = (n for n in ckptconv.open(tmp_path).notes if "newest" in n.text)
+    assert "newest, 10," in note.text
+
+
+def test_roles_and_what_is_no_array() -> None:
+    found = ckptconv.open(GOLDEN / "mesh_chunks")
+    roles = {n: t.role for n, t in found.items()}
+    assert (roles["params/dense/kernel"], roles["opt_state/1/mu/w"]) == ("", "slot")
+    assert roles["step"] == roles["opt_state/0/count"] == "step"
+    odd = ckptconv.open(GOLDEN / "not_arrays")
+    assert {n: t[...].tolist() for n, t in odd.items() if not t.shape} == {"float": -0.5, "int": 5, "np": 2.0}
+    assert set(odd) == {"float", "int", "np", "a/b/c", "a/"}
+    (note,) = odd.notes
+    assert note.names == ("empty: Dict", "list: List", "none: None", "text: string")
+
+
+def test_absent_chunks_are_noted_where_they_may_be_absent_and_refused_where_not(tmp_path: Path) -> None:
+    (note,) = ckptconv.open(GOLDEN / "v0.5_chunks_zarr3").notes
+    assert (note.kind, note.names) == ("assumed", ("params/dense/bias",))
+    folder = zarr(tmp_path, {"params.w": ({}, np.ones((4, 4), "f4"))}, tree=True)
+    (folder / "params.w" / "1.1").unlink()
+    with refused("lacks chunks"):
+        ckptconv.open(folder)
+    found = ckptconv.open(folder, keep_going=True)
+    assert found["params/w"].numpy().sum() == 12
+    assert [n.kind for n in found.notes] == ["damaged"]
+
+
+# --- folders made here ------------------------------------------------------------------------------------------
+
+ZARRAY = {"zarr_format": 2, "chunks": [2, 2], "compressor": None, "fill_value": None, "filters": None, "order": "C"}
+
+
+def zarr(home: Path, made: dict[str, tuple[dict[str, Any], np.ndarray]], *, tree: bool = False) -> Path:
+    """A folder of zarr 2 with chunks of 2x2, as T5X writes it; with `_METADATA` as Orbax does."""
+    folder = home / "checkpoint_7"
+    entries = {}
+    for name, (more, array) in made.items():
+        (folder / name).mkdir(parents=True)
+        said = {**ZARRAY, "shape": array.shape, "dtype": array.dtype.str, **more}
+        (folder / name / ".zarray").write_text(json.dumps(said))
+        for i in range(0, array.shape[0], 2):
+            for j in range(0, array.shape[1], 2):
+                (folder / name / f"{i // 2}.{j // 2}").write_bytes(array[i : i + 2, j : j + 2].tobytes())
+        entries[name] = {
+            "key_metadata": [{"key": k, "key_type": 2} for k in name.split(".")],
+            "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
+        }
+    if tree:
+        text = json.dumps({"tree_metadata": entries, "store_array_data_equal_to_fill_value": True})
+        (folder / "_METADATA").write_text(text)
+    return folder
+
+
+def test_t5x(tmp_path: Path) -> None:
+    """Arrays that a msgpack names: by maps for tensorstore below `optimizer`, and a step that it holds itself."""
+    import msgpack
+
+    w = np.arange(16, dtype=">f4").reshape(4, 4)
+    folder = zarr(tmp_path, {"target.enc.w": ({}, w), "state.param_states.enc.w.m": ({}, -w)})
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": "target.enc.w"}, "metadata": {"shape": [4, 4]}}
+    states = {"param_states": {"enc": {"w": {"m": "PLACEHOLDER://state.param_states.enc.w.m"}}}, "step": 9}
+    tree = {"version": 3, "optimizer": {"target": {"enc": {"w": spec}}, "state": states}}
+    (folder / "checkpoint").write_bytes(msgpack.packb(tree))
+    for at in (tmp_path, folder):
+        found = ckptconv.open(at)
+        assert {n: t.role for n, t in found.items()} == {
+            "target/enc/w": "", "state/param_states/enc/w/m": "slot", "version": "", "optimizer/state/step": "step",
+        }  # fmt: skip
+        assert found["target/enc/w"].numpy().tobytes() == w.astype("<f4").tobytes()
+    shutil.rmtree(folder / "target.enc.w")
+    with refused("not stored:\n  target/enc/w|not stored:\n  optimizer/target/enc/w"):
+        ckptconv.open(folder)
+
+
+def test_a_plain_folder_is_divided_at_dots(tmp_path: Path) -> None:
+    found = ckptconv.open(zarr(tmp_path, {"target.enc.w": ({}, np.ones((4, 4), "f4"))}))
+    assert list(found) == ["target/enc/w"]
+    assert not found.notes
+
+
+def test_a_run_can_be_named_by_its_files() -> None:
+    for name in ("manifest.ocdbt", "_METADATA"):
+        assert_equal(ckptconv.open(GOLDEN / "mesh_chunks" / name), expected(GOLDEN / "expected.npz"))
+
+
+Change = Callable[[dict[str, Any]], object]
+REFUSED: dict[str, tuple[Change, str]] = {
+    "dtype": (lambda m: m.update(dtype="<M8[ns]"), "the dtype '<M8"),
+    "structured": (lambda m: m.update(dtype=[["a", "<f4"]]), "the dtype"),
+    "void": (lambda m: m.update(dtype="|V2"), "the dtype '|V2'"),
+    "no order": (lambda m: m.update(dtype="|f4"), "the dtype '|f4'"),
+    "blosc": (lambda m: m.update(compressor={"id": "blosc", "cname": "lz4"}), "compressor .*blosc.* is not read"),
+    "filters": (lambda m: m.update(filters=[{"id": "delta"}]), "filters .*delta"),
+    "field": (lambda m: m.update(sparse=True), "the sparse True, which is not read"),
+    "format": (lambda m: m.update(zarr_format=4), "format or filters .4"),
+    "order": (lambda m: m.update(order="K"), "order or separator"),
+    "shape": (lambda m: m.update(shape=[4, -4]), "sizes of at least 0"),
+    "shape of text": (lambda m: m.update(shape="44"), "sizes of at least 0"),
+    "chunks of nothing": (lambda m: m.update(chunks=[2, 0]), "sizes of at least 1"),
+    "chunks of another rank": (lambda m: m.update(chunks=[2]), "chunks of 1 axes for a shape of 2"),
+    "chunks of another size": (lambda m: m.update(chunks=[2, 1]), "a chunk of .2, 1. has 16 bytes, not 8"),
+    "beyond the grid": (lambda m: m.update(shape=[2, 4]), "1.0 is not one of its chunks in the grid .1, 2."),
+    "huge": (lambda m: m.update(shape=[2**40, 2**40]), "more than 2.63 elements"),
+    "vast": (lambda m: m.update(shape=[2**30, 2**30]), "shapes claim far more than is stored"),
+    "fill": (lambda m: m.update(shape=[6, 6], fill_value="x"), "fill value 'x' is not understood"),
+    "fill beyond": (lambda m: m.update(shape=[6, 6], fill_value=[1, 2, 3]), "is not understood"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_metadata_that_is_not_understood_is_refused(case: str, tmp_path: Path) -> None:
+    folder = zarr(tmp_path, {"a": ({}, np.ones((4, 4), "f4"))})
+    said = json.loads((folder / "a" / ".zarray").read_text())
+    REFUSED[case][0](said)
+    (folder / "a" / ".zarray").write_text(json.dumps(said))
+    with refused(REFUSED[case][1]):
+        ckptconv.open(folder, format="orbax")
+
+
+def test_fill_values(tmp_path: Path) -> None:
+    for said, kind, value in (
+        ("NaN", "<f4", np.nan), ("-Infinity", "<f2", -np.inf), (7, "|u1", 7), (True, "|b1", True),
+        ([1, -2], "<c8", 1 - 2j), ("0x7fc00001", "<f4", None), (None, ">i8", 0), (-1.5, "bfloat16", -1.5),
+    ):  # fmt: skip
+        folder = zarr(tmp_path / str(said) / kind, {"a": ({"fill_value": said, "dtype": kind, "shape": [3, 3]},
+                                                          np.zeros((0, 0), "f4"))})  # fmt: skip
+        got = ckptconv.open(folder)["a"].numpy()
+        if value is None:
+            assert got.view("u4").tolist() == [[0x7FC00001] * 3] * 3
+        else:
+            assert np.array_equal(got.astype("c8" if kind == "<c8" else "f8"), np.full((3, 3), value), equal_nan=True)
+
+
+def test_holes_tile_what_is_absent() -> None:
+    rng = np.random.default_rng(1)
+    for grid in ((), (1,), (5,), (3, 4), (2, 3, 4), (0, 3)):
+        for density in (0.0, 0.3, 0.9, 1.0):
+            there = [place for place in np.ndindex(*grid) if rng.random() < density]
+            count = np.zeros(grid, int)
+            for place in there:
+                count[place] += 1
+            boxes = list(arrays.holes(grid, there))
+            for lo, hi in boxes:
+                count[tuple(slice(a, b) for a, b in zip(lo, hi, strict=True))] += 1
+            assert (count == 1).all()
+            assert len(boxes) <= max(1, len(grid)) * (2 * len(there) + 1)
+
+
+def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
+    from ckptconv.formats.orbax import folder
+
+    (tmp_path / "checkpoint-500").mkdir()
+    (tmp_path / "checkpoint-500" / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "_METADATA").mkdir()
+    assert folder.sniff(Seen(str(tmp_path / "checkpoint-500"))) == 0
+    assert folder.sniff(Seen(str(FIXTURES / "hf"))) == 0
+    with refused("was not finished"):
+        (tmp_path / "5.orbax-checkpoint-tmp-1" / "ocdbt.process_0").mkdir(parents=True)
+        ckptconv.open(tmp_path / "5.orbax-checkpoint-tmp-1", format="orbax")
+    with refused("have not been merged"):
+        (tmp_path / "6" / "ocdbt.process_0").mkdir(parents=True)
+        (tmp_path / "6" / "_METADATA").write_text("{}")
+        ckptconv.open(tmp_path / "6")
