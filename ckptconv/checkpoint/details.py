@@ -50,4 +50,5 @@ class Details(TypedDict, total=False):
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
+    keys: dict[str, list[list[Any]]]  # JAX: where a name does not tell it, the path in the tree: [key, kind of node]
     names: dict[str, str]  # Keras 3: the name of a layer, by its path

@@ -50,11 +50,11 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
     if place.others:
         notes.append(Note("unread", "items that hold no arrays", place.others))
-    kinds = {n: k for one in found for n, k in one.details["paths"].items()}
+    kinds = {n: k for one in found for n, k in one.details["keys"].items()}
     return Checkpoint(
         tensors, found[0].metadata if len(found) == 1 else {}, format="orbax",
         urls=tuple(dict.fromkeys(u for one in found for u in one.urls)), notes=tuple(notes),
-        details={"paths": kinds} if kinds else {},
+        details={"keys": kinds} if kinds else {},
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     used = [v for name in found for v in chunks[name].values()]
     urls = (*_heads(root), *files_of(used))
     return Checkpoint(made.tensors, known.metadata, format="orbax", urls=urls,
-                      notes=tuple(n for n in notes if n.names), details={"paths": made.paths})  # fmt: skip
+                      notes=tuple(n for n in notes if n.names), details={"keys": made.keys})  # fmt: skip
 
 
 def _heads(root: str) -> list[str]:
@@ -102,7 +102,7 @@ class _Names:
     def __init__(self, root: str, item: str) -> None:
         self.root, self.item = root, item
         self.tensors: dict[str, Tensor] = {}
-        self.paths: dict[str, list[list[Any]]] = {}
+        self.keys: dict[str, list[list[Any]]] = {}
         self.absent: list[str] = []
         self.twice: list[str] = []
 
@@ -118,7 +118,7 @@ class _Names:
             self.absent.append(name)
         if tree.SEQUENCE in leaf.kinds or name.split("/") != list(leaf.path):
             kinds = leaf.kinds or (tree.DICT,) * len(leaf.path)
-            self.paths[name] = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
+            self.keys[name] = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
 
     def check(self, known: tree.Tree, found: Mapping[str, Array]) -> None:
         """Refuse names that two arrays have, and leaves whose array is not there."""

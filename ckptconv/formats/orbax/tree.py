@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...checkpoint import Tensor
+from ...checkpoint import Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...storage.files import read_all
@@ -107,7 +107,7 @@ def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
     return Tree(leaves, inline, False, {})
 
 
-def role(path: Path) -> str:
+def role(path: Path) -> Role:
     """What a leaf is by its path: optimizer state, a counter, a moving average, or '' for a weight."""
     top, last = path[0] if path else "", path[-1] if path else ""
     if last in ("step", "count") and (len(path) == 1 or top in OPTIMIZERS):
