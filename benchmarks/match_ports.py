@@ -15,13 +15,16 @@ import contextlib
 import io
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from ports_common import Arrays, Port, State, dense, gates, ids, image, keras, kernel, norm
+from ports_images import PORTS as IMAGES
+from ports_sequences import PORTS as SEQUENCES
 from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
@@ -30,52 +33,6 @@ from ckptconv.matching.checked import prove
 from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
-
-Arrays = dict[str, np.ndarray[Any, Any]]
-State = Mapping[str, np.ndarray[Any, Any]]
-
-
-class Port(NamedTuple):
-    """A module, its weights as the original stores them, and inputs; `title` names the original's framework."""
-
-    title: str
-    build: Callable[[], nn.Module]
-    store: Callable[[State], Arrays]
-    inputs: Callable[[], tuple[Tensor, ...]]
-
-
-def kernel(w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """torch's weight as TensorFlow's kernel: Linear and Conv alike."""
-    return w.transpose(*range(2, w.ndim), 1, 0)
-
-
-def gates(w: np.ndarray[Any, Any], order: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The blocks along the last axis in another order."""
-    blocks = np.split(w, len(order), axis=-1)
-    return np.concatenate([blocks[k] for k in order], axis=-1)
-
-
-def norm(s: State, at: str, name: str) -> Arrays:
-    """A Keras BatchNormalization or LayerNormalization."""
-    words = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
-    return {f"{name}/{k}": s[f"{at}.{w}"] for w, k in words.items() if f"{at}.{w}" in s}
-
-
-def dense(s: State, at: str, name: str) -> Arrays:
-    """A Keras Dense or Conv layer."""
-    out = {f"{name}/kernel": kernel(s[f"{at}.weight"])}
-    return out | ({f"{name}/bias": s[f"{at}.bias"]} if f"{at}.bias" in s else {})
-
-
-def keras(layers: Iterator[Arrays]) -> Arrays:
-    """Layers as a Keras file holds them: each variable under its layer's name twice."""
-    out: Arrays = {}
-    for layer in layers:
-        for name, x in layer.items():
-            home, _, leaf = name.rpartition("/")
-            out[f"{home}/{home}/{leaf}"] = x
-    return out
-
 
 # --- nets of convolutions ---------------------------------------------------------------------------------------------
 
@@ -577,14 +534,6 @@ def moe(s: State) -> Arrays:
     return dict(sorted((out | {"target/decoder/logits_dense/kernel": s["lm_head.weight"].T}).items()))
 
 
-def image(channels: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randn(2, channels, size, size),)
-
-
-def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randint(0, count, (2, 10)),)
-
-
 PORTS = {
     "conv-bn": Port("Keras conv net with batch norm", ConvBN, conv_bn, image(3, 16)),
     "mini-x": Port("Keras separable residual net", MiniX, minix, image(1, 36)),
@@ -597,6 +546,8 @@ PORTS = {
     "encoder": Port("TF1 BERT -> nn.TransformerEncoder", Encoder, encoder, ids(70)),
     "vit": Port("Flax scanned ViT, heads as axes", Vit, scanned, image(3, 16)),
     "moe": Port("T5X mixture of experts, stacked", Moe, moe, ids(40)),
+    **IMAGES,
+    **SEQUENCES,
 }
 
 
@@ -676,7 +627,7 @@ def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inpu
 def main(only: str) -> None:
     print(f"{'port':10} {'original':36} right         unmarked  doubts  names  check  seconds")
     for name, port in PORTS.items():
-        if only not in name:
+        if only and name not in only.split(","):
             continue
         with TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             row = run(port, Path(folder))

@@ -103,7 +103,10 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
         if "" in names or len(shapes) > 1 or name in side.tensors:
             return False
         first = side.tensors[names[0]]
-        found[name] = replace(first, name=name, shape=(len(names), *first.shape), parts=()), Bundle(names, "stacked")
+        found[name] = (
+            replace(first, name=name, shape=(len(names), *first.shape), parts=()),
+            Bundle(names, "stacked", first.shape),
+        )
     return all(members[i].keys() == members[indices[0]].keys() for i in indices)
 
 
@@ -147,7 +150,7 @@ def _fuse(side: Side, home: str, three: Sequence[Unit], found: Found) -> None:
         else:
             shape = (len(three) * first.shape[0], *first.shape[1:]) if role == "weight" else (len(three) * first.count,)
         name = f"{home}/{leaf(first.name) if kernel or role != 'weight' else 'weight'}"
-        bundle = Bundle(tuple(t.name for t in members), "fused", axis=len(inputs))
+        bundle = Bundle(tuple(t.name for t in members), "fused", first.shape)
         found[name] = replace(first, name=name, shape=shape, parts=()), bundle
 
 
@@ -163,18 +166,10 @@ def order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -> tuple
         return None
     if b.name in sides[1].bundles:
         bundle = sides[1].bundles[b.name]
-        return _cut(a, replace(b, shape=_piece(b, bundle)), bundle, judge)
+        return _cut(a, replace(b, shape=bundle.shape), bundle, judge)
     bundle = sides[0].bundles[a.name]
-    back = _cut(b, replace(a, shape=_piece(a, bundle)), bundle, Judge({}))
+    back = _cut(b, replace(a, shape=bundle.shape), bundle, Judge({}))
     return None if back is None else (back[0]._replace(order=back[0].order.inverse), back[1])
-
-
-def _piece(t: Tensor, bundle: Bundle) -> tuple[int, ...]:
-    """The shape of one piece of a bundle, as it would be after a plain cut."""
-    if bundle.kind == "stacked":
-        return t.shape[1:]
-    k, n = bundle.axis, len(bundle.names)
-    return (*t.shape[:k], t.shape[k] // n, *t.shape[k + 1 :])
 
 
 def _cut(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge) -> tuple[Judged, str] | None:

@@ -10,12 +10,12 @@ alphabetic; the better of the two is taken, and where they differ the pair is a 
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .blocks import Aligned, Named, aligned, companions
 from .doubt import TABLES
 from .names import assigned, likeness
 from .pairs import LISTED, Pair
@@ -31,9 +31,12 @@ MAX_CLASS = 1000  # modules of one signature that are solved at once; names alon
 ROUNDS = 3  # neighbours that were paired in one round are evidence in the next
 SAME = 0.5  # weight of equal words
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
+TIE = 0.03  # weight of the alphabet, where nothing else tells
 BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
 CLEAR = 0.1  # likeness by which a pair must be above all others of its class to be said by its names
-INSIDE = 0.4  # weight of what holds them: blocks whose other modules are paired
+INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
+ROLE = 0.4  # weight of standing in the same blocks
+NAMED = 0.3  # weight of the module that a normalisation is named after or stands beside
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
 
 ONLY = "the only module of its shape on both sides"
@@ -43,7 +46,13 @@ PLACE = "several modules have this shape, paired in order"
 SOME = "several modules have this shape, not as many on both sides"
 
 
+Place = Callable[[Unit], Any]
 Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
+
+
+def counted(u: Unit) -> Any:
+    """The place of a module whose file is sorted: what its name counts, as an alphabet is no order."""
+    return u.counted
 
 
 class Match(NamedTuple):
@@ -57,24 +66,32 @@ class Match(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The modules of both sides, and which are known to go together."""
+    """The modules of both sides that are left, which are known to go together, and what surrounds them."""
 
     a: list[Unit]
     b: list[Unit]
     known: dict[str, str]
+    all_a: list[Unit]
+    all_b: list[Unit]
+    paired: Mapping[str, str]
+    blocks: Aligned
+    named: tuple[Mapping[str, Named], Mapping[str, Named]]
 
 
-def pair(a: Side, b: Side, known: Iterable[Pair]) -> list[Match]:
-    """Pair the modules of two checkpoints; those that share a tensor of `known` stay together."""
-    ours = units(b)
-    if list(b.tensors) == sorted(b.tensors):  # a file, which has lost the order of definition
-        ours.sort(key=lambda u: u.natural)
-    sides = Sides(units(a), ours, {})
-    owners = [{t.name: u.home for u in side for t in u.members.values()} for side in (sides.a, sides.b)]
-    for p in known:
-        if len(p.sources) == len(p.targets) == 1 and p.sources[0] in owners[0] and p.targets[0] in owners[1]:
-            sides.known.setdefault(owners[0][p.sources[0]], owners[1][p.targets[0]])
-    found = _solved(sides, a, b, lambda u: u.natural)
+def pair(a: Side, b: Side, known: Sequence[Pair], whole: tuple[Side, Side]) -> list[Match]:
+    """Pair the modules of two checkpoints; those that share a tensor of `known` stay together.
+
+    `whole` are both sides with what is paired already: the surroundings of the modules that are left.
+    """
+    around = [
+        _units(_merged(side, every), ours) for side, every, ours in zip((a, b), whole, (False, True), strict=True)
+    ]
+    sides = Sides(
+        _units(a, False), _units(b, True), {}, around[0], around[1], _homes(known, around),
+        aligned(around[0], around[1], SIGNATURES[1]), (companions(around[0]), companions(around[1])),
+    )  # fmt: skip
+    sides.known.update(_homes(known, (sides.a, sides.b)))
+    found = _solved(sides, a, b, counted)
     if list(a.tensors) == sorted(a.tensors):
         return found[1]
     other = _solved(sides, a, b, lambda u: u.at)
@@ -86,17 +103,48 @@ def pair(a: Side, b: Side, known: Iterable[Pair]) -> list[Match]:
     ]
 
 
-def _solved(sides: Sides, a: Side, b: Side, place: Callable[[Unit], int]) -> tuple[float, list[Match]]:
+def _units(side: Side, target: bool) -> list[Unit]:
+    """The modules of a side, counters left out; of a target that is a sorted file, which lost their order, sorted."""
+    found = [u for u in units(side) if any(t.shape or t.dtype.kind == "f" for t in u.members.values())]
+    if target and list(side.tensors) == sorted(side.tensors):
+        found.sort(key=lambda u: u.natural)
+    return found
+
+
+def _merged(side: Side, whole: Side) -> Side:
+    """What is left of a side, with its bundles, among all that it had, in the order of the whole."""
+    at = {n: k for k, n in enumerate(whole.tensors)}
+    pieces = {m for n in side.bundles for m in side.bundles[n].names}
+    both = {n: t for n, t in whole.tensors.items() if n not in pieces} | dict(side.tensors)
+    order = sorted(both, key=lambda n: at[side.bundles[n].names[0] if n in side.bundles else n])
+    return replace(side, tensors={n: both[n] for n in order})
+
+
+def _homes(known: Iterable[Pair], sides: Sequence[Sequence[Unit]]) -> dict[str, str]:
+    """The homes of modules that share a pair."""
+    owners = [{t.name: u.home for u in side for t in u.members.values()} for side in sides]
+    out: dict[str, str] = {}
+    for p in known:
+        if len(p.sources) == len(p.targets) == 1 and p.sources[0] in owners[0] and p.targets[0] in owners[1]:
+            out.setdefault(owners[0][p.sources[0]], owners[1][p.targets[0]])
+    return out
+
+
+def _solved(sides: Sides, a: Side, b: Side, place: Place) -> tuple[float, list[Match]]:
     """All pairs if the source's modules come in this order, and how well they agree."""
     done = dict(sides.known)
     total, out = 0.0, _known(sides)
-    beside = _beside(sorted(sides.a, key=place)), _beside(sides.b)
+    near_by = (lambda u: u.natural) if place is counted else place
+    beside = _beside(sorted(sides.all_a, key=near_by)), _beside(sides.all_b)
+    norms = {u.home for u in sides.all_b if "norm" in u.kind}
+    rows = {home for home in norms if norms & set(beside[1][home])}
     for signature, even in [(s, e) for e in (True, False) for s in SIGNATURES]:
         classes = [(x, y) for x, y in _classes(sides, done, signature) if len(x) == len(y) or not even]
         made: list[tuple[float, Match]] = []
         for _ in range(ROUNDS if any(len(x) > 1 or len(y) > 1 for x, y in classes) else 1):
-            near = _near(done | {m.a.home: m.b.home for _, m in made}, beside)
-            made = [m for x, y in classes for m in _class(sorted(x, key=place), y, (a, b), near)]
+            pairs = {**sides.paired, **done, **{m.a.home: m.b.home for _, m in made}}
+            near = Near(pairs, beside, sides.blocks, sides.named, rows)
+            made = [m for x, y in classes for m in _class(sorted(x, key=place), y, (a, b), near, place)]
         done |= {m.a.home: m.b.home for _, m in made}
         total += sum(score for score, _ in made)
         out += [m for _, m in made]
@@ -130,34 +178,34 @@ def _beside(many: Sequence[Unit]) -> Beside:
 
 
 class Near(NamedTuple):
-    """What pairs say about their surroundings: neighbours on both sides, and how far two blocks hold the same."""
+    """What is known of the surroundings of modules: pairs, neighbours on both sides, and the blocks that hold them."""
 
     pairs: Mapping[str, str]
     beside: tuple[Beside, Beside]
-    blocks: Mapping[tuple[str, str], float]
+    blocks: Aligned
+    named: tuple[Mapping[str, Named], Mapping[str, Named]]  # the modules that normalisations are named after
+    rows: set[str]  # normalisations of the target that stand beside each other: their place says nothing
 
     def gain(self, a: str, b: str) -> float:
         """What speaks for a pair of homes."""
         around = zip(self.beside[0][a], self.beside[1][b], strict=True)
-        inside = sum(self.blocks.get((x, y), 0.0) for x in _blocks(a) for y in _blocks(b))
-        return BESIDE * sum(bool(x) and self.pairs.get(x) == y for x, y in around) + INSIDE * inside
+        both = sum(bool(x) and self.pairs.get(x) == y for x, y in around)
+        block = INSIDE * self.blocks.agree(a, b) + ROLE * self.blocks.inside.get((a, b), 0.0)
+        return BESIDE * both + NAMED * self._named(a, b) + block
+
+    def _named(self, a: str, b: str) -> float:
+        """Whether what the one is named after goes with what the other stands beside or is named after."""
+        if not (mine := self.named[0].get(a)):
+            return 0.0
+        before, after = self.beside[1][b] if b not in self.rows else ("", "")
+        ours = self.named[1].get(b)
+        their = {*([after] * mine.before), *([before] * mine.after), *(ours.homes if ours else ())}
+        return mine.share * any(self.pairs.get(x) in their for x in mine.homes)
 
 
-def _near(pairs: Mapping[str, str], beside: tuple[Beside, Beside]) -> Near:
-    votes = Counter((x, y) for a, b in pairs.items() for x in _blocks(a) for y in _blocks(b))
-    sums = Counter(x for a in pairs for x in _blocks(a)), Counter(y for b in pairs.values() for y in _blocks(b))
-    shares = {(x, y): n / max(sums[0][x], sums[1][y]) for (x, y), n in votes.items() if n > 1}
-    return Near(pairs, beside, shares)
-
-
-@lru_cache(maxsize=2**16)
-def _blocks(home: str) -> tuple[str, ...]:
-    """The blocks that hold a module: what stands before it in its name and ends in a numbered segment."""
-    spans = [m.span() for m in re.finditer(r"[^/.]+", home)]
-    return tuple(home[:end] for start, end in spans[:-1] if any(c.isdigit() for c in home[start:end]))
-
-
-def _class(a: list[Unit], b: list[Unit], sides: tuple[Side, Side], near: Near) -> list[tuple[float, Match]]:
+def _class(
+    a: list[Unit], b: list[Unit], sides: tuple[Side, Side], near: Near, place: Place
+) -> list[tuple[float, Match]]:
     """Pair the modules of one class."""
     if len(a) == len(b) == 1:
         return [(1.0, Match(a[0], b[0], (ONLY,), False, ()))]
@@ -167,13 +215,23 @@ def _class(a: list[Unit], b: list[Unit], sides: tuple[Side, Side], near: Near) -
     tables = [np.array([_table(u, side) for u in many]) for many, side in zip((a, b), sides, strict=True)]
     same = np.array([[u.words == v.words for v in b] for u in a])
     like += SAME * same - TABLE * (tables[0][:, None] != tables[1][None, :])
-    rows, columns = (np.linspace(0, 1, len(many)) for many in (a, b))
+    rows, columns = _ranks(a, place), np.linspace(0, 1, len(b))
     agree = like - ORDER * (rows[:, None] - columns[None, :]) ** 2
+    agree -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns[None, :]) ** 2
     for r, u in enumerate(a):
         for c, v in enumerate(b):
             agree[r, c] += near.gain(u.home, v.home)
     chosen = assigned(agree + 10)
     return [(float(agree[r, c]), _judged(a, b, r, c, like)) for r, c in chosen]
+
+
+def _ranks(many: Sequence[Unit], place: Place) -> Array:
+    """The place of each module among all, 0 to 1; those of one place share it."""
+    import numpy as np
+
+    keys = [place(u) for u in many]
+    known = {k: np.mean([i for i, other in enumerate(sorted(keys)) if other == k]) for k in set(keys)}
+    return np.array([known[k] for k in keys]) / max(1, len(many) - 1)
 
 
 def _table(u: Unit, side: Side) -> bool:

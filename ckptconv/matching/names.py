@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 12
+BEGINS = 4  # letters of a word that say nearly what it does
 FEW = 500  # names of equal tensors that are compared one by one
 CHUNK = 500  # rows of likeness at a time, where all would not fit
 ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
@@ -39,6 +40,7 @@ def _features(text: Sequence[str]) -> Counter[str]:
     bare = [w for w in text if w != "#"]
     out: Counter[str] = Counter(bare)
     out.update(f"{x} {y}" for x, y in pairwise(bare))
+    out.update(f"{w[:BEGINS]} .." for w in bare if len(w) > BEGINS)  # token and tokens, embed and embedding
     out[f"{bare[-1] if bare else ''} $"] = 1
     return out
 

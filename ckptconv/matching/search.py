@@ -71,7 +71,7 @@ def match(
         pairs = by_names(sides, known, pairs, done)
     else:
         pairs += by_same_names(left(sides, pairs, done), known, pairs)
-        pairs += by_modules(left(sides, pairs, done), known, pairs)
+        pairs += by_modules(left(sides, pairs, done), known, pairs, sides)
         pairs = by_names(sides, known, pairs, done)
         pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
     notes += _folded_note(sides, known, pairs)

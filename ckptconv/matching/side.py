@@ -11,11 +11,11 @@ from .prints import Print
 
 
 class Bundle(NamedTuple):
-    """Tensors that are matched as one: stacked along a new first axis, or fused behind each other along `axis`."""
+    """Tensors of one shape that are matched as one: stacked along a new first axis, or fused behind each other."""
 
     names: tuple[str, ...]
     kind: Literal["stacked", "fused"]
-    axis: int = 0
+    shape: tuple[int, ...]  # of each
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from .named import Known, Sides, folds
 from .pairs import Pair
 
 
-def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair]) -> list[Pair]:
-    """Pairs of modules, tensor by tensor; pieces on one side that are one tensor on the other among them."""
+def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair], every: Sides) -> list[Pair]:
+    """Pairs of modules, tensor by tensor; pieces on one side that are one tensor on the other among them.
+
+    `sides` are what is left of `every`.
+    """
     whole = bundles.bundled(*sides)
     out: list[Pair] = []
-    for m in modules.pair(*whole, pairs):
+    for m in modules.pair(*whole, pairs, every):
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
             out += [_of_cell(m, piece) for piece in cells.cell(m.a, m.b, known.judge)]
         else:

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from . import conventions
-from .pairs import leaf, parent
+from .pairs import folded, leaf, parent
 from .side import Side
 from .words import KINDS, LEAVES, RECURRENT, words
 
 Dims = tuple[int, ...]
+Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
 TABLE = ("embedding", "embeddings")
@@ -36,6 +37,11 @@ class Unit(NamedTuple):
     words: tuple[str, ...]
     natural: int
     at: int
+
+    @property
+    def counted(self) -> Numbers:
+        """The numbers of its name: an alphabet is no order, numbers are."""
+        return folded(re.sub(r"(?i)(conv|pool|norm)[123]d", "", self.home))[1]
 
     @property
     def main(self) -> str:

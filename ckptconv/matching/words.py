@@ -26,7 +26,11 @@ SAME = {
     "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
     "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
     "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
+    "bw": "backward", "bwd": "backward", "reverse": "backward", "fw": "forward", "fwd": "forward",
+    "ff": "mlp", "ffn": "mlp", "feedforward": "mlp", "dw": "depthwise", "pw": "pointwise", "sep": "separable",
+    "pos": "position", "shortcut": "downsample", "router": "gate", "dwconv": "depthwise",
 }  # fmt: skip
+LETTERS = 4  # of a word that may be a plural, at least
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 
@@ -53,8 +57,14 @@ def _leaf(last: str) -> list[str]:
 def _split(segment: str) -> list[str]:
     segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
     found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
-    out = [x for w in found if (x := SAME.get(w, w))]
+    out = [x for w in found if (x := SAME.get(w, _singular(w)))]
     return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]
+
+
+def _singular(word: str) -> str:
+    """tokens as token; bias and class stay."""
+    plural = len(word) > LETTERS and word.endswith("s") and not word.endswith(("ss", "us", "is", "as"))
+    return word[:-1] if plural and word not in SAME.values() else word
 
 
 def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -300,15 +301,14 @@ def test_heads_that_hold_query_key_and_value_are_found(heads: int) -> None:
 
 def ports() -> Any:
     pytest.importorskip("torch", reason="ports are into modules of torch")
-    spec = importlib.util.spec_from_file_location("match_ports", ROOT / "benchmarks" / "match_ports.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    return importlib.import_module("match_ports")
 
 
-PORTS = ["conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe"]
+PORTS = [
+    "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet", "mobilenet",
+    "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PORTS)

@@ -1,0 +1,233 @@
+"""Blocks that repeat: which block of the source is which of the target, and which of their modules is which.
+
+    conv2_block1_{1,2,3}_conv, conv2_block1_0_conv      layer1.0.conv{1,2,3}, layer1.0.downsample.0
+    block2a_expand_conv, block2a_dwconv                 _blocks.1._expand_conv, _blocks.1._depthwise_conv
+
+Blocks whose names differ in numbers only are a family. Two families are aligned in order by what their blocks hold;
+then a name inside the one and a name inside the other belong together as far as they stand in the same blocks. No word
+is compared: a shortcut is what the first block of each stage has and the others have not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from math import log
+from typing import NamedTuple
+
+from .names import likeness
+from .pairs import parent
+from .units import Unit, natural
+from .words import words
+
+MAX_BLOCKS = 200  # of one family; beyond, the k-th goes with the k-th if there are as many
+MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
+HELD = 0.5  # of the modules of two families that must find one of their signature
+WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
+NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
+REPEATED = re.compile(r"(?<![^/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
+TOKENS = re.compile(r"[a-z]+|[0-9]+")
+BEFORE, AFTER = {"pre", "before", "input"}, {"post", "after", "output"}
+DIMENSION = re.compile(r"(?i)(?<=conv|norm)[123]d")
+KIND = {"conv", "convolution", "bn", "ln", "norm", "batch", "batchnorm", "layer", "layernorm", "normalization"}
+MAX_NAMED = 16  # modules that one word of a name names
+Both = tuple[str, str]  # the homes of two modules
+Signature = Callable[[Unit], Hashable]
+
+
+class Block(NamedTuple):
+    """One block: its name, and its modules by what is left of their names."""
+
+    name: str
+    members: Mapping[str, Unit]
+
+
+Family = list[Block]
+
+
+class Aligned(NamedTuple):
+    """Which block goes with which, and how far two names inside them belong together (0 to 1)."""
+
+    blocks: Mapping[str, str]  # of the source: of the target
+    back: Mapping[str, str]
+    inside: Mapping[tuple[str, str], float]  # by the homes of two modules
+
+    def agree(self, a: str, b: str) -> float:
+        """1 if two modules stand in blocks that go together, -1 if in others, 0 if nothing is known."""
+        here, there = [p for p in prefixes(a) if p in self.blocks], set(prefixes(b))
+        if not here or not any(q in self.back for q in there):
+            return 0.0
+        return 2 * sum(self.blocks[p] in there for p in here) / len(here) - 1
+
+
+def prefixes(home: str) -> list[str]:
+    """The blocks that hold a module: what stands before it in its name and ends in a number."""
+    home = REPEATED.sub(r"\1", home)
+    return [home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home)]
+
+
+def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
+    """Align the families of two sides, the ones that hold the most of the same first."""
+    sides = [_families(a), _families(b)]
+    held = [[[Counter(map(signature, x.members.values())) for x in family] for family in many] for many in sides]
+    if not sides[0] or not sides[1]:
+        return Aligned({}, {}, {})
+    like = likeness(*([words(f"{family[0].name}/x") for family in many] for many in sides))
+    found = []
+    for i, x in enumerate(held[0]):
+        for j, y in enumerate(held[1]):
+            same, pairs = _in_order(x, y)
+            total = sum(c.total() for side in (x, y) for c in side)
+            if 2 * same >= HELD * total:
+                found.append((2 * same / total + WORDS * float(like[i, j]), same, i, j, pairs))
+    blocks: dict[str, str] = {}
+    inside: dict[tuple[str, str], float] = {}
+    depth: dict[str, int] = {}
+    used: tuple[set[int], set[int]] = (set(), set())
+    for _, _, i, j, pairs in sorted(found, key=lambda f: (-f[0], -f[1], f[2], f[3])):
+        if i in used[0] or j in used[1]:
+            continue
+        used[0].add(i)
+        used[1].add(j)
+        both = [(sides[0][i][x], sides[1][j][y]) for x, y in pairs]
+        blocks |= {x.name: y.name for x, y in both}
+        _inside(both, signature, inside, depth)
+    return Aligned(blocks, {y: x for x, y in blocks.items()}, inside)
+
+
+def _families(many: Sequence[Unit]) -> list[Family]:
+    """Blocks by name, numbers aside: those that repeat and hold more than one module, in natural order."""
+    made: dict[str, dict[str, dict[str, Unit]]] = defaultdict(lambda: defaultdict(dict))
+    for u in many:
+        once = REPEATED.sub(r"\1", u.home)
+        for p in prefixes(once):
+            made[NUMBER.sub(lambda m: "#" if m[1] else m[0], p)][p][once[len(p) :]] = u
+    found = [
+        [Block(name, blocks[name]) for name in sorted(blocks, key=natural)]
+        for blocks in made.values()
+        if len(blocks) > 1 and max(map(len, blocks.values())) > 1
+    ]
+    return sorted(found, key=lambda f: -sum(len(x.members) for x in f))[:MAX_FAMILIES]
+
+
+def _in_order(a: Sequence[Counter[Hashable]], b: Sequence[Counter[Hashable]]) -> tuple[int, list[tuple[int, int]]]:
+    """How many modules two families share if their blocks follow one another, forwards or backwards; and the pairs."""
+    if max(len(a), len(b)) > MAX_BLOCKS:
+        pairs = [(k, k) for k in range(len(a))] if len(a) == len(b) else []
+        return sum((a[i] & b[j]).total() for i, j in pairs), pairs
+    kinds: dict[frozenset[tuple[Hashable, int]], int] = {}
+    numbered = [[kinds.setdefault(frozenset(c.items()), len(kinds)) for c in side] for side in (a, b)]
+    shared: dict[tuple[int, int], int] = {}
+    table = []
+    for i, x in zip(numbered[0], a, strict=True):
+        table.append([_shared(shared, (i, j), x, y) for j, y in zip(numbered[1], b, strict=True)])
+    ahead = _best(table)
+    back = _best(table[::-1])
+    return ahead if ahead[0] >= back[0] else (back[0], [(len(a) - 1 - i, j) for i, j in back[1]])
+
+
+def _shared(known: dict[tuple[int, int], int], key: tuple[int, int], x: Counter[Hashable], y: Counter[Hashable]) -> int:
+    if key not in known:
+        known[key] = (x & y).total()
+    return known[key]
+
+
+def _best(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
+    """The pairs with the greatest sum that follow one another on both sides; the earliest of the same sum."""
+    rows, columns = len(table), len(table[0])
+    sums = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(rows - 1, -1, -1):
+        for j in range(columns - 1, -1, -1):
+            sums[i][j] = max(sums[i + 1][j], sums[i][j + 1], table[i][j] + sums[i + 1][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < columns:
+        if table[i][j] and sums[i][j] == table[i][j] + sums[i + 1][j + 1]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif sums[i][j] == sums[i][j + 1]:
+            j += 1
+        else:
+            i += 1
+    return sums[0][0], pairs
+
+
+def _inside(
+    both: Sequence[tuple[Block, Block]],
+    signature: Signature,
+    found: dict[tuple[str, str], float],
+    depth: dict[str, int],
+) -> None:
+    """How far each two modules of one signature belong together: the share of blocks that have both names or none.
+
+    Of blocks inside blocks the innermost tell.
+    """
+    counts = [Counter(n for pair in both for n in pair[side].members) for side in (0, 1)]
+    fits: Counter[tuple[str, str]] = Counter()
+    homes: list[tuple[str, str, str, str]] = []
+    for x, y in both:
+        classes: dict[Hashable, list[str]] = defaultdict(list)
+        for n, v in y.members.items():
+            classes[signature(v)].append(n)
+        for m, u in x.members.items():
+            if len(x.name) < depth.get(u.home, 0):
+                continue
+            depth[u.home] = len(x.name)
+            for n in classes.get(signature(u), ()):
+                fits[m, n] += 1
+                homes.append((u.home, y.members[n].home, m, n))
+    for stale in [k for k in found if k[0] in {h[0] for h in homes}]:
+        del found[stale]
+    for a, b, m, n in homes:
+        found[a, b] = fits[m, n] / (counts[0][m] + counts[1][n] - fits[m, n])
+
+
+class Named(NamedTuple):
+    """The modules that a normalisation is named after, and whether it stands before them, after them, or either."""
+
+    homes: frozenset[str]
+    before: bool
+    after: bool
+
+    @property
+    def share(self) -> float:
+        """Less than 1 if its name fits several groups of modules."""
+        return 1 / len({parent(home) for home in self.homes})
+
+
+def companions(many: Sequence[Unit]) -> dict[str, Named]:
+    """The modules that normalisations are named after: conv3 of bn3, expand_conv of expand_bn."""
+    held: dict[str, list[Unit]] = defaultdict(list)
+    for u in many:
+        for block in prefixes(u.home) or [""]:
+            held[block].append(u)
+    out: dict[str, Named] = {}
+    for block in sorted(held, key=len):
+        for home, named in _named(held[block], len(block)):
+            out[home] = named
+    return out
+
+
+def _named(members: Sequence[Unit], start: int) -> Iterator[tuple[str, Named]]:
+    """The normalisations of one block and what they are named after."""
+    said = {u.home: _said(u.home, start) for u in members}
+    common = Counter(t for tokens in said.values() for t in tokens)
+    others: dict[str, list[str]] = defaultdict(list)
+    for u in members:
+        for t in said[u.home] if "norm" not in u.kind else ():
+            others[t].append(u.home)
+    for u in members:
+        mine, score = said[u.home], defaultdict[str, float](float)
+        for t in mine if "norm" in u.kind else ():
+            for other in others[t] if len(others[t]) <= MAX_NAMED else ():
+                if not t.isdigit() or said[other] == mine:  # conv3 of bn3, but wi_1 of norm1 is chance
+                    score[other] += log(len(members) / common[t])
+        if best := max(score.values(), default=0.0):
+            homes = frozenset(home for home, n in score.items() if n > best - 1e-6)
+            yield u.home, Named(homes, not mine & AFTER, not mine & BEFORE)
+
+
+def _said(home: str, start: int) -> set[str]:
+    """What the name of a module says inside its block but for its kind; a number outside of any block says nothing."""
+    found = set(TOKENS.findall(DIMENSION.sub("", REPEATED.sub(r"\1", home)[start:]).lower())) - KIND
+    return found if start else {t for t in found if not t.isdigit()}
