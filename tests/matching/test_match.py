@@ -306,8 +306,8 @@ def ports() -> Any:
 
 
 PORTS = [
-    "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet", "mobilenet",
-    "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit",
+    "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet",
+    "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit",
 ]  # fmt: skip
 
 
