@@ -1,0 +1,434 @@
+"""What graphs, SavedModels and V1 tables may not say, one case for each check; and what they may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from kit import refused
+
+import ckptconv
+from ckptconv.dtypes import DTYPES
+from ckptconv.errors import UsageError
+from ckptconv.formats import tiling
+from ckptconv.formats.tensorflow import constants, saved_model, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.storage.checksum import mask
+from ckptconv.storage.files import Reader
+
+FLOAT, STRING, RESOURCE, VARIANT, QINT8 = 1, 7, 20, 21, 11
+Dims = tuple[int, ...]
+
+
+def shaped(shape: Dims) -> pb.TensorShapeProto:
+    return pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in shape])
+
+
+def value(code: int, shape: Dims = (2,), **fields: Any) -> pb.TensorProto:
+    return pb.TensorProto(dtype=code, tensor_shape=shaped(shape), **fields)
+
+
+def const(name: str, tensor: pb.TensorProto) -> pb.NodeDef:
+    node = pb.NodeDef(name=name, op="Const")
+    node.attr["value"].tensor.CopyFrom(tensor)
+    return node
+
+
+def graph(*nodes: pb.NodeDef, **functions: list[pb.NodeDef]) -> pb.GraphDef:
+    made = [pb.FunctionDef(signature=pb.OpDef(name=n), node_def=inside) for n, inside in functions.items()]
+    return pb.GraphDef(node=nodes, library=pb.FunctionDefLibrary(function=made))
+
+
+def opened(path: Path, message: Any, **options: Any) -> ckptconv.Checkpoint:
+    path.write_bytes(message if isinstance(message, bytes) else message.SerializeToString())
+    return ckptconv.open(path, **options)
+
+
+W = const("w", value(FLOAT, (2, 2), float_val=[1, 2, 3, 4]))
+
+# --- graphs -------------------------------------------------------------------------------------------------------
+
+GRAPHS: dict[str, tuple[Any, str]] = {
+    "a variant of no rank": (
+        graph(const("x", pb.TensorProto(dtype=FLOAT, tensor_shape=pb.TensorShapeProto(unknown_rank=True)))),
+        "x.*: the constant has the unknown dtype 1 or no rank",
+    ),
+    "an unknown dtype": (graph(const("x", value(99))), "the constant has the unknown dtype 99 or no rank"),
+    "one name twice": (graph(W, W), "two nodes have this name"),
+    "half a complex number": (graph(const("x", value(8, scomplex_val=[1.0]))), "the constant ends within a complex64"),
+    "content of another size": (graph(const("x", value(FLOAT, tensor_content=b"1234567"))), "has 7 bytes, not 8"),
+    "more strings than bytes": (
+        graph(const("x", value(STRING, (4,), tensor_content=b"\1\1a"))), "the constant: 4 strings do not fit in 3 bytes"
+    ),
+    "lengths beyond the end": (
+        graph(const("x", value(STRING, (3,), tensor_content=b"\0\0\x80"))), "lengths of 3 strings exceed their data"
+    ),
+    "strings and more": (
+        graph(const("x", value(STRING, (1,), tensor_content=b"\1ab"))), "1 strings take 2 bytes, 3 are stored"
+    ),
+    "strings cut off": (
+        graph(const("x", value(STRING, (1,), tensor_content=b"\3ab"))), "1 strings take 4 bytes, 3 are stored"
+    ),
+    "a million strings of one": (
+        graph(const("x", value(STRING, (2**20 + 2,), string_val=[b"a"]))), "1 strings claim to be 1048578"
+    ),
+    "a function of 1001 characters": (graph(**{"f" * 1001: [W]}), "a function has a name of 1001 bytes"),
+    "functions of long names": (
+        graph(**{"f" * 1000: [pb.NodeDef(name=f"{i}", op="A") for i in range(1500)]}), "of its functions are repeated"
+    ),
+    "nothing": (b"", "is empty"),
+    "no graph": (pb.SavedModel(saved_model_schema_version=1), "the SavedModel holds no graph"),
+    "something else": (b"\x18\1\x30\1", "is not a GraphDef, MetaGraphDef or SavedModel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GRAPHS)
+def test_graphs(what: str, tmp_path: Path) -> None:
+    message, words = GRAPHS[what]
+    with refused(words):
+        opened(tmp_path / "g.pb", message)
+
+
+def test_a_pointer_that_is_said_to_be_a_graph(tmp_path: Path) -> None:
+    with refused("is a git-lfs pointer; run `git lfs pull`"):
+        opened(tmp_path / "g.pb", b"version https://git-lfs.github.com/spec/v1\n", format="tf-graph")
+
+
+def test_what_a_graph_may_hold(tmp_path: Path) -> None:
+    """Strings in contents, quantised numbers, a handle, a function without a name or of 1000 characters."""
+    nameless = pb.FunctionDef(node_def=[W])
+    made = graph(
+        const("s", value(STRING, (2,), tensor_content=b"\1\2abb")),
+        const("t", value(STRING, (3,), string_val=[b"a", b"b"])),
+        const("q", value(QINT8, (2, 2), int_val=[1, -1, 2])),
+        const("r", value(RESOURCE)),
+        const("v", value(VARIANT)),
+        const("none", value(STRING, (0,))),
+        **{"f" * 1000: [W]},
+    )
+    made.library.function.append(nameless)
+    found = opened(tmp_path / "g.pb", made)
+    assert {n: t.numpy().tolist() for n, t in found.items()} == {
+        "s": [b"a", b"bb"], "t": [b"a", b"b", b"b"], "q": [[1, -1], [2, 2]], "none": [],
+        "f" * 1000 + "/w": [[1, 2], [3, 4]], "/w": [[1, 2], [3, 4]],
+    }  # fmt: skip
+    assert [n.names for n in found.notes if "quantised integers" in n.text] == [("q",)]
+
+
+def test_names_of_functions_may_be_repeated_a_little(tmp_path: Path) -> None:
+    """A mebibyte of them, and sixteen for each byte of the graph."""
+    made = graph(W, **{"f" * 999: [pb.NodeDef(name=f"{i}", op="A") for i in range(1000)]})
+    assert list(opened(tmp_path / "g.pb", made)) == ["w"]
+
+
+SHAPE = const("shape", value(3, (2,), int_val=[1, 2]))
+
+
+def reader(name: str, op: str, *inputs: str) -> pb.NodeDef:
+    return pb.NodeDef(name=name, op=op, input=inputs)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights"),
+    [
+        ([W], ["w"]),
+        ([const("x", value(FLOAT, (), float_val=[1]))], []),
+        ([const("x", value(FLOAT, (), float_val=[1])), reader("x/read", "Identity", "x")], ["x"]),
+        ([const("x", value(FLOAT, (), float_val=[1])), reader("y/read", "Identity", "x")], []),
+        ([const("a/ReadVariableOp/resource", value(FLOAT, (), float_val=[1]))], ["a/ReadVariableOp/resource"]),
+        ([SHAPE], ["shape"]),
+        ([SHAPE, reader("r", "Reshape", "w", "shape")], []),
+        ([SHAPE, reader("r", "Reshape", "shape", "w")], []),
+        ([SHAPE, reader("r", "Reshape", "w", "^shape")], ["shape"]),
+        ([SHAPE, reader("r", "Add", "w", "shape")], []),
+        ([const("i", value(3, (9,), int_val=[1])), reader("r", "Add", "w", "i")], ["i"]),
+        ([const("i", value(3, (8,), int_val=[1])), reader("r", "Add", "w", "i")], []),
+        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "Add", "w", "i")], ["i"]),
+        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "ConcatV2", "w", "v", "i:0")], []),
+        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "ConcatV2", "w", "i", "v")], ["i"]),
+        ([const("x", value(FLOAT, (2,), float_val=[1])), reader("r", "Add", "w", "x")], ["x"]),
+    ],
+)
+def test_constants_are_weights_by_their_readers(nodes: list[pb.NodeDef], weights: list[str], tmp_path: Path) -> None:
+    assert [n for n in opened(tmp_path / "g.pb", graph(*nodes)) if n != "w" or weights == ["w"]] == weights
+
+
+@pytest.mark.parametrize(("count", "spans"), [(15, False), (16, True), (17, True)])
+def test_large_contents_stay_in_the_file(count: int, spans: bool, tmp_path: Path) -> None:
+    content = np.arange(count, dtype="<f4")
+    found = opened(tmp_path / "g.pb", graph(const("x", value(FLOAT, (count,), tensor_content=content.tobytes()))))
+    assert (type(found["x"].parts[0].data).__name__ == "Span") is spans
+    assert found["x"].numpy().tolist() == content.tolist()
+
+
+@pytest.mark.parametrize(
+    ("head", "first"),
+    [
+        (b"\x0a\x08\x0a\x01w\x12\x03Add", True),
+        (b"\x0a\x0a\x0a\x01w\x12\x05_A.>1", True),
+        (b"\x12\x08\x0a\x01w\x12\x03Add", False),
+        (b"\x0a\x08\x12\x01w\x12\x03Add", False),
+        (b"\x0a\x08\x0a\x00\x12\x03Add", False),
+        (b"\x0a\x08\x0a\x01w\x1a\x03Add", False),
+        (b"\x0a\x08\x0a\x01w\x12\x04Add", False),
+        (b"\x0a\x08\x0a\x01w\x12\x00", False),
+        (b"\x0a\x08\x0a\x01w\x12\x03A-d", False),
+        (b"\x0a\x08\x0a\x09w", False),
+        (b"", False),
+    ],
+)
+def test_how_a_graph_begins(head: bytes, first: bool) -> None:
+    from ckptconv.formats.tensorflow.graph import _first_node
+
+    assert _first_node(head) is first
+
+
+def test_texts(tmp_path: Path) -> None:
+    model = pb.SavedModel(saved_model_schema_version=1, meta_graphs=[pb.MetaGraphDef(graph_def=graph(W))])
+    for name, message in (("m", model), ("t", model.meta_graphs[0]), ("g", graph(W))):
+        (tmp_path / f"{name}.pbtxt").write_text(str(message))
+        assert list(ckptconv.open(tmp_path / f"{name}.pbtxt")) == ["w"]
+    (tmp_path / "b.pbtxt").write_text("node { name: 3 }")
+    with refused("is not the text of a GraphDef"):
+        ckptconv.open(tmp_path / "b.pbtxt")
+
+
+# --- SavedModels --------------------------------------------------------------------------------------------------
+
+
+def meta(*nodes: pb.NodeDef, tags: tuple[str, ...] = (), **fields: Any) -> pb.MetaGraphDef:
+    return pb.MetaGraphDef(meta_info_def=pb.MetaGraphDef.MetaInfoDef(tags=tags), graph_def=graph(*nodes), **fields)
+
+
+def model(folder: Path, *metas: pb.MetaGraphDef) -> ckptconv.Checkpoint:
+    made = pb.SavedModel(saved_model_schema_version=1, meta_graphs=metas)
+    return opened(folder / "saved_model.pb", made)
+
+
+def test_the_graph_that_serves_is_read(tmp_path: Path) -> None:
+    other = const("v", value(FLOAT, (2,), float_val=[1, 2]))
+    assert list(model(tmp_path, meta(other, tags=("train",)), meta(W, tags=("gpu", "serve")))) == ["w"]
+    found = model(tmp_path, meta(other, tags=("train",)), meta(W, tags=("gpu",)))
+    assert (list(found), found.details["tags"]) == (["v"], ["train"])
+    quantised = const("q", value(QINT8, (2, 2), int_val=[1]))
+    assert any("quantised integers" in n.text for n in model(tmp_path, meta(quantised)).notes)
+
+
+def collected(name: str, *variables: bytes) -> pb.MetaGraphDef:
+    made = meta(W)
+    made.collection_def[name].bytes_list.value.extend(variables)
+    return made
+
+
+def variable(name: str, **fields: Any) -> bytes:
+    return bytes(pb.VariableDef(variable_name=name, initializer_name="i", **fields).SerializeToString())
+
+
+def test_collections(tmp_path: Path) -> None:
+    """What lists variables lists their keys: not the slice of a partitioned one, but the whole."""
+    part = pb.SaveSliceInfoDef(full_name="whole")
+    trained = [variable("w:0"), variable("p/part_0:0", save_slice_info_def=part), variable("w:0")]
+    for name, values, expected in (
+        ("trainable_variables", trained, ["w", "whole"]),
+        ("trainable_variables", [variable("w:0"), b"\xff\xff"], []),
+        ("trainable_variables", [pb.VariableDef(variable_name="w").SerializeToString()], []),
+        ("variables", trained, []),
+    ):
+        assert model(tmp_path, collected(name, *values)).details.get("trainable", []) == expected
+
+
+def test_messages_that_are_too_large_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = collected("trainable_variables", variable("w:0"))
+    monkeypatch.setattr(saved_model, "MAX_MESSAGE", 8)
+    with refused("a message of [0-9]+ bytes is not a description"):
+        model(tmp_path, trained)
+    monkeypatch.undo()
+    raw = pb.SavedModel(saved_model_schema_version=1).SerializeToString()
+    broken = meta(W).SerializeToString() + b"\x22\3\x12\x05a"
+    with refused("a collection is not a valid message"):
+        opened(tmp_path / "saved_model.pb", raw + b"\x12" + table.varint(len(broken)) + broken)
+    broken = meta(W).SerializeToString() + b"\x3a\3\x0a\x05a"
+    with refused("the object graph is not a valid message"):
+        opened(tmp_path / "saved_model.pb", raw + b"\x12" + table.varint(len(broken)) + broken)
+
+
+@pytest.mark.parametrize(
+    ("preferred", "names"),
+    [
+        ({"a/.ATTRIBUTES/VARIABLE_VALUE": "x", "b": "y"}, ["x", "y"]),
+        ({"a": "x", "b": "x", "c": "z"}, ["a", "b", "z"]),
+        ({"a": "", "b": "y"}, ["a", "y"]),
+        ({"a": "x", "b": "x", "c": "a"}, ["a", "b", "c"]),  # the name of one is the path of another
+        ({"a": "x", "b": "x", "c": "a", "d": "c"}, ["a", "b", "c", "d"]),
+    ],
+)
+def test_names_that_are_not_unique_are_paths(preferred: dict[str, str], names: list[str]) -> None:
+    found, repeated = saved_model._choose(preferred)
+    assert list(found.values()) == names
+    wanted = {n for n, said in zip(names, preferred.values(), strict=True) if said and said != n}
+    assert set(repeated) == wanted
+
+
+def test_object_graphs_refer_to_nodes_that_exist() -> None:
+    saved = pb.SavedObjectGraph(nodes=[pb.SavedObject()])
+    beside = pb.TrackableObjectGraph(nodes=[pb.TrackableObjectGraph.TrackableObject()])
+    for node in (1, -1):
+        del saved.nodes[0].children[:]
+        saved.nodes[0].children.add(node_id=node, local_name="a")
+        with refused("the object graph refers to a node beyond its 1"):
+            saved_model._pairs(saved, beside, "x")
+
+
+# --- V1 tables ----------------------------------------------------------------------------------------------------
+
+
+def span(*extents: tuple[int, int] | None) -> pb.TensorSliceProto:
+    made = pb.TensorSliceProto()
+    for e in extents:
+        made.extent.add(**(dict(zip(("start", "length"), e, strict=True)) if e else {}))
+    return made
+
+
+Rows = list[tuple[str, int, Dims, list[tuple[pb.TensorSliceProto, pb.TensorProto]]]]
+
+
+def v1(path: Path, rows: Rows, consumer: int = 0) -> Path:
+    """A table of tensors: name, dtype, shape, slices."""
+    head, pairs = pb.SavedTensorSlices(), {}
+    head.meta.versions.min_consumer = consumer
+    for name, code, shape, pieces in rows:
+        item = head.meta.tensor.add(name=name.encode(), type=code, shape=shaped(shape))
+        for piece, data in pieces:
+            item.slice.append(piece)
+            stored = pb.SavedTensorSlices(data=pb.SavedSlice(name=name.encode(), slice=piece, data=data))
+            pairs[slices.key(name.encode(), piece)] = stored.SerializeToString()
+    path.write_bytes(table_write.build(sorted({b"": head.SerializeToString(), **pairs}.items())))
+    return path
+
+
+def floats(*values: float) -> pb.TensorProto:
+    return pb.TensorProto(float_val=values)
+
+
+WHOLE = (span(None), floats(1, 2))
+
+
+def test_what_a_table_may_hold(tmp_path: Path) -> None:
+    rows: Rows = [
+        ("w", FLOAT, (2,), [WHOLE]),
+        ("cut", FLOAT, (2,), [(span((0, 1)), floats(1)), (span((1, 1)), floats(2))]),
+        ("part", FLOAT, (2,), [(span((0, 1)), floats(1))]),
+        ("ref", 101, (2,), [WHOLE]),
+        ("q", QINT8, (2,), [(span(None), pb.TensorProto(int_val=[1, -1]))]),
+        ("s", STRING, (2,), [(span(None), pb.TensorProto(string_val=[b"a", b"bc"]))]),
+        ("r", RESOURCE, (), []),
+        ("v", VARIANT, (), []),
+    ]
+    found = ckptconv.open(v1(tmp_path / "m.ckpt", rows, consumer=1))
+    assert found.format == "tf-v1"
+    assert {n: t.numpy().tolist() for n, t in found.items()} == {
+        "w": [1, 2], "cut": [1, 2], "ref": [1, 2], "q": [1, -1], "s": [b"a", b"bc"],
+    }  # fmt: skip
+    assert {n.names for n in found.notes} == {("r", "v"), ("q",), ("part",)}
+
+
+TABLES: dict[str, tuple[Rows, int, str]] = {
+    "of a new reader": ([("w", FLOAT, (2,), [WHOLE])], 2, "needs a reader of version 2; version 1 is supported"),
+    "unknown dtypes": ([("w", 99, (2,), []), ("v", 98, (2,), [])], 0, "2 tensors with an unknown dtype:\n *w"),
+    "another dtype": ([("w", FLOAT, (2,), [WHOLE]), ("w", 3, (2,), [])], 0, r"is \[2\] of dtype 3 here, \[2\]"),
+    "another shape": ([("w", FLOAT, (2,), [WHOLE]), ("w", FLOAT, (3,), [])], 0, r"is \[3\] of dtype 1 here, \[2\] of"),
+    "a slice beyond": ([("w", FLOAT, (2,), [(span((1, 2)), floats(1, 2))])], 0, r"a slice is outside \[2\]"),
+    "a slice of two axes": ([("w", FLOAT, (2,), [(span(None, None), floats(1))])], 0, r"a slice is outside \[2\]"),
+    "a slice of less than nothing": ([("w", FLOAT, (2,), [(span((1, -1)), floats())])], 0, r"a slice is outside \[2\]"),
+    "a slice before": ([("w", FLOAT, (2,), [(span((-1, 1)), floats(1))])], 0, r"a slice is outside \[2\]"),
+    "too few": ([("w", FLOAT, (2,), [(span(None), floats(1))])], 0, "a slice has 1 elements, not 2"),
+    "too few strings": (
+        [("s", STRING, (2,), [(span(None), pb.TensorProto(string_val=[b"a"]))])], 0, "a slice has 1 elements, not 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_tables(what: str, tmp_path: Path) -> None:
+    rows, consumer, words = TABLES[what]
+    with refused(words):
+        for t in ckptconv.open(v1(tmp_path / "m.ckpt", rows, consumer)).values():
+            t.numpy()
+
+
+def test_tables_that_hold_no_messages(tmp_path: Path) -> None:
+    (tmp_path / "a.ckpt").write_bytes(table_write.build([(b"", b"\x0a\x05\x0a\x03\x0a\x09w")]))
+    with refused("the description of the tensors is not a valid message"):
+        ckptconv.open(tmp_path / "a.ckpt", format="tf-v1")
+    head = pb.SavedTensorSlices()
+    head.meta.tensor.add(name=b"w", type=FLOAT, shape=shaped((2,))).slice.append(span(None))
+    pairs = [(b"", head.SerializeToString()), (slices.key(b"w", span(None)), b"\x12\x09x")]
+    (tmp_path / "b.ckpt").write_bytes(table_write.build(pairs))
+    with refused("a slice is not a valid message"):
+        ckptconv.open(tmp_path / "b.ckpt")["w"].numpy()
+
+
+def test_shards_of_a_table(tmp_path: Path) -> None:
+    one, two = (span((0, 1)), floats(1)), (span((1, 1)), floats(2))
+    first = v1(tmp_path / "m-00000-of-00002", [("w", FLOAT, (2,), [one])])
+    with refused("1 of 2 files missing:\n *m-00001-of-00002"):
+        ckptconv.open(first)
+    v1(tmp_path / "m-00001-of-00002", [("w", FLOAT, (2,), [two])])
+    for url in (first, tmp_path / "m"):
+        assert ckptconv.open(url)["w"].numpy().tolist() == [1, 2]
+
+
+# --- the table, strings, slices -----------------------------------------------------------------------------------
+
+
+def test_a_handle_that_is_cut_off(tmp_path: Path) -> None:
+    index = b"\0\2\1zz\x80" + bytes.fromhex("0000000001000000")
+    raw = index + b"\0" + mask(crc32c(index + b"\0")).to_bytes(4, "little")
+    footer = b"".join(map(table.varint, (0, len(index), 0, len(index))))
+    (tmp_path / "t").write_bytes(raw + footer.ljust(40, b"\0") + table.MAGIC)
+    with refused("an index entry does not hold a block handle"), Reader(str(tmp_path / "t")) as f:
+        table.Table(f)
+
+
+def test_strings_of_a_bundle() -> None:
+    assert strings.unpack(b"", 0, 0, "little", "x") == []
+    packed, running = strings.pack([b"ab", b"c"])
+    for data, count, words in (
+        (packed[:1], 2, "the lengths of 2 strings exceed their data"),
+        (packed, 3, "3 strings take 13 bytes, 9 are stored"),
+        (packed + b"d", 2, "2 strings take 9 bytes, 10 are stored"),
+        (packed[:2] + b"\0" + packed[3:], 2, "the checksum of the strings' lengths is wrong"),
+        (packed[:-1] + b"d", 2, "the checksum of the strings is wrong"),
+    ):
+        with refused(words):
+            strings.unpack(data, count, running, "little", "x")
+
+
+def test_scalars_overlap() -> None:
+    assert tiling.overlap([tiling.Box((), ()), tiling.Box((), ())])
+    assert not tiling.overlap([tiling.Box((), ())])
+
+
+def test_elements_given_in_part() -> None:
+    """What a TensorProto holds of a dtype, packed or not; other fields are not looked at."""
+    row = DTYPES["uint64"]
+    proto = pb.TensorProto(uint64_val=[0, 127, 128, 2**32, 2**64 - 1], int_val=[3], float_val=[1])
+    assert np.frombuffer(constants.stored(proto, row, 5, "x"), "<u8").tolist() == [0, 127, 128, 2**32, 2**64 - 1]
+    assert constants.stored(proto, row, 2, "x") == np.array([0, 127], "<u8").tobytes()
+    unpacked = pb.TensorProto.FromString(b"\x38\x03\x38\x80\x01")
+    assert np.frombuffer(constants.stored(unpacked, DTYPES["int16"], 2, "x"), "<i2").tolist() == [3, 128]
+    assert constants.stored(pb.TensorProto(bool_val=[True, False]), DTYPES["bool"], 2, "x") == b"\1\0"
+
+
+def test_the_state_file_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the prefix `checkpoint` is the name of the state file"):
+        ckptconv.save({"w": np.ones(2)}, tmp_path / "checkpoint", format="tf")
+
+
+def test_interrupted_saving_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.ckpt.data-00000-of-00001.tempstate1").write_bytes(b"")
+    with refused("is incomplete: saving was interrupted, and there is no index, only parts: m.ckpt.data"):
+        ckptconv.open(tmp_path / "m.ckpt", format="tf")
