@@ -16,15 +16,21 @@ class Covered:
 
     def __init__(self, data: Path) -> None:
         self._base = sqlite3.connect(f"file:{data}?mode=ro", uri=True)
+        self._said = dict(self._base.execute("select id, context from context where context like '%|%'"))
         self._runs = dict(self._base.execute("select context_id, count(*) from arc group by context_id"))
 
     def of(self, path: str, line: int, most: int) -> list[str]:
         """Tests that reach a line, or the nearest line above it that any reaches; the most specific first."""
-        reached = """from arc join file on file.id = file_id join context on context.id = context_id
-            where file.path like ? and context like '%|%' and tono"""
-        ((near,),) = self._base.execute(f"select max(tono) {reached} between 1 and ?", (f"%/{path}", line))
-        rows = self._base.execute(f"select distinct context_id, context {reached} = ?", (f"%/{path}", near))
-        tests = sorted((self._runs[key], said.rpartition("|")[0]) for key, said in rows)
+        files = [row[0] for row in self._base.execute("select id from file where path like ?", (f"%/{path}",))]
+        reached: dict[int, set[int]] = {}
+        for file in files:
+            query = "select distinct tono, context_id from arc where file_id = ? and tono between 1 and ?"
+            for at, key in self._base.execute(query, (file, line)):
+                if key in self._said:
+                    reached.setdefault(at, set()).add(key)
+        tests = sorted(
+            (self._runs[key], self._said[key].rpartition("|")[0]) for key in reached.get(max(reached, default=0), ())
+        )
         return list(dict.fromkeys(test for _, test in tests))[:most]
 
 

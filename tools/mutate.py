@@ -53,7 +53,7 @@ MEMORY = 16 << 30  # bytes of address space of a test process: torch reserves mu
 PATIENCE = 4.0  # times as long as on the unchanged package ...
 LEAST = 20.0  # ... and this many seconds more, is a hang
 FIRST = 900.0  # seconds that a test file may take on the unchanged package
-MOST = 30  # tests that are chosen by coverage for one mutant
+MOST = 20  # tests that are chosen by coverage for one mutant
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
