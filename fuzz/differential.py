@@ -1,6 +1,7 @@
 """Random checkpoints through TensorFlow, torch, Keras, safetensors, h5py, NumPy and us: all must read the same values.
 
     differential.py SECONDS [SEED]
+    differential.py FAMILY CASES [SEED]     random files over the options of one framework: see options/__init__.py
 
 Each round makes tensors of random names, dtypes, shapes and values (NaN payloads, -0.0, empty, scalars), or a Keras
 model of random layers with such values, then
@@ -259,6 +260,11 @@ def check(seed: int, what: str, want: Values, got: Values) -> None:
 
 
 def main() -> None:
+    from options import FAMILIES
+    from options.common import report
+
+    if sys.argv[1] in FAMILIES:
+        sys.exit(report(sys.argv[1], *map(int, sys.argv[2:])))
     seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     peers = [_numpy(), _safetensors(), _torch(), _tensorflow(), _h5py()]
     end, rounds, done = time.monotonic() + seconds, 0, 0

@@ -51,6 +51,8 @@ _PAIR = re.compile(
     re.VERBOSE,
 )
 
+_SIZE = re.compile(r"0+|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
+
 
 class Head(NamedTuple):
     """The header of an .npy file; the elements begin at byte `size` and take `nbytes` bytes."""
@@ -217,7 +219,7 @@ def _sizes(shape: str) -> tuple[int, ...] | None:
         sizes.pop()
     if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
         return None
-    return tuple(map(int, sizes)) if all(n.isdecimal() and len(n) < 20 for n in sizes) else None
+    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
 
 
 def _dtype(descr: str) -> tuple[DType | None, int]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import refused
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -210,6 +211,17 @@ def test_names_that_would_be_paths(tmp_path: Path) -> None:
 def test_twins_for_numpy_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ckptconv.Unrepresentable, match=r"a\.npy"):
         ckptconv.save({"a": np.ones(1), "a.npy": np.zeros(1)}, tmp_path / "x.npz")
+
+
+def test_a_size_is_spelled_as_in_python(tmp_path: Path) -> None:
+    """NumPy refuses 02, which could have been meant as octal."""
+    np.save(tmp_path / "x.npy", np.arange(2))
+    raw = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(raw.replace(b"(2,), }", b"(02,),}"))
+    with pytest.raises(ValueError, match="Cannot parse header"):
+        np.load(tmp_path / "x.npy")
+    with refused("values of the wrong kind"):
+        ckptconv.open(tmp_path / "x.npy")
 
 
 def test_zip64(tmp_path: Path) -> None:

@@ -1,0 +1,260 @@
+"""Keras 3 and Keras 2 (tf_keras): small models of random layers and options, in each of the files that Keras writes.
+
+What Keras holds in memory is what we read from its file. What we write of that, at once or by way of safetensors, is
+loaded by Keras into the same model, whose weights were set to zero. A model serves SHARED seeds, with other values.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from .common import Case, Choice, Ours, Values, some_bytes
+
+SHARED = 25
+FILES = {"keras": ("m.keras", "m.weights.h5", "m.h5", "m.weights.json"), "tf_keras": ("m.h5", "whole.h5")}
+NAMES = ("dense", "a b", "x.y", "conv", "0", "layer", "Z", "kernel", "gamma", "block_1", "é")
+POLICIES = ("float32", "float32", "float32", "float16", "float64", "bfloat16", "mixed_float16")
+
+REFUSED = {
+    "finds weights by object paths": "legacy names in a .weights.h5, whose paths only the model's code knows",
+    "order of the model is not known": "an order that is not known, where a guess could not be noticed",
+}
+LENIENT: dict[str, str] = {}
+
+
+def oracle() -> str:
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    return f"keras {keras.__version__}, tf_keras {tf_keras.__version__} on tensorflow {tf.__version__}"
+
+
+# --- models -----------------------------------------------------------------------------------------------------
+
+
+class Builder:
+    """Random layers of one framework; names are given, so that each variable has a name of its own."""
+
+    def __init__(self, seed: int) -> None:
+        import keras
+        import tf_keras
+
+        self.rng = random.Random(seed)
+        self.two = self.rng.random() < 0.35
+        self.k: Any = tf_keras if self.two else keras
+        self.count = 0
+
+    def name(self) -> str:
+        self.count += 1
+        word = self.rng.choice(NAMES)
+        word = word.replace(" ", "_").replace("é", "e") if self.two else word  # its scopes are TensorFlow's
+        return (
+            f"{'n' if self.two else ''}{word}{self.count if self.rng.random() < 0.8 else 20 - self.count}_{self.count}"
+        )
+
+    def flag(self) -> bool:
+        return self.rng.random() < 0.5
+
+    def model(self) -> Any:
+        k = self.k
+        k.backend.clear_session()
+        policy = self.rng.choice(("float32", "float32", "float16", "float64") if self.two else POLICIES)
+        (k.mixed_precision.set_global_policy if self.two else k.config.set_dtype_policy)(policy)
+        kind = self.rng.choice(("vector", "sequence", "image", "tokens"))
+        shape = {"vector": (4,), "sequence": (5, 4), "image": (6, 6, 4), "tokens": (5,)}[kind]
+        self.steps = {"tokens": "sequence"}.get(kind, kind)
+        first = [self.embedding()] if kind == "tokens" else []
+        layers = [*first, *(self.layer(2) for _ in range(self.rng.randint(1, 4)))]
+        start = k.Input(shape, dtype="int32" if kind == "tokens" else None)
+        if self.flag():
+            return k.Sequential([start, *layers], name=self.name())
+        x = start
+        for layer in layers:
+            x = self.applied(layer, x)
+        return k.Model(start, x, name=self.name())
+
+    def applied(self, layer: Any, x: Any) -> Any:
+        if type(layer).__name__ in ("MultiHeadAttention", "GroupQueryAttention"):
+            return layer(x, x)
+        if type(layer).__name__ in ("Attention", "AdditiveAttention"):
+            return layer([x, x])
+        x = layer(x)
+        return layer(x) if self.rng.random() < 0.15 else x
+
+    def embedding(self) -> Any:
+        return self.k.layers.Embedding(self.rng.randint(1, 5), 4, name=self.name())
+
+    def layer(self, depth: int) -> Any:
+        """A layer that keeps the shape of what it is given."""
+        if depth and self.rng.random() < 0.15:
+            return self.inner(depth - 1)
+        makers: dict[str, tuple[Callable[[], Any], ...]] = {
+            "vector": (self.dense,), "image": (self.conv, self.conv, self.depthwise, self.separable, self.transposed),
+            "sequence": (self.recurrent, self.recurrent, self.bidirectional, self.distributed, self.conv1d, self.cells),
+        }  # fmt: skip
+        general = (self.dense, self.norm, self.batch_norm, self.norm, self.other)
+        return self.rng.choice((*general, *makers[self.steps]))()
+
+    def inner(self, depth: int) -> Any:
+        """A model as a layer."""
+        layers = [self.layer(depth) for _ in range(self.rng.randint(1, 3))]
+        start = self.k.Input({"vector": (4,), "sequence": (5, 4), "image": (6, 6, 4)}[self.steps])
+        return self.k.Sequential([start, *layers], name=self.name())
+
+    def dense(self) -> Any:
+        return self.k.layers.Dense(
+            4, use_bias=self.flag(), activation=self.rng.choice((None, "relu")), name=self.name()
+        )
+
+    def norm(self) -> Any:
+        L, g = self.k.layers, {"center": self.flag(), "scale": True, "name": self.name()}  # noqa: N806
+        return L.GroupNormalization(2, **g) if self.steps != "vector" and self.flag() else L.LayerNormalization(**g)
+
+    def batch_norm(self) -> Any:
+        center, scale = self.rng.choice(((True, True), (True, False), (False, True), (False, False)))
+        return self.k.layers.BatchNormalization(center=center, scale=scale, name=self.name())
+
+    def other(self) -> Any:
+        L, name = self.k.layers, self.name()  # noqa: N806
+        match self.rng.randrange(4):
+            case 0:
+                return L.PReLU(name=name)
+            case 1:
+                return L.Dropout(0.5, name=name)
+            case 2:
+                return L.Activation("relu", name=name)
+        return L.Dense(4, trainable=False, name=name)
+
+    def conv(self) -> Any:
+        groups = self.rng.choice((1, 1, 2))
+        return self.k.layers.Conv2D(
+            4, self.rng.randint(1, 3), padding="same", groups=groups, use_bias=self.flag(), name=self.name()
+        )
+
+    def conv1d(self) -> Any:
+        L = self.k.layers  # noqa: N806
+        return self.rng.choice((L.Conv1D, L.SeparableConv1D, L.Conv1DTranspose))(
+            4, 2, padding="same", use_bias=self.flag(), name=self.name()
+        )
+
+    def depthwise(self) -> Any:
+        return self.k.layers.DepthwiseConv2D(2, padding="same", use_bias=self.flag(), name=self.name())
+
+    def separable(self) -> Any:
+        return self.k.layers.SeparableConv2D(
+            4, 2, padding="same", depth_multiplier=self.rng.randint(1, 2), use_bias=self.flag(), name=self.name()
+        )
+
+    def transposed(self) -> Any:
+        return self.k.layers.Conv2DTranspose(4, 2, padding="same", use_bias=self.flag(), name=self.name())
+
+    def recurrent(self, units: int = 4, **more: Any) -> Any:
+        L = self.k.layers  # noqa: N806
+        kind = self.rng.choice((L.LSTM, L.GRU, L.SimpleRNN))
+        if kind is L.GRU:
+            more["reset_after"] = self.flag()
+        zeros = {"recurrent_initializer": "zeros"}  # the usual one knows no bfloat16
+        return kind(units, return_sequences=True, use_bias=self.flag(), name=self.name(), **zeros, **more)
+
+    def bidirectional(self) -> Any:
+        return self.k.layers.Bidirectional(self.recurrent(2), name=self.name())
+
+    def distributed(self) -> Any:
+        return self.k.layers.TimeDistributed(self.dense(), name=self.name())
+
+    def cells(self) -> Any:
+        L = self.k.layers  # noqa: N806
+        zeros = {"recurrent_initializer": "zeros"}
+        made = [
+            self.rng.choice((L.LSTMCell, L.GRUCell, L.SimpleRNNCell))(4, **zeros) for _ in range(self.rng.randint(1, 3))
+        ]
+        return L.RNN(made if len(made) > 1 else made[0], return_sequences=True, name=self.name())
+
+
+@lru_cache(maxsize=1)
+def built(seed: int) -> tuple[Any, bool]:
+    builder = Builder(seed)
+    return builder.model(), builder.two
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def drawn(choose: random.Random, model: Any) -> list[np.ndarray]:
+    """Random bits for every weight."""
+    out = []
+    for v in model.weights:
+        held = np.asarray(v)
+        raw = some_bytes(choose, held.nbytes)
+        out.append(np.frombuffer(raw, held.dtype).reshape(held.shape))
+        v.assign(out[-1])
+    return out
+
+
+def spelled(model: Any, two: bool, file: str) -> list[str]:
+    """The names of a model's weights as we give them."""
+    if two:
+        return [v.name.removesuffix(":0") for v in model.weights]
+    return [v.path if file == "m.h5" else v.path.removeprefix(model.name + "/") for v in model.weights]
+
+
+def make(choose: Choice, folder: Path) -> Case:
+    model, two = built(choose.number // SHARED)
+    file = choose.choice([f for f in FILES["tf_keras" if two else "keras"] if f != "m.h5" or not has_bfloat16(model)])
+    return case(choose, folder, model, two, file)
+
+
+def case(choose: random.Random, folder: Path, model: Any, two: bool, file: str) -> Case:
+    values = drawn(choose, model)
+    path = folder / file
+    names = spelled(model, two, file)
+    whole = file in ("m.keras", "whole.h5") or (file == "m.h5" and not two)
+    if whole:
+        model.save(str(path))
+    else:
+        model.save_weights(str(path), **({"max_shard_size": 0.0001} if file.endswith("json") else {}))
+
+    def read(where: Path) -> Values:
+        if where == path:
+            return dict(zip(names, values, strict=True))
+        for v, a in zip(model.weights, values, strict=True):
+            v.assign(np.zeros(a.shape, a.dtype))
+        model.load_weights(str(where))
+        return {n: np.asarray(v) for n, v in zip(names, model.weights, strict=True)}
+
+    back = "back.h5" if two or choose.random() < (0.95 if file == "m.h5" else 0.3) else "back.weights.h5"
+    back = "back.weights.h5" if has_bfloat16(model) else back
+    via = folder / choose.choice(("via.safetensors", "via.pt", "via.ckpt")) if choose.random() < 0.4 else None
+    return Case(path, None, read, folder / back, {"weights_only": True}, via=via)
+
+
+def has_bfloat16(model: Any) -> bool:
+    """Keras does not load its own legacy files of it."""
+    return any("bfloat16" in str(v.dtype) for v in model.weights)
+
+
+def as_named(mine: Ours, want: Values) -> Values:
+    """With our names where a file does not tell Keras's own.
+
+    enc/var_0 is the first weight of enc, of a class that is not known; a model that was built before it became a layer
+    begins the paths of its variables itself, where we name all objects on the way.
+    """
+    known: dict[str, str] = {}
+    for name in mine.values.keys() - want.keys():
+        prefix, _, number = name.rpartition("/var_")
+        own = [n for n in want if n.rpartition("/")[0] == prefix]
+        if number.isdigit() and int(number) < len(own):
+            known[own[int(number)]] = name
+        else:
+            known |= {n: name for n in want if name.endswith("/" + n) and n not in mine.values}
+    return {known.get(n, n): a for n, a in want.items()}

@@ -1,0 +1,30 @@
+"""What frameworks read is what we read, and what they read of what we write: random files over each one's options.
+
+More of them: python fuzz/differential.py FAMILY 20000. CKPTCONV_OPTIONS sets how many of each run here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import pytest
+from kit import ROOT
+
+CASES = {"numpy": 150, "safetensors": 100, "flax": 100, "hdf5": 50, "tf": 40, "keras": 6}
+NEEDS = {"safetensors": "safetensors", "flax": "msgpack", "hdf5": "h5py", "tf": "tensorflow", "keras": "keras"}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_framework_reads_what_we_read(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(NEEDS.get(family, "numpy"))
+    if family == "keras":
+        pytest.importorskip("tensorflow")
+    monkeypatch.setattr(sys, "path", [str(ROOT / "fuzz"), *sys.path])
+    common = import_module("options.common")
+    cases = int(os.environ.get("CKPTCONV_OPTIONS", CASES[family]))
+    counts, findings = common.run(family, cases, 0)
+    assert findings == []
+    assert counts["equal"] + counts["the rest equal"] > cases / 2, counts
+    assert counts["written, equal"] > cases / 3, counts
