@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Part:
     entry: dict[str, Any] = field(default_factory=dict)
 
 
-def made(*parts: Part, end: dict[str, Any] | None = None, between: bytes = b"", more: bytes = b"") -> bytes:
+def made(*parts: Part, end: dict[str, Any] | None = None, more: bytes = b"") -> bytes:
     out, directory = b"", b""
     for p in parts:
         packed = zlib.compress(p.data)[2:-4] if p.method == 8 else p.data
@@ -43,7 +44,7 @@ def made(*parts: Part, end: dict[str, Any] | None = None, between: bytes = b"", 
         there = said | {"magic": b"PK\1\2"} | p.entry
         out += struct.pack(
             "<4s5H3L2H", here["magic"], 20, here["flags"], here["method"], 0, 33, here["crc"], here["packed"],
-            here["size"], len(here["name"]), len(here["extra"]),
+            here["size"], len(here["name"]), here.get("claimed", len(here["extra"])),
         ) + here["name"] + here["extra"] + packed + p.after  # fmt: skip
         directory += struct.pack(
             "<4s6H3L5H2L", there["magic"], 20, 20, there["flags"], there["method"], 0, 33, there["crc"],
@@ -56,13 +57,8 @@ def made(*parts: Part, end: dict[str, Any] | None = None, between: bytes = b"", 
         "start": len(out), "comment": b"",
     } | (end or {})  # fmt: skip
     numbers = [said[k] for k in ("disk", "first", "here", "count", "size", "start")]
-    return (
-        out
-        + directory
-        + between
-        + struct.pack("<4s4H2LH", said["magic"], *numbers, len(said["comment"]))
-        + said["comment"]
-    )
+    last = struct.pack("<4s4H2LH", said["magic"], *numbers, len(said["comment"]))
+    return out + directory + last + said["comment"]
 
 
 def wide(raw: bytes, **said: Any) -> bytes:
@@ -111,7 +107,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "before the first member": (made(Part(entry={"at": 1}, after=b"")), "1 bytes are prepended to the zip"),
     "more members than bytes": (made(Part(), end={"here": 2, "count": 2}), "claims to have 2 members, which need more"),
     "a directory that ends early": (
-        made(Part(entry={"comment": b"x" * 46}), Part(b"b"), end={"here": 3, "count": 3}), "directory ends early|is dam"
+        made(Part(entry={"comment": b"x" * 46}), Part(b"b"), end={"here": 3, "count": 3}), "the zip's directory ends"
     ),
     "another entry": (made(Part(entry={"magic": b"PK\1\3"})), "the zip's directory is damaged before its byte 46"),
     "more than its members": (made(Part(), more=b"x"), "the zip's directory holds more than its members"),
@@ -145,9 +141,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "over the directory": (
         made(Part(entry={"packed": 5, "size": 5}, local={"packed": 5, "size": 5})), "a overlaps another or the"
     ),
-    "into the directory": (
-        made(Part(data=b"", local={"extra": b""}, extra=b""), more=b"")[:26] + b"", "too few|no central directory"
-    ),
+    "into the directory": (made(Part(local={"claimed": 4})), "the member a reaches into the directory"),
     "after a member": (made(Part(after=b"x"), Part(b"b")), "1 bytes after the member a do not belong to a member"),
     "after the last": (made(Part(after=b"x" * 12)), "12 bytes after the member a do not belong to a member"),
     "another descriptor": (
@@ -238,7 +232,7 @@ def test_the_most_that_deflate_reaches() -> None:
 
 
 def test_names() -> None:
-    assert list(members(made(Part("é".encode()), Part(b"\x82")))) == ["é", "é"[:0] + b"\x82".decode("cp437")] or True
+    assert list(members(made(Part("ü".encode()), Part(b"\x82")))) == ["ü", "é"]
     assert list(members(made(Part(b"\xff")))) == [b"\xff".decode("cp437")]
     assert set(members(made(Part(b"a"), Part(b"A"), Part(b"../b")), files=False)) == {"a", "A", "../b"}
     with refused("has a NUL in its name; readers stop there"):
@@ -279,10 +273,7 @@ def test_contents_that_lie() -> None:
 
 
 def test_python_reads_what_these_tests_make(tmp_path: Path) -> None:
-    import zipfile
-
     (tmp_path / "a.zip").write_bytes(made(Part(), Part(b"b", method=8)))
     with zipfile.ZipFile(tmp_path / "a.zip") as z:
         assert z.testzip() is None
         assert [z.read(n) for n in z.namelist()] == [b"data", b"data"]
-    assert replace(Part(), name=b"c") == Part(b"c")
