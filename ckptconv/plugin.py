@@ -3,13 +3,13 @@
 See docs/write-a-format.md for a whole format in a page, and `ckptconv.testing` for the tests that come with it.
 """
 
-from .checkpoint import Checkpoint, Note, Tensor, held, plain, tiled, view
+from .checkpoint import Checkpoint, Note, Tensor, contiguous, held, tiled, view
 from .dtypes import DTYPES, DType, dtype
 from .errors import CorruptCheckpoint, FormatError, Unrepresentable, UnsafeCheckpoint, UsageError
 from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
 from .formats.reading import Reading
 from .formats.table import Format
-from .moves.part import Coded, Held, Part, Span, c_strides, elements
+from .moves.part import Coded, Held, Part, Span, c_strides, checked_count
 from .output.destination import OutputFile
 from .storage.files import Reader, Seen, join, read_all, sibling, split
 
@@ -38,11 +38,11 @@ __all__ = [
     "UsageError",
     "Writer",
     "c_strides",
+    "checked_count",
+    "contiguous",
     "dtype",
-    "elements",
     "held",
     "join",
-    "plain",
     "read_all",
     "refuse_shards",
     "refuse_unheld",

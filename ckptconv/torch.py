@@ -26,7 +26,7 @@ except ImportError as e:
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
 from .api import Change, Select, prepare
-from .checkpoint import Checkpoint, Tensor, plain
+from .checkpoint import Checkpoint, Tensor, contiguous
 from .dtypes import DTYPES
 from .errors import ConversionError, UsageError
 from .messages import fold, listing, many
@@ -180,7 +180,7 @@ def snapshot(module: torch.nn.Module) -> Checkpoint:
     for name, t in state(module).items():
         if id(t) not in seen:
             seen[id(t)] = Held(to_array(t))
-        made[name] = plain(name, _kind(t), tuple(t.shape), seen[id(t)])
+        made[name] = contiguous(name, _kind(t), tuple(t.shape), seen[id(t)])
     return Checkpoint(made, ties=ties(module), format="torch module")
 
 

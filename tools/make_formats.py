@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ckptconv import api
-from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError
 from ckptconv.formats import detect
@@ -35,7 +35,7 @@ def path_for(row: Format, folder: str = "") -> str:
 
 def empty(name: str, kind: str = "float32") -> Tensor:
     """A tensor that no writer needs to read."""
-    return plain(name, DTYPES[kind], (2,), Held(np.zeros(2, object) if kind == "string" else np.zeros(2, "u1")))
+    return contiguous(name, DTYPES[kind], (2,), Held(np.zeros(2, object) if kind == "string" else np.zeros(2, "u1")))
 
 
 def holds(row: Format, tensor: Tensor) -> bool:

@@ -57,7 +57,7 @@ WHOLE = {
 MAX_INDEX = 2**26  # bytes
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """One checkpoint: what `open` takes, its path without suffix below the root, and all its files.
 
     problem: why it cannot be converted, if that is known already: it is a failure, and the others go on.
@@ -76,13 +76,13 @@ class Found(NamedTuple):
 
 def discover(
     sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False
-) -> list[Found]:
+) -> list[FoundCheckpoint]:
     """All checkpoints of files, folders and globs, in order of their names; `skip` is a folder left out.
 
     follow: links to files may leave the folder in which checkpoints are looked for.
     """
     roots = [s for s in sources if not is_glob(s) and is_dir(s)]
-    out: list[Found] = []
+    out: list[FoundCheckpoint] = []
     for source in sources:
         if is_glob(source):
             out += _globbed(source)
@@ -103,14 +103,14 @@ def is_glob(source: str) -> bool:
     return any(c in source for c in "*?[") and stat(source) is None
 
 
-def _fits(f: Found, pattern: str) -> bool:
+def _fits(f: FoundCheckpoint, pattern: str) -> bool:
     path = f.name + f.suffix
     return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 
 
-def _latest(checkpoints: Iterable[Found]) -> list[Found]:
+def _latest(checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
     """Keep only the highest step of each training series (names that differ in their last number)."""
-    best: dict[str, tuple[int, Found]] = {}
+    best: dict[str, tuple[int, FoundCheckpoint]] = {}
     rest = []
     for f in checkpoints:
         m = STEP.fullmatch(f.name)
@@ -121,12 +121,12 @@ def _latest(checkpoints: Iterable[Found]) -> list[Found]:
     return [*rest, *(f for _, f in best.values())]
 
 
-def _file(source: str) -> Found:
+def _file(source: str) -> FoundCheckpoint:
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
-        return Found(source, *_stem(base), ((source, status),))
+        return FoundCheckpoint(source, *_stem(base), ((source, status),))
     stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
     near = {n: s for n in names(folder) if n.startswith(stem) and (s := stat(join(folder, n)))}
     for found in _sets(folder, near, ""):
@@ -134,10 +134,10 @@ def _file(source: str) -> Found:
             return found
     if status is None:
         raise StorageError("no such file, folder or checkpoint prefix", url=source)
-    return Found(source, *_stem(base), ((source, status),))
+    return FoundCheckpoint(source, *_stem(base), ((source, status),))
 
 
-def _globbed(pattern: str) -> Iterator[Found]:
+def _globbed(pattern: str) -> Iterator[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth), mirrored from its first wildcard on."""
     if is_remote(pattern):
         fs, path = filesystem(pattern)
@@ -164,13 +164,13 @@ def _globbed(pattern: str) -> Iterator[Found]:
                 yield f
 
 
-def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[Found]:
+def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """All checkpoints in a folder and below it; `under` goes before their names."""
     whole: list[str] = []
-    problems: list[Found] = []
+    problems: list[FoundCheckpoint] = []
 
     def failed(url: str, e: CkptError) -> None:
-        problems.append(Found(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
+        problems.append(FoundCheckpoint(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
 
     for folder, folders, files in walk(root, failed):
         if any(folder == w or folder.startswith(w.rstrip("/") + "/") for w in whole):
@@ -182,7 +182,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[Found]:
             whole.append(folder)
             folders.clear()
             name = at.rstrip("/") or split(os.path.abspath(root))[1]
-            yield Found(folder, name, "", tuple(_all_files(folder)))
+            yield FoundCheckpoint(folder, name, "", tuple(_all_files(folder)))
             continue
         leave = {n for n in folders if n.startswith(".") or join(folder, n) == skip}
         leave |= {"blobs"} if "snapshots" in folders else set()
@@ -190,7 +190,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[Found]:
         for name, e in {} if is_remote(folder) else _bad_links(folder, root, follow).items():
             files.pop(name, None)
             if name.lower().endswith((*_suffixes(), *INDEXES)) or SHARD.fullmatch(name):
-                problems.append(Found(join(folder, name), at + _stem(name)[0], _stem(name)[1], (), e))
+                problems.append(FoundCheckpoint(join(folder, name), at + _stem(name)[0], _stem(name)[1], (), e))
         yield from group(folder, files, at)
     yield from problems
 
@@ -235,7 +235,7 @@ def _all_files(folder: str) -> Iterator[tuple[str, Stat]]:
 # --- the files of one folder ------------------------------------------------------------------------------------
 
 
-def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[Found]:
+def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
     """Group the files of one folder into checkpoints."""
     left = {n: s for n, s in files.items() if not n.startswith(".")}
     yield from _sets(folder, left, under)
@@ -243,15 +243,17 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[Found]
         url = join(folder, n)
         if _is_checkpoint(url, n, status):
             stem, suffix = _stem(n)
-            yield Found(url, under + stem, suffix, ((url, status),))
+            yield FoundCheckpoint(url, under + stem, suffix, ((url, status),))
 
 
-def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[Found]:
+def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
     """Checkpoints of several files; their files are removed from `left`."""
 
-    def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> Found:
+    def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
         mine = [n for n in dict.fromkeys(members) if n in left]
-        return Found(join(folder, base), under + stem, suffix, tuple((join(folder, n), left.pop(n)) for n in mine))
+        return FoundCheckpoint(
+            join(folder, base), under + stem, suffix, tuple((join(folder, n), left.pop(n)) for n in mine)
+        )
 
     bundles: dict[tuple[str, str], list[str]] = {}
     for n in sorted(left):

@@ -26,7 +26,7 @@ BEGIN = b'{"at":"'  # of every line
 EntryState = Literal["planned", "done", "failed"]
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """One line: an output (its path below the output folder), its state, its source and its result."""
 
     at: str
@@ -50,17 +50,17 @@ class Entry(NamedTuple):
         return json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Entry:
+    def of(cls, values: dict[str, Any]) -> LedgerEntry:
         values["files"] = tuple((str(n), int(s), int(t)) for n, s, t in values["files"])
         values["written"] = tuple((str(n), int(s)) for n, s in values.get("written", ()))
         return cls(**values)
 
 
-def _parse(raw: bytes, path: str) -> dict[str, Entry]:
+def _parse(raw: bytes, path: str) -> dict[str, LedgerEntry]:
     entries = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
         try:
-            entry = Entry.of(json.loads(line))
+            entry = LedgerEntry.of(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise CorruptCheckpoint(f"line {number} of the ledger is damaged", url=path) from None
         entries[entry.at] = entry
@@ -72,7 +72,7 @@ class Ledger:
 
     def __init__(self, path: str, *, resume: bool) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LedgerEntry] = {}
         self._lines = AppendLog(path, "another run is using this folder")
         try:
             self._load(resume)
@@ -92,12 +92,12 @@ class Ledger:
             self._lines.cut(len(raw) - len(torn))
 
     @staticmethod
-    def read(path: str) -> dict[str, Entry]:
+    def read(path: str) -> dict[str, LedgerEntry]:
         """The last entry of each output, without locking or changing the file."""
         with Reader(path) as f:
             return _parse(f.read(0, f.size), path)
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[LedgerEntry]) -> None:
         """Write a batch and make it durable."""
         entries = list(entries)
         if not entries:

@@ -1,6 +1,6 @@
 """What a zoo's conversion will do: where each checkpoint goes, and what need not be done again.
 
-plan(sources, folder, settings) -> [Item]      from folders, globs, files and manifests, and what a ledger remembers
+plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and manifests, and what a ledger remembers
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..messages import redacted, version
 from ..rules.library import texts
 from ..storage import files
 from ..storage.paths import file_name
-from .discover import Found, discover
-from .ledger import NAME, Entry, Ledger
+from .discover import FoundCheckpoint, discover
+from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Settings, is_manifest
 from .manifest import read as read_manifest
 
@@ -34,10 +34,10 @@ State = Literal["convert", "retry", "changed", "done", "problem"]
 HASHING = 4  # threads that hash files, where content is what counts
 
 
-class Item(NamedTuple):
+class Conversion(NamedTuple):
     """One checkpoint to convert, its path below the zoo, and what is to be done or was known of it."""
 
-    found: Found
+    found: FoundCheckpoint
     at: str
     settings: Settings
     state: State = "convert"
@@ -52,10 +52,10 @@ def plan(
     *,
     pattern: str = "",
     latest: bool = False,
-    known: Mapping[str, Entry] | None = None,
+    known: Mapping[str, LedgerEntry] | None = None,
     hashed: bool = False,
     follow: bool = False,
-) -> list[Item]:
+) -> list[Conversion]:
     """Find everything and say what is to be done; `known` is what the ledger says.
 
     hashed: sources count as unchanged by the hash of their content, not by size and time.
@@ -99,26 +99,26 @@ def clashes(pairs: Iterable[tuple[str, str]]) -> dict[str, UsageError]:
     }
 
 
-def _of_row(source: str) -> Found:
+def _of_row(source: str) -> FoundCheckpoint:
     """The checkpoint that a row of a manifest names."""
     try:
         return discover([source])[0]
     except CkptError as e:
-        return Found(source, file_name(source), "", (), e)
+        return FoundCheckpoint(source, file_name(source), "", (), e)
 
 
-def remembered(place: str) -> Mapping[str, Entry]:
+def remembered(place: str) -> Mapping[str, LedgerEntry]:
     """What the ledger of an output folder (or a ledger itself) says, without touching it."""
     path = files.join(place, NAME) if files.is_dir(place) else place
     return Ledger.read(path) if files.stat(path) else {}
 
 
-def _named(found: Sequence[tuple[Found, str, Settings]]) -> list[Item]:
+def _named(found: Sequence[tuple[FoundCheckpoint, str, Settings]]) -> list[Conversion]:
     """Give each its place below the zoo."""
     short = [at or _output(f.name, "", s) for f, at, s in found]
     often = Counter(name.casefold() for name in short)
     return [
-        Item(f, name if at or often[name.casefold()] == 1 else _output(f.name, f.suffix, s), s)
+        Conversion(f, name if at or often[name.casefold()] == 1 else _output(f.name, f.suffix, s), s)
         for (f, at, s), name in zip(found, short, strict=True)
     ]
 
@@ -141,7 +141,9 @@ def _occupied(folder: str) -> set[str]:
     }  # fmt: skip
 
 
-def _stated(item: Item, *, known: Mapping[str, Entry], folder: str, there: Sequence[str], hashed: bool) -> Item:
+def _stated(
+    item: Conversion, *, known: Mapping[str, LedgerEntry], folder: str, there: Sequence[str], hashed: bool
+) -> Conversion:
     """Compare with what the ledger says was done; `there` is what lies in the output folder, sorted."""
     if item.found.problem:
         return item._replace(state="problem")
@@ -162,11 +164,11 @@ def _stated(item: Item, *, known: Mapping[str, Entry], folder: str, there: Seque
     return item._replace(state="done" if fresh else "changed")
 
 
-def identity(found: Found) -> tuple[tuple[str, int, int], ...]:
+def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
     return tuple((file_name(url), status.size, status.mtime) for url, status in found.files)
 
 
-def content(found: Found) -> str:
+def content(found: FoundCheckpoint) -> str:
     """A hash of all bytes of all files of a checkpoint."""
     return _hash(url for url, _ in found.files)
 
@@ -195,4 +197,4 @@ def options(settings: Settings) -> str:
     return blake2b(said.encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["DEFAULT", "Item", "State", "content", "identity", "options", "plan", "remembered", "written"]
+__all__ = ["DEFAULT", "Conversion", "State", "content", "identity", "options", "plan", "remembered", "written"]

@@ -27,10 +27,10 @@ from ..messages import in_bytes, listing, many, redacted
 from ..output import publish
 from ..storage import files
 from . import pool
-from .discover import Found
-from .ledger import NAME, Entry, EntryState, Ledger
+from .discover import FoundCheckpoint
+from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, Item, content, identity, plan, remembered, written
+from .planning import DEFAULT, Conversion, content, identity, plan, remembered, written
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
 MAX_PROBES = 1000  # sources whose accessibility is checked on a cluster's workers beforehand
@@ -45,14 +45,14 @@ class Summary:
 
     done: int
     skipped: int
-    failed: tuple[Entry, ...]
+    failed: tuple[LedgerEntry, ...]
     bytes: int
     seconds: float
 
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
         """Failures grouped by cause, the most frequent first: kind, the first message, all sources."""
-        groups: dict[tuple[str, str], list[Entry]] = {}
+        groups: dict[tuple[str, str], list[LedgerEntry]] = {}
         for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
             groups.setdefault((e.error, _pattern(e.message)), []).append(e)
         ordered = sorted(groups.values(), key=len, reverse=True)
@@ -117,7 +117,7 @@ def convert(
     follow: bool = False,
     ledger: str = "",
     resources: Resources = FREE,
-    said: Callable[[Entry], None] | None = None,
+    said: Callable[[LedgerEntry], None] | None = None,
 ) -> Summary:
     """Convert all checkpoints that are not up to date.
 
@@ -153,7 +153,9 @@ def convert(
     return Summary(done, len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
 
 
-def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[[Entry], None] | None) -> None:
+def _record(
+    book: Ledger, entries: Sequence[LedgerEntry], folder: str, said: Callable[[LedgerEntry], None] | None
+) -> None:
     """Append a batch to the ledger once its outputs are durable, and report it."""
     if any(e.state == "done" for e in entries) and not files.is_remote(folder):
         _settle()
@@ -163,11 +165,11 @@ def _record(book: Ledger, entries: Sequence[Entry], folder: str, said: Callable[
             said(entry)
 
 
-def _entry(item: Item, state: EntryState, **more: Any) -> Entry:
-    return Entry(item.at, state, redacted(item.found.source), identity(item.found), item.options, **more)
+def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
+    return LedgerEntry(item.at, state, redacted(item.found.source), identity(item.found), item.options, **more)
 
 
-def _outcome(item: Item, result: Done | CkptError) -> Entry:
+def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     if isinstance(result, CkptError):
         ours = item.ours and item.state == "changed"
         return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message)
@@ -185,8 +187,8 @@ class WorkerConfig(NamedTuple):
 
 
 def _results(
-    todo: Sequence[Item], folder: str, hashed: bool, resources: Resources, ledger: str
-) -> Iterator[tuple[Item, Done | CkptError] | None]:
+    todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
+) -> Iterator[tuple[Conversion, Done | CkptError] | None]:
     """Run the pool, or the tasks of a cluster; the workers of a pool share the memory."""
     if not todo:
         return
@@ -202,8 +204,8 @@ def _results(
 
 
 def _on_cluster(
-    todo: Sequence[Item], config: WorkerConfig, engine: str, ledger: str
-) -> Iterator[tuple[Item, Done | CkptError]]:
+    todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
+) -> Iterator[tuple[Conversion, Done | CkptError]]:
     """Run a task for each checkpoint. Workers that see the same ledger also see the same output folder."""
     config = config._replace(folder=ray_engine.absolute(config.folder))
     sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
@@ -216,16 +218,16 @@ def _on_cluster(
             yield known[item.at], result
 
 
-def _absolute(found: Found) -> Found:
+def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
     files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
     return found._replace(source=ray_engine.absolute(found.source), files=files)
 
 
 def _batches(
-    results: Iterator[tuple[Item, Any] | None], seconds: float, resources: Resources, todo: Sequence[Item]
-) -> Iterator[list[tuple[Item, Any]]]:
+    results: Iterator[tuple[Conversion, Any] | None], seconds: float, resources: Resources, todo: Sequence[Conversion]
+) -> Iterator[list[tuple[Conversion, Any]]]:
     """Collect results for some seconds, so that one durable write serves all of them."""
-    batch: list[tuple[Item, Any]] = []
+    batch: list[tuple[Conversion, Any]] = []
     last, done, total = time.monotonic(), 0, sum(i.found.size for i in todo)
     for result in results:
         if result:
@@ -246,7 +248,7 @@ def _settle() -> None:
         os.sync()
 
 
-def work(config: WorkerConfig, item: Item) -> Done:
+def work(config: WorkerConfig, item: Conversion) -> Done:
     """Convert one checkpoint, in a worker."""
     began, folder = time.monotonic(), config.folder
     select, change, target = item.settings
@@ -270,7 +272,7 @@ def work(config: WorkerConfig, item: Item) -> Done:
     )
 
 
-def _folders(folder: str, todo: Sequence[Item]) -> list[str]:
+def _folders(folder: str, todo: Sequence[Conversion]) -> list[str]:
     """Create all folders beforehand, so that no worker removes one that another is about to use; return the new ones.
 
     The deepest come first, the order in which empty ones are removed again.
@@ -292,7 +294,7 @@ def _quietly_rmdir(path: str) -> None:
         pass
 
 
-def _sweep(folder: str, entries: Sequence[Entry]) -> None:
+def _sweep(folder: str, entries: Sequence[LedgerEntry]) -> None:
     """Remove the temporary folders of outputs that a killed run was writing."""
     outputs = tuple(files.join(folder, e.at) for e in entries if e.state == "planned")
     if files.is_remote(folder):
@@ -305,4 +307,4 @@ def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
     return files.join(home, title).startswith(outputs)
 
 
-__all__ = ["MEMORY", "NAME", "Entry", "Item", "Settings", "Summary", "convert", "plan", "remembered"]
+__all__ = ["MEMORY", "NAME", "Conversion", "LedgerEntry", "Settings", "Summary", "convert", "plan", "remembered"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..api import Path, bundle
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
-from .ledger import Entry
-from .run import Item, Settings, Summary, convert, plan, remembered
+from .ledger import LedgerEntry
+from .run import Conversion, Settings, Summary, convert, plan, remembered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,7 +34,7 @@ def zoo(
     by_content: bool = False,
     follow_links: bool = False,
     ledger: str = "",
-    each: Callable[[Entry], None] | None = None,
+    each: Callable[[LedgerEntry], None] | None = None,
     **given: Unpack[ZooOptions],
 ) -> Summary:
     """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
@@ -66,7 +66,7 @@ def zoo_plan(
     follow_links: bool = False,
     ledger: str = "",
     **given: Unpack[ZooOptions],
-) -> list[Item]:
+) -> list[Conversion]:
     """What `zoo` would do, without doing it."""
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
     known = remembered(ledger or os.fspath(output)) if resume else {}

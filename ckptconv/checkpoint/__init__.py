@@ -5,7 +5,7 @@
     Part       = a strided box of one piece of stored data, and the strided box of the tensor it fills
     data       = Span (bytes of a file) | Coded (bytes a format must decode) | Held (an array in memory)
 
-A plain tensor has one part whose strides are C-contiguous on both sides. A torch view is one part with other
+An ordinary tensor has one part whose strides are C-contiguous on both sides. A torch view is one part with other
 source strides; a partitioned variable is several parts; a transposed, split or concatenated tensor is again only
 parts. All offsets and strides of a part count *elements* of `Part.dtype`.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_bytes, in_shape, many, printable, redacted, shortened, table
 from .details import Details, Entry, Graph, Move
-from .tensor import Role, Tensor, held, origin, plain, tiled, view
+from .tensor import Role, Tensor, contiguous, held, origin, tiled, view
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,9 +170,9 @@ __all__ = [
     "NoteKind",
     "Role",
     "Tensor",
+    "contiguous",
     "held",
     "origin",
-    "plain",
     "tiled",
     "uncollected",
     "view",

@@ -122,7 +122,7 @@ def origin(t: Tensor) -> tuple[object, ...]:
     return (t.dtype, t.shape, *((place(p.data), *p[1:]) for p in t.parts))
 
 
-def plain(
+def contiguous(
     name: str, kind: DType, shape: Sequence[int], data: Data, *, ops: tuple[str, ...] = (), role: Role = ""
 ) -> Tensor:
     """Make a tensor whose elements lie in `data` whole and in C order."""
@@ -165,10 +165,10 @@ def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     import numpy as np
 
     if array.dtype == object:
-        return plain(name, DTYPES["string"], array.shape, Held(array))
+        return contiguous(name, DTYPES["string"], array.shape, Held(array))
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("="))
     kind = of_numpy(array.dtype)
     data = np.asarray(array, order="C").reshape(array.shape)
     narrow = (kind.name,) if kind.name in ("int4", "uint4", "int2", "uint2") else ()  # ml_dtypes leaves high bits open
-    return plain(name, kind, array.shape, Held(data), ops=narrow)
+    return contiguous(name, kind, array.shape, Held(data), ops=narrow)

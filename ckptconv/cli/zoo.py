@@ -11,7 +11,7 @@ from . import complete, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
-    from ..bulk.run import Item, Summary
+    from ..bulk.run import Conversion, Summary
 
 
 EXAMPLES = """Examples:
@@ -84,7 +84,7 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_items(items: list[Item], as_json: bool) -> None:
+def _show_items(items: list[Conversion], as_json: bool) -> None:
     if as_json:
         show.as_json(
             [

@@ -18,11 +18,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..checkpoint import Checkpoint, Note, Tensor, plain
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import listing
-from ..moves.part import Held, Part, Span, elements
+from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
 from .containers.msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
@@ -110,7 +110,7 @@ def tensor(name: str, leaf: Any, url: str) -> Tensor:
     """The tensor of a leaf: an array, one in chunks, or a number."""
     if isinstance(leaf, Array):
         ops = SUB_BYTE.get(leaf.kind.name, ())
-        return plain(name, leaf.kind, leaf.shape, Span(url, leaf.start, leaf.size), ops=ops)
+        return contiguous(name, leaf.kind, leaf.shape, Span(url, leaf.start, leaf.size), ops=ops)
     if isinstance(leaf, dict):
         return _joined(name, leaf, url)
     import numpy as np
@@ -119,7 +119,7 @@ def tensor(name: str, leaf: Any, url: str) -> Tensor:
         array = np.array(leaf, {bool: "?", int: "i8", float: "f8", complex: "c16"}[type(leaf)])
     except OverflowError:
         array = np.array(leaf, "u8")
-    return plain(name, DTYPES[array.dtype.name], (), Held(array))
+    return contiguous(name, DTYPES[array.dtype.name], (), Held(array))
 
 
 def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
@@ -133,11 +133,11 @@ def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
         raise CorruptCheckpoint("its chunks are not arrays, or its shape is not numbers", url=url, tensor=name)
     kind, at, parts = chunks[0].kind, 0, []
     for c in chunks:
-        count = elements(c.shape)
+        count = checked_count(c.shape)
         ops = SUB_BYTE.get(kind.name, ())
         parts.append(Part(Span(url, c.start, c.size), kind, (count,), 0, (1,), at, (1,), ops))
         at += count
-    if at != elements(shape, url=url, tensor=name) or any(c.kind != kind for c in chunks):
+    if at != checked_count(shape, url=url, tensor=name) or any(c.kind != kind for c in chunks):
         raise CorruptCheckpoint(f"its chunks do not make up the shape {list(shape)}", url=url, tensor=name)
     return Tensor(name, kind, shape, tuple(parts))
 

@@ -18,11 +18,11 @@ from json.encoder import encode_basestring
 from math import prod
 from typing import Any
 
-from ..checkpoint import Checkpoint, Note, Tensor, plain
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, Unrepresentable
 from ..messages import brief
-from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, elements
+from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
 from . import shard_index
@@ -57,7 +57,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         entries = [(name, *_entry(name, header.pop(name), url)) for name in list(header)]  # pop halves the memory
         _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url)
     tensors = {
-        name: plain(name, row, shape, Span(url, start + begin, end - begin))
+        name: contiguous(name, row, shape, Span(url, start + begin, end - begin))
         for name, row, shape, begin, end in entries
         if row is not None
     }
@@ -124,7 +124,7 @@ def _check_size(name: str, spelling: str, shape: list[int], bits: int, place: tu
     """Check that a tensor's range has the size that its dtype and shape need."""
     begin, end = place
     if len(shape) > MAX_AXES or not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
-        count = elements(shape, url=url, tensor=name, arrays=False)
+        count = checked_count(shape, url=url, tensor=name, arrays=False)
     size, rest = divmod(count * bits, 8)
     if rest or end - begin != size:
         raise CorruptCheckpoint(

@@ -115,7 +115,9 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def elements(shape: Sequence[int], *, url: str | None = None, tensor: str | None = None, arrays: bool = True) -> int:
+def checked_count(
+    shape: Sequence[int], *, url: str | None = None, tensor: str | None = None, arrays: bool = True
+) -> int:
     """The number of elements of a shape from a file.
 
     CorruptCheckpoint if it has too many axes, a negative size, or more than 2^63 elements. arrays: the shape must also

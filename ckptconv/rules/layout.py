@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
-from ..moves.part import Part, c_strides, elements
+from ..moves.part import Part, c_strides, checked_count
 from .axes import (
     MAX_BLOCKS,
     Axis,
@@ -115,7 +115,7 @@ class Layout:
         """The shapes of the targets."""
         out = tuple(tuple(size_of(a, sizes) for a in axes) for axes in self.targets)
         for shape in out:
-            elements(shape)
+            checked_count(shape)
         return out
 
     def apply(self, tensors: Sequence[Tensor], given: Sizes | None = None) -> list[tuple[Shape, tuple[Part, ...]]]:

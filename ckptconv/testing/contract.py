@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ..checkpoint import Checkpoint, held, plain, view
+from ..checkpoint import Checkpoint, contiguous, held, view
 from ..dtypes import DTYPES
 from ..errors import CkptError, Unrepresentable
 from ..formats import detect, table
@@ -136,7 +136,7 @@ class FormatTests:
 
     def test_what_was_tied_and_changed_apart(self, subject: Subject, path: Path) -> None:
         base = Held(bits(DTYPES["float32"], (9,)))
-        tensors = [plain("in/w", DTYPES["float32"], (3, 3), base),
+        tensors = [contiguous("in/w", DTYPES["float32"], (3, 3), base),
                    view("out/w", DTYPES["float32"], (3, 3), base, offset=0, strides=(1, 3))]  # fmt: skip
         whole = subject.named(Checkpoint({t.name: t for t in tensors}, ties=(("in/w", "out/w"),)))
         write(whole, path, subject.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, held, plain, view
+from ..checkpoint import Checkpoint, contiguous, held, view
 from ..dtypes import DTYPES, DType
 from ..moves.part import Held
 
@@ -41,7 +41,7 @@ def edges(kind: DType) -> np.ndarray[Any, Any]:
 
 def zoo() -> Checkpoint:
     """Tiny tensors of every dtype and of every awkward shape, under tame names."""
-    tensors = [plain(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
+    tensors = [contiguous(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
     for row in DTYPES.values():
         if row.kind == "f" and row.itemsize > 1:
             tensors.append(held(f"edges/{row.name}", edges(row)))

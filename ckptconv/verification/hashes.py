@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Note, Tensor, plain
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
 from ..messages import many
@@ -78,9 +78,13 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
 def _checked(t: Tensor, digits: str) -> Tensor | None:
     """The tensor with its hash as the check of its span; None if it is not exactly one span."""
     data = t.parts[0].data if len(t.parts) == 1 else None
-    if not isinstance(data, Span) or data.size != t.nbytes or t != plain(t.name, t.dtype, t.shape, data, role=t.role):
+    if (
+        not isinstance(data, Span)
+        or data.size != t.nbytes
+        or t != contiguous(t.name, t.dtype, t.shape, data, role=t.role)
+    ):
         return None
-    return plain(t.name, t.dtype, t.shape, data._replace(check=hash_check(t, digits)), role=t.role)
+    return contiguous(t.name, t.dtype, t.shape, data._replace(check=hash_check(t, digits)), role=t.role)
 
 
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:

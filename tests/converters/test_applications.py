@@ -15,7 +15,7 @@ import pytest
 from kit import FIXTURES, ROOT
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, plain
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
@@ -44,7 +44,7 @@ def checkpoint(named: dict[str, tuple[int, ...]]) -> Checkpoint:
 
 
 def stretched(name: str, shape: tuple[int, ...], held: Held) -> Tensor:
-    one = plain(name, DTYPES["float32"], (1,), held)
+    one = contiguous(name, DTYPES["float32"], (1,), held)
     part = one.parts[0]
     steps = tuple(int(np.prod(shape[i + 1 :], dtype=int)) for i in range(len(shape)))
     whole = part._replace(shape=shape, strides=(0,) * len(shape), steps=steps)

@@ -24,7 +24,7 @@ from kit import ROOT, SHARED
 
 import ckptconv
 from ckptconv import api
-from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
 from ckptconv.moves.part import Held
@@ -60,7 +60,7 @@ def filled(shapes: dict[str, list[int]]) -> Checkpoint:
     for name, shape in shapes.items():
         count = np.arange(prod(shape), dtype=np.uint64)
         array = ((zlib.crc32(name.encode()) + count * PERIOD) % 2**24).astype(np.float32).reshape(shape)
-        out[name] = plain(name, DTYPES["float32"], shape, Held(array))
+        out[name] = contiguous(name, DTYPES["float32"], shape, Held(array))
     return Checkpoint(out)
 
 

@@ -12,7 +12,7 @@ from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv import api
-from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.moves.part import Held, Span
 from ckptconv.rules import library, passes
@@ -93,7 +93,7 @@ def published(family: str) -> Checkpoint:
     for line in (NAMES / f"{family}.txt").read_text().splitlines():
         name, _, shape = line.partition(" ")
         size = tuple(json.loads(shape))
-        out[name] = plain(name, DTYPES["float32"], size, Span(f"nowhere/{name}", 0, 4 * prod(size)))
+        out[name] = contiguous(name, DTYPES["float32"], size, Span(f"nowhere/{name}", 0, 4 * prod(size)))
     bare = {n.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): t for n, t in out.items()}  # as the object graph calls them
     return passes.roles(Checkpoint({n: t.renamed(n) for n, t in bare.items()}))
 
@@ -123,7 +123,7 @@ def test_what_berts_scripts_fine_tuned(scope: str, head: str) -> None:
     whole = published("bert")
     tuned = {n: t for n, t in whole.tensors.items() if not n.startswith("cls/")}
     for name, shape in ((f"{scope}output_weights", (3, 768)), (f"{scope}output_bias", (3,))):
-        tuned[name] = plain(name, DTYPES["float32"], shape, Held(np.zeros(shape, "f4")))
+        tuned[name] = contiguous(name, DTYPES["float32"], shape, Held(np.zeros(shape, "f4")))
     checkpoint = passes.roles(Checkpoint(tuned))
     assert library.auto(checkpoint).name == "bert"
     there = apply(library.load("bert"), checkpoint)

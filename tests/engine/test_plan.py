@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ckptconv
 from ckptconv import UsageError
-from ckptconv.checkpoint import Checkpoint, Tensor, plain, view
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import compile_plan
 from ckptconv.formats import safetensors
@@ -35,7 +35,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
             strides = tuple(reversed(c_strides(tuple(reversed(shape)))))
             tensors[f"t{i}"] = view(f"t{i}", kind, shape, span, offset=0, strides=strides)
         else:
-            tensors[f"t{i}"] = plain(f"t{i}", kind, shape, span)
+            tensors[f"t{i}"] = contiguous(f"t{i}", kind, shape, span)
     return Checkpoint(tensors)
 
 

@@ -17,7 +17,7 @@ from kit import same
 
 import ckptconv
 from ckptconv import api
-from ckptconv.checkpoint import Checkpoint, Tensor, held, plain, tiled, view
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.job import BLOCK
 from ckptconv.engine.plan import Plan, compile_plan
@@ -106,7 +106,7 @@ def many(folder: Path) -> Checkpoint:
         span = Span(
             str(folder / "blob"), len(blob), array.nbytes, f"crc32c:{checksum.crc('crc32c', array.tobytes()):08x}"
         )
-        tensors[f"{i:03d}"] = plain(f"{i:03d}", DTYPES[kind], array.shape, span)
+        tensors[f"{i:03d}"] = contiguous(f"{i:03d}", DTYPES[kind], array.shape, span)
         blob += array.tobytes()
     (folder / "blob").write_bytes(blob)
     return Checkpoint(tensors)

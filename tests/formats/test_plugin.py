@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, plain
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint
 from ckptconv.formats import table
 from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
 from ckptconv.formats.reading import Reading
 from ckptconv.formats.table import Format
-from ckptconv.moves.part import Span, elements
+from ckptconv.moves.part import Span, checked_count
 from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
 from ckptconv.storage.files import Reader, Seen, split
@@ -42,8 +42,8 @@ def open(url: str, how: Reading) -> Checkpoint:
             rows = json.loads(line)["line"]
             tensors, at = {}, len(line) + 1
             for name, kind, shape in rows:
-                size = elements([int(n) for n in shape]) * DTYPES[kind].itemsize
-                tensors[str(name)] = plain(str(name), DTYPES[kind], [int(n) for n in shape], Span(url, at, size))
+                size = checked_count([int(n) for n in shape]) * DTYPES[kind].itemsize
+                tensors[str(name)] = contiguous(str(name), DTYPES[kind], [int(n) for n in shape], Span(url, at, size))
                 at += size
         except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise CorruptCheckpoint(f"the first line is not understood: {e}", url=url) from None

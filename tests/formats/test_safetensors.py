@@ -14,7 +14,7 @@ import pytest
 
 import ckptconv
 from ckptconv import checkpoint, errors
-from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import detect
 from ckptconv.formats import safetensors as ours
@@ -73,7 +73,7 @@ def test_what_the_reference_writes(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_reference(tmp_path: Path) -> None:
-    tensors = [plain(f"{r.name}.{i}", r, (2, 2), Held(bits(r, (2, 2), i))) for i in (1, 0) for r in HELD]
+    tensors = [contiguous(f"{r.name}.{i}", r, (2, 2), Held(bits(r, (2, 2), i))) for i in (1, 0) for r in HELD]
     tensors += [held(n, np.arange(3, dtype="f4")) for n in ('é"\\\n\x01/\x7f', "Z", "a", "日本", "😀", "")]
     tensors += [held("scalar", np.array(1.5)), held("none", np.zeros((0, 3), "i2"))]
     whole = Checkpoint({t.name: t for t in tensors})
@@ -226,7 +226,7 @@ def test_200_000_tensors_take_about_a_second(tmp_path: Path) -> None:
     """Measured against a loop of the same length, so that a slow machine does not fail it."""
     names = [f"layers.{i % 97}.experts.{i}.weight" for i in range(200_000)]
     one = np.ones(1, "f4")
-    whole = Checkpoint({n: plain(n, DTYPES["float32"], (1,), Held(one)) for n in names})
+    whole = Checkpoint({n: contiguous(n, DTYPES["float32"], (1,), Held(one)) for n in names})
     writer: Any = ours.writer(str(tmp_path / "x.safetensors"))
     with checkpoint.uncollected():
         started = time.process_time()

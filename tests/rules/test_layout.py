@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptconv.checkpoint import Tensor, plain, tiled, view
+from ckptconv.checkpoint import Tensor, contiguous, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held, Part, c_strides
@@ -34,7 +34,7 @@ def read(shape: tuple[int, ...], parts: tuple[Part, ...]) -> np.ndarray[Any, Any
 
 def tensor(shape: tuple[int, ...], first: int = 0) -> Tensor:
     array = np.arange(first, first + math.prod(shape), dtype=np.int64).reshape(shape)
-    return plain("t", DTYPES["int64"], shape, Held(array))
+    return contiguous("t", DTYPES["int64"], shape, Held(array))
 
 
 def move(pattern: str, *tensors: Tensor, **sizes: int) -> list[np.ndarray[Any, Any]]:
@@ -223,7 +223,7 @@ def test_pieces_are_few() -> None:
     t = tensor((64, 32))
     ((_, parts),) = layout.parse("(a b) (c d) -> d b (a c)").apply([t], {"a": 8, "c": 4})
     assert len(parts) == 1
-    huge = plain("t", DTYPES["float32"], (2**40, 3), Held(None))
+    huge = contiguous("t", DTYPES["float32"], (2**40, 3), Held(None))
     ((shape, parts),) = layout.parse("(a b) c -> c b a").apply([huge], {"a": 2**20})
     assert shape == (3, 2**20, 2**20)
     assert len(parts) == 1

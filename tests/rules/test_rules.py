@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import ROOT
 
-from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.messages import fold
@@ -34,7 +34,7 @@ def checkpoint(shapes: dict[str, list[int]], **roles: str) -> Checkpoint:
     for name, shape in shapes.items():
         count = math.prod(shape)
         array = np.arange(first, first + count, dtype=np.float64).reshape(shape)
-        out[name] = plain(name, DTYPES["float64"], shape, Held(array), role=roles.get(name, ""))
+        out[name] = contiguous(name, DTYPES["float64"], shape, Held(array), role=roles.get(name, ""))
         first += count
     return Checkpoint(out)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, plain
+from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
@@ -60,7 +60,7 @@ def test_what_is_no_number_is_refused(spec: str) -> None:
 
 
 def held(**arrays: np.ndarray) -> Checkpoint:
-    return Checkpoint({n: plain(n, DTYPES["float32"], a.shape, Held(a)) for n, a in arrays.items()})
+    return Checkpoint({n: contiguous(n, DTYPES["float32"], a.shape, Held(a)) for n, a in arrays.items()})
 
 
 TIED = """

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ...checkpoint import Tensor
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
-from ...moves.part import elements
+from ...moves.part import checked_count
 from ...storage.files import Reader
 
 MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
@@ -172,7 +172,7 @@ class Walker:
         row = ROWS.get(name)
         if row is None:
             return Other(f"an array of {name}")
-        if elements(shape, url=self.f.url) * row.itemsize != size:
+        if checked_count(shape, url=self.f.url) * row.itemsize != size:
             raise self.corrupt(f"has an array of {name}{shape} in {size} bytes")
         return Array(row, tuple(shape), start, size)
 

@@ -11,7 +11,7 @@ from .zip import _END, _END64, _ENTRY, _LOCAL, _LOCATOR, _MAX16, _MAX32, _UTF8, 
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
 
-class Entry(NamedTuple):
+class PlacedMember(NamedTuple):
     """A stored member to write: its local header at `at`, its `size` bytes at `start`."""
 
     name: bytes
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     extra: bytes = b""  # extra fields of its entry in the directory
 
 
-def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Entry], int]:
+def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[PlacedMember], int]:
     """Place members one after the other with aligned bytes; return them and the offset of the directory."""
     out, at = [], 0
     for text, size in sizes:
@@ -29,12 +29,12 @@ def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[Ent
         bare = at + _LOCAL.size + len(name) + (20 if size >= _MAX32 else 0)
         start = bare + 4
         start += -start % align  # at least four bytes: an extra field has a header
-        out.append(Entry(name, at, start, size))
+        out.append(PlacedMember(name, at, start, size))
         at = start + size
     return out, at
 
 
-def local_header(e: Entry, crc: int) -> bytes:
+def local_header(e: PlacedMember, crc: int) -> bytes:
     """All bytes from `e.at` to `e.start`."""
     big = e.size >= _MAX32
     size = _MAX32 if big else e.size
@@ -47,7 +47,7 @@ def local_header(e: Entry, crc: int) -> bytes:
     return head + e.name + extra
 
 
-def directory(entries: Sequence[Entry], crcs: Mapping[bytes, int], at: int) -> bytes:
+def directory(entries: Sequence[PlacedMember], crcs: Mapping[bytes, int], at: int) -> bytes:
     """The directory that begins at byte `at`, with its end records; its size does not depend on the checksums."""
     raw = b"".join(_directory_entry(e, crcs.get(e.name, 0)) for e in entries)
     count, size, end = len(entries), len(raw), at + len(raw)
@@ -58,7 +58,7 @@ def directory(entries: Sequence[Entry], crcs: Mapping[bytes, int], at: int) -> b
     return raw + _END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
 
 
-def _directory_entry(e: Entry, crc: int) -> bytes:
+def _directory_entry(e: PlacedMember, crc: int) -> bytes:
     wide = [n for n in (e.size, e.size, e.at) if n >= _MAX32]
     extra = (struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b"") + e.extra
     size, at = min(e.size, _MAX32), min(e.at, _MAX32)

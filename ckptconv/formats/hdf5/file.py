@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, plain
+from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint
-from ...moves.part import Coded, Span, elements
+from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ..reading import Reading
 from . import child
@@ -87,13 +87,13 @@ def text(value: Any) -> str:
 def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
-    size = elements(stored.shape, url=tree.url, tensor=name) * kind.itemsize
+    size = checked_count(stored.shape, url=tree.url, tensor=name) * kind.itemsize
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
         key = f"{tree.member}//{path}" if tree.member else "/" + path
-        return plain(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
+        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
     ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
-    return plain(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
+    return contiguous(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Lay out an HDF5 file without its data: every byte that is not payload becomes a patch.
 
     Canvas     a sparse file in memory for h5py (canvas.py): bytes that the library does not write are holes
-    Item       one dataset to create: path, dtype, shape; strings include their values, a link names another path
+    Dataset       one dataset to create: path, dtype, shape; strings include their values, a link names another path
 
 Datasets are contiguous, allocated early and never filled, so the holes of the canvas are exactly the payload, and
 `get_offset` returns the beginning of each. No times are stored; the same items give the same bytes.
@@ -34,7 +34,7 @@ NAMED = {
 Attributes = Mapping[str, Any]
 
 
-class Item(NamedTuple):
+class Dataset(NamedTuple):
     path: str
     dtype: DType
     shape: tuple[int, ...]
@@ -108,7 +108,9 @@ def np_text(value: str) -> Any:
     return np.bytes_(value.encode())
 
 
-def lay_out(file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False) -> Skeleton:
+def lay_out(
+    file: str, items: Sequence[Dataset], groups: Mapping[str, Attributes], *, ordered: bool = False
+) -> Skeleton:
     """Create the skeleton of `file`.
 
     groups: attributes by path, of groups (created even if empty) and of datasets. ordered: groups keep their order.
@@ -151,7 +153,7 @@ def _group(created: dict[str, Any], path: str, plans: Plans) -> Any:
     return created[path]
 
 
-def _dataset(parent: Any, name: bytes, item: Item, file: str, plans: Plans) -> Slot:
+def _dataset(parent: Any, name: bytes, item: Dataset, file: str, plans: Plans) -> Slot:
     """Create one dataset. The slot of a string dataset is empty, because the library writes the strings itself."""
     import h5py
     import numpy as np
@@ -268,11 +270,11 @@ def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> No
         raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
 
 
-def item(tensor: Tensor, path: str, link: str = "") -> Item:
+def item(tensor: Tensor, path: str, link: str = "") -> Dataset:
     """The item for a tensor. Strings are read here, because the layout depends on their lengths."""
     if tensor.dtype.kind != "s" or link:
-        return Item(path, tensor.dtype, tensor.shape, None, link)
+        return Dataset(path, tensor.dtype, tensor.shape, None, link)
     values = tensor.numpy()
     if any(b"\0" in v for v in values.reshape(-1).tolist()):
         raise Unrepresentable("HDF5 text cannot hold a NUL; leave the tensor out with exclude=", tensor=tensor.name)
-    return Item(path, tensor.dtype, tensor.shape, values)
+    return Dataset(path, tensor.dtype, tensor.shape, values)

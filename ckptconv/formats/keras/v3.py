@@ -47,7 +47,7 @@ MAX_JSON = 256 << 20
 STATES = ("seed_generator_state",)
 
 
-class Found(NamedTuple):
+class Variable(NamedTuple):
     """One variable: its path, the file that holds it."""
 
     path: str
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 class Shelf(NamedTuple):
     """All that the files say, whichever way they are packed."""
 
-    found: dict[str, Found]
+    found: dict[str, Variable]
     names: dict[str, str]  # of objects, by path
     trees: tuple[Tree, ...]
     config: Any = None
@@ -139,7 +139,7 @@ def load(url: str) -> Shelf:
 
 def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
     """Sort the variables of all trees by path, numbers as numbers."""
-    found = {s.path: Found(s.path, t, s) for t in trees for s in t.datasets.values()}
+    found = {s.path: Variable(s.path, t, s) for t in trees for s in t.datasets.values()}
     if len(found) != sum(len(t.datasets) for t in trees):
         raise CorruptCheckpoint("one variable is in two shards", url=trees[0].url)
     names = {

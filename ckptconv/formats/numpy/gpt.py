@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...dtypes import DType
 from ...errors import CorruptCheckpoint
-from ...moves.part import Part, Span, c_strides, elements
+from ...moves.part import Part, Span, c_strides, checked_count
 from ...storage.files import Reader, Seen, join, names, read_all, sibling
 from ..reading import Reading
 from .npy import MAX_HEAD, parse_head
@@ -33,7 +33,7 @@ LAYER = (
 )  # fmt: skip
 
 
-class Piece(NamedTuple):
+class ParamsFile(NamedTuple):
     """One file: `length` elements from `first` on, after a head of `skip` bytes."""
 
     url: str
@@ -70,9 +70,9 @@ def open(url: str, how: Reading) -> Checkpoint:
     return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=urls, notes=notes)
 
 
-def _pieces(url: str, files: Sequence[str]) -> list[Piece]:
+def _pieces(url: str, files: Sequence[str]) -> list[ParamsFile]:
     """The files in order, all with the same dtype."""
-    pieces: list[Piece] = []
+    pieces: list[ParamsFile] = []
     while len(pieces) < MAX_FILES and (name := f"params_{len(pieces)}.npy") in files:
         path = sibling(join(url, "."), name)
         with Reader(path) as f:
@@ -82,7 +82,7 @@ def _pieces(url: str, files: Sequence[str]) -> list[Piece]:
             if head.size + head.nbytes != f.size:
                 raise CorruptCheckpoint(f"needs {head.nbytes} bytes after byte {head.size} of {f.size}", url=path)
         first = pieces[-1].first + pieces[-1].length if pieces else 0
-        pieces.append(Piece(path, head.size, first, head.shape[0], head.kind, head.swapped))
+        pieces.append(ParamsFile(path, head.size, first, head.shape[0], head.kind, head.swapped))
         if head.kind != pieces[0].kind:
             raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {pieces[0].kind}", url=path)
     if not pieces:
@@ -90,7 +90,7 @@ def _pieces(url: str, files: Sequence[str]) -> list[Piece]:
     return pieces
 
 
-def _parts(pieces: Sequence[Piece], start: int, count: int, at: int) -> Iterator[Part]:
+def _parts(pieces: Sequence[ParamsFile], start: int, count: int, at: int) -> Iterator[Part]:
     """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
     for p in pieces:
         low, high = max(start, p.first), min(start + count, p.first + p.length)
@@ -121,7 +121,7 @@ def _shapes(url: str) -> list[tuple[int, ...]]:
     for row in _json(url, SHAPES):
         if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
             raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}", url=url)
-        elements(tuple(row), url=url)
+        checked_count(tuple(row), url=url)
         shapes.append(tuple(row))
     if len(shapes) < 2 or any(len(s) != 2 for s in shapes[:2]) or shapes[0][1] != shapes[1][1]:
         raise CorruptCheckpoint(f"{SHAPES} does not begin with the positions and the words", url=url)

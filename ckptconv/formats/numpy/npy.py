@@ -20,11 +20,11 @@ from math import prod
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from ...checkpoint import Checkpoint, Note, Tensor, plain, view
+from ...checkpoint import Checkpoint, Note, Tensor, contiguous, view
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ...messages import listing
-from ...moves.part import Coded, Data, Span, elements, is_vast
+from ...moves.part import Coded, Data, Span, checked_count, is_vast
 from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, is_dir, join, names, sibling, split
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -172,7 +172,7 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     kind = head.kind or DTYPES["uint8"]
     ops = ("swap",) if head.swapped else ()
     if not head.fortran or len(head.shape) < 2 or kind.kind == "s":
-        return plain(name, kind, head.shape, data, ops=ops)
+        return contiguous(name, kind, head.shape, data, ops=ops)
     strides = [1]
     for n in head.shape[:-1]:
         strides.append(strides[-1] * n)
@@ -193,7 +193,7 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
         raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
-    return Head(descr, fortran, shape, size, elements(shape, url=url, tensor=tensor) * width, kind)
+    return Head(descr, fortran, shape, size, checked_count(shape, url=url, tensor=tensor) * width, kind)
 
 
 def _literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
@@ -238,7 +238,7 @@ def strings(head: Head, raw: bytes) -> Iterator[bytes]:
     import numpy as np
 
     if not head.nbytes:
-        yield from [b""] * elements(head.shape)
+        yield from [b""] * checked_count(head.shape)
         return
     check_text(raw, np.dtype(head.descr))
     array = np.frombuffer(raw, head.descr).reshape(head.shape, order="F" if head.fortran else "C")

@@ -27,7 +27,7 @@ from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
 from ..containers.inflate import unpack
 from ..containers.zip import STORED, Member, fields, members
-from ..containers.zip_write import Entry, directory, lay_out, local_header
+from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
 from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
@@ -166,7 +166,7 @@ class NpzWriter:
     def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
         self.limit = max_shard_size
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, PlacedMember] = {}
         self.heads: dict[str, bytes] = {}
         self.end = 0
 

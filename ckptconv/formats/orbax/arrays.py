@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint import Tensor, plain
+from ...checkpoint import Tensor, contiguous
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, printable
-from ...moves.part import Coded, Data, Held, Part, Span, c_strides, elements
+from ...moves.part import Coded, Data, Held, Part, Span, c_strides, checked_count
 from ...storage.files import Reader
 from ...storage.ranges import InMemory
 from ..flax import SUB_BYTE
@@ -46,9 +46,9 @@ class Made(NamedTuple):
 
 def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
     """The tensor of an array whose chunks lie at these places of its grid."""
-    total = elements(array.shape, url=array.url, tensor=name)
+    total = checked_count(array.shape, url=array.url, tensor=name)
     if not total:
-        return Made(plain(name, array.kind, array.shape, Held(b"")), 0)
+        return Made(contiguous(name, array.kind, array.shape, Held(b"")), 0)
     parts, absent = list[Part](), 0
     for place, value in chunks.items():
         if array.inner is None:
@@ -69,7 +69,7 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
 def _part(array: Array, chunk: Chunk, name: str) -> Part:
     """The part that a chunk fills: what of it lies in the array, since chunks at the edges are whole."""
     kind = array.kind
-    size = elements(chunk.shape, url=array.url, tensor=name) * kind.itemsize
+    size = checked_count(chunk.shape, url=array.url, tensor=name) * kind.itemsize
     box = tuple(min(c, n - a) for c, n, a in zip(chunk.shape, array.shape, chunk.start, strict=True))
     packed = c_strides([chunk.shape[i] for i in chunk.order])
     strides = [0] * len(packed)

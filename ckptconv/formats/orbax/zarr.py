@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
-from ...moves.part import elements
+from ...moves.part import checked_count
 from ..numpy.npy import SPELLING
 from ..shard_index import parse_json
 
@@ -94,7 +94,7 @@ class Metadata:
             raise self.bad(f"has {printable(brief(repr(value), 100))} where sizes of at least {least} are expected")
         if axes is not None and len(value) != axes:
             raise self.bad(f"has chunks of {len(value)} axes for a shape of {axes}")
-        elements(value, url=self.url, tensor=self.name)
+        checked_count(value, url=self.url, tensor=self.name)
         return tuple(value)
 
     def only(self, thing: dict[str, Any], known: Sequence[str]) -> None:

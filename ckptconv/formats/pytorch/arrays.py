@@ -16,7 +16,7 @@ from typing import Any
 
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import elements
+from ...moves.part import checked_count
 from ..numpy.text import check_text
 from .plain import Known, shown
 
@@ -97,9 +97,9 @@ class PickledArray:
         if type(shape) is not tuple or any(type(n) is not int for n in shape) or type(kind) is not ArrayType:
             raise CorruptCheckpoint("a pickled numpy array has no proper shape or dtype")
         if type(items) is list:
-            size, have = elements(shape), len(items)
+            size, have = checked_count(shape), len(items)
         else:
-            size, have = elements(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
+            size, have = checked_count(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
         if size != have or (kind.spelling[:1] == "O") != (type(items) is list):
             raise CorruptCheckpoint(f"a pickled numpy array of shape {list(shape)} holds {have} instead of {size}")
         kind.used = True

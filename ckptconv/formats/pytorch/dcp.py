@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...checkpoint import Checkpoint, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
-from ...moves.part import MAX_AXES, Part, c_strides, elements
+from ...moves.part import MAX_AXES, Part, c_strides, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
 from .. import tiling
@@ -184,7 +184,7 @@ class Folder:
     ) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], View]:
         """A tensor's shape and parts, one for each chunk; and the view of its first chunk."""
         shape = _numbers(about, "size", self.url)
-        total, steps = elements(shape, url=self.url, tensor=name), c_strides(shape)
+        total, steps = checked_count(shape, url=self.url, tensor=name), c_strides(shape)
         parts: list[Part] = []
         boxes, view = [], None
         for chunk in _get(about, "chunks", list, self.url):
@@ -210,11 +210,11 @@ class Folder:
         return (shape, tuple(parts)), view
 
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
+Chunk = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str) -> None:
-    """The chunks, of as many axes and at no place before it, must lie within the tensor, not meet, and fill it."""
+def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Chunk], url: str) -> None:
+    """Refuse chunks that reach out of the tensor, overlap or do not fill it; their ranks and signs are checked before."""
     for at, size in boxes:
         if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
             raise CorruptCheckpoint(
@@ -223,6 +223,6 @@ def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Box], url: str)
     filled = [b for b in boxes if prod(b[1])]
     if sum(prod(size) for _, size in filled) != prod(shape):
         raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)
-    twice = overlap(tiling.Box(*b) for b in filled)
+    twice = overlap(tiling.Tile(*b) for b in filled)
     if twice:
         raise CorruptCheckpoint(f"its chunk at {list(twice[1].start)} overlaps another", url=url, tensor=name)

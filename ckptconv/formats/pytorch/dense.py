@@ -12,7 +12,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor, held
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import elements
+from ...moves.part import checked_count
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
 
@@ -52,7 +52,7 @@ def _dense(source: Checkpoint, name: str) -> Any:
             said = f"its scales do not fit its shape {list(parts[''].shape)}: {e}"
             raise CorruptCheckpoint(said, tensor=name) from e
     shape, values = tuple(about["shape"]), parts["values"]
-    if elements(shape) * values.itemsize > MAX_DENSE:
+    if checked_count(shape) * values.itemsize > MAX_DENSE:
         raise UnsafeCheckpoint(f"sparse of shape {list(shape)}: more than {MAX_DENSE} bytes when dense", tensor=name)
     try:
         return _scattered(about["kind"], shape, values, parts)

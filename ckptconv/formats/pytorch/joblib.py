@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import CorruptCheckpoint
-from ...moves.part import elements
+from ...moves.part import checked_count
 from .arrays import ArrayType, PickledArray
 from .plain import Known, Ordered, shown
 
@@ -36,7 +36,7 @@ class Wrapper:
         if said.get("numpy_array_alignment_bytes") is not None:
             take(take(1)[0])
         array = PickledArray()
-        array.fill(shape, kind, order == "F", take(elements(shape) * int(kind.numpy().itemsize)))
+        array.fill(shape, kind, order == "F", take(checked_count(shape) * int(kind.numpy().itemsize)))
         return array
 
 

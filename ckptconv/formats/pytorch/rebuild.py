@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import MAX_AXES, elements
+from ...moves.part import MAX_AXES, checked_count
 from .arrays import PickledArray
 from .plain import Inert, Known, Ordered, shown
 from .views import Absent, Hollow, Pieces, Storage, StorageType, Tagged, TorchType, View, Wrapper, ints, look, typed
@@ -218,7 +218,7 @@ def sparse(how: Any, data: Any) -> Pieces:
     if any(type(p) is not View for p in parts.values()):
         raise CorruptCheckpoint("the pieces of a sparse tensor are not tensors")
     shape = ints(data[len(names)], "shape")
-    elements(shape)
+    checked_count(shape)
     return Pieces(how.name, shape, parts, {})
 
 
@@ -253,7 +253,7 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
         raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
     for name in ("scale", "zero_point"):
         said = details.get(name)
-        count = elements(parts[name].shape) if name in parts else len(said) if type(said) is list else -1
+        count = checked_count(parts[name].shape) if name in parts else len(said) if type(said) is list else -1
         if count != shape[axis]:
             raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
 

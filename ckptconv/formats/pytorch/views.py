@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import MAX_AXES, Data, elements
+from ...moves.part import MAX_AXES, Data, checked_count
 from .plain import shown
 
 MAX_EXPANSION = 2**32  # bytes that a view with zero strides may claim beyond its storage's
@@ -140,7 +140,7 @@ def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -
     shape, strides = ints(shape, "shape"), ints(strides, "strides")
     if len(shape) != len(strides):
         raise CorruptCheckpoint(f"a tensor has the shape {list(shape)} but the strides {list(strides)}")
-    total = elements(shape)
+    total = checked_count(shape)
     row = kind.row
     if row is None:
         return View(storage, None, kind.name, offset, shape, strides)

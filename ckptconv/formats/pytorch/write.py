@@ -20,7 +20,7 @@ from ...dtypes import DType
 from ...moves.part import c_strides
 from ...output.destination import OutputFile
 from ...storage.files import split
-from ..containers.zip_write import Entry, directory, lay_out, local_header
+from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from .flatten import METADATA
 
@@ -33,7 +33,7 @@ class TorchWriter:
     """Lay an archive out. `place` remembers what `seal` needs to complete the headers."""
 
     url: str
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[PlacedMember] = field(default_factory=list)
     crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are not tensors
     owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
     end: int = 0

@@ -20,14 +20,14 @@ from ...checkpoint import Details, Note, Tensor, tiled
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint
 from ...messages import listing, many
-from ...moves.part import Coded, Data, Part, Span, c_strides, elements
+from ...moves.part import Coded, Data, Part, Span, c_strides, checked_count
 from ...storage.checksum import unmask
 from ...storage.files import Reader
 from ...storage.ranges import InMemory
 from ..keras.order import KEY
-from ..tiling import Box
+from ..tiling import Tile
 from . import dtypes, slices, strings
-from .shards import Entry, Shards
+from .shards import BundleEntry, Shards
 from .table import Table
 from .wire import messages
 
@@ -103,13 +103,13 @@ def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderPro
     return header
 
 
-def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entry]:
+def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, BundleEntry]:
     from google.protobuf.message import DecodeError
 
     from . import messages_pb2 as pb
 
     parse = pb.BundleEntryProto.FromString
-    items: dict[bytes, Entry] = {}
+    items: dict[bytes, BundleEntry] = {}
     shapes: dict[bytes, bytes] = {}
     key = b""
     try:
@@ -117,7 +117,7 @@ def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entr
             e = parse(value)
             shape = e.shape.SerializeToString()
             shape = shapes.setdefault(shape, shape)
-            items[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
+            items[key] = BundleEntry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     except DecodeError as e:
         raise CorruptCheckpoint("the entry is not a valid message", url=index, tensor=_text(key)) from e
     return items
@@ -140,7 +140,7 @@ class _Layout(NamedTuple):
 class _Builder:
     """Turn entries into tensors; collect the names of entries that are not tensors."""
 
-    def __init__(self, index: str, swapped: bool, shards: Shards, items: dict[bytes, Entry]) -> None:
+    def __init__(self, index: str, swapped: bool, shards: Shards, items: dict[bytes, BundleEntry]) -> None:
         self.url, self.swapped, self.shards, self.items = index, swapped, shards, items
         self.layouts: dict[tuple[int, bytes], _Layout] = {}
         self.variants: list[str] = []
@@ -176,7 +176,7 @@ class _Builder:
     def notes(self) -> tuple[Note, ...]:
         return dtypes.notes(self.variants, self.quantised, self.partial)
 
-    def _layout(self, name: str, entry: Entry) -> _Layout:
+    def _layout(self, name: str, entry: BundleEntry) -> _Layout:
         key = (entry.dtype, entry.shape)
         layout = self.layouts.get(key)
         if layout is None:
@@ -186,19 +186,19 @@ class _Builder:
             kind, shape = dtypes.BY_CODE.get(entry.dtype), tuple([d.size for d in proto.dim])
             if proto.unknown_rank:
                 raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
-            count = elements(shape, url=self.url, tensor=name)
+            count = checked_count(shape, url=self.url, tensor=name)
             nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
             ops = dtypes.stored_ops(kind, self.swapped) if kind else ()
             layout = self.layouts[key] = _Layout(kind, shape, nbytes, c_strides(shape), ops)
         return layout
 
-    def _plain(self, name: str, kind: DType, entry: Entry, layout: _Layout) -> Tensor:
+    def _plain(self, name: str, kind: DType, entry: BundleEntry, layout: _Layout) -> Tensor:
         """Like `checkpoint.plain`, but with strides computed once per shape: opening 200,000 entries takes a second."""
         _, shape, _, strides, ops = layout
         part = Part(self._data(name, entry, layout), kind, shape, 0, strides, 0, strides, ops)
         return Tensor(name, kind, shape, (part,))
 
-    def _data(self, name: str, entry: Entry, layout: _Layout) -> Data:
+    def _data(self, name: str, entry: BundleEntry, layout: _Layout) -> Data:
         """The location of an entry's bytes."""
         offset, size = entry.offset, entry.size
         if offset < 0 or size < 0:
@@ -209,21 +209,21 @@ class _Builder:
             raise CorruptCheckpoint(text, url=self.url, tensor=name)
         url = self.shards.url(entry.shard_id, offset + size, name)
         if layout.nbytes < 0:
-            count = elements(layout.shape)
+            count = checked_count(layout.shape)
             if count > size:
                 text = f"{count} strings do not fit in {size} bytes"
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)
             return strings.coded(url, offset, size, count, unmask(entry.crc32c), self.swapped)
         return Span(url, offset, size, f"crc32c:{unmask(entry.crc32c):08x}")
 
-    def _sliced(self, key: bytes, name: str, entry: Entry, layout: _Layout) -> Tensor | None:
+    def _sliced(self, key: bytes, name: str, entry: BundleEntry, layout: _Layout) -> Tensor | None:
         """Assemble a partitioned variable; None if only a part of it was saved."""
         kind = layout.kind
         if kind is None:
             return None
-        tiles: list[tuple[Box, Data]] = []
+        tiles: list[tuple[Tile, Data]] = []
         for piece in entry.slices:
-            box = slices.box(piece, layout.shape)
+            box = slices.tile(piece, layout.shape)
             if box is None:
                 raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
             part = self.items.get(slices.key(key, piece))

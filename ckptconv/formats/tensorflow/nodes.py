@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...checkpoint import Tensor, plain
+from ...checkpoint import Tensor, contiguous
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import Held, Part, Span, c_strides, elements
+from ...moves.part import Held, Part, Span, c_strides, checked_count
 from ...storage.ranges import InMemory, Ranges
 from . import constants, dtypes
 from . import messages_pb2 as pb
@@ -144,14 +144,14 @@ def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProt
     if code in dtypes.QUANTISED:
         graph.quantised.append(name)
     shape = tuple([d.size for d in proto.tensor_shape.dim])
-    count = elements(shape)
+    count = checked_count(shape)
     if kind.kind == "s":
         return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"), graph)
     data = constants.stored(proto, kind, count, "the constant")
     if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(f, InMemory):
         # equal bytes earlier in the node are just as good
         span = Span(f.url, start + raw.find(data), len(data))
-        return plain(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
+        return contiguous(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
     return _held(name, kind, shape, count, data)
 
 
@@ -161,7 +161,7 @@ def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: byte
     array = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
     ops = dtypes.stored_ops(kind, False)
     if given == count:
-        return plain(name, kind, shape, Held(array.array[:count].reshape(shape)), ops=ops)
+        return contiguous(name, kind, shape, Held(array.array[:count].reshape(shape)), ops=ops)
     steps = c_strides(shape)
     if given <= 1:
         return Tensor(name, kind, shape, (Part(array, kind, shape, 0, (0,) * len(shape), 0, steps, ops),))
@@ -176,4 +176,4 @@ def _strings(name: str, kind: DType, shape: tuple[int, ...], count: int, items: 
         raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
     array = np.empty(count, object)
     array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]
-    return plain(name, kind, shape, Held(array.reshape(shape)))
+    return contiguous(name, kind, shape, Held(array.reshape(shape)))

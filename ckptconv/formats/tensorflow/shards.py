@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_PROBLEMS = 100  # shards listed in an error
 
 
-class Entry(NamedTuple):
+class BundleEntry(NamedTuple):
     """The fields of a BundleEntryProto; the message itself would take four times the memory."""
 
     dtype: int
@@ -67,11 +67,11 @@ class Shards:
             return url
         return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
 
-    def check(self, items: dict[bytes, Entry]) -> None:
+    def check(self, items: dict[bytes, BundleEntry]) -> None:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""
         problems: list[str] = []
         kind: type[CkptError] = StorageError
-        entries: dict[int, list[tuple[bytes, Entry]]] = {}
+        entries: dict[int, list[tuple[bytes, BundleEntry]]] = {}
         for key, entry in items.items():
             if not entry.slices:
                 entries.setdefault(entry.shard_id, []).append((key, entry))
@@ -83,7 +83,7 @@ class Shards:
         if problems:
             raise kind("\n".join(problems), url=self.index)
 
-    def _problem(self, shard: int, url: str, entries: list[tuple[bytes, Entry]]) -> str:
+    def _problem(self, shard: int, url: str, entries: list[tuple[bytes, BundleEntry]]) -> str:
         file = split(url)[1]
         if not exists(url):
             names = listing(_text(k) for k, _ in entries)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import CorruptCheckpoint
 from ...moves.part import Data
-from ..tiling import Box, overlap
+from ..tiling import Tile, overlap
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -54,8 +54,8 @@ def is_whole(piece: pb.TensorSliceProto) -> bool:
     return not any(extent.HasField("length") for extent in piece.extent)
 
 
-def box(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Box | None:
-    """The box a slice covers; None if it does not lie within `shape`."""
+def tile(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Tile | None:
+    """The tile that a slice covers; None if it does not lie within `shape`."""
     if len(piece.extent) != len(shape):
         return None
     start: list[int] = []
@@ -66,16 +66,16 @@ def box(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Box | None:
             return None
         start.append(at)
         sizes.append(size)
-    return Box(tuple(start), tuple(sizes))
+    return Tile(tuple(start), tuple(sizes))
 
 
-def spell(piece: Box) -> str:
-    """A box as a person writes it: [0:3, 2:4]."""
+def spell(piece: Tile) -> str:
+    """A tile as NumPy spells it: [0:3, 2:4]."""
     spans = (f"{at}:{at + size}" for at, size in zip(piece.start, piece.shape, strict=True))
     return f"[{', '.join(spans)}]"
 
 
-def joined(tiles: Sequence[tuple[Box, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Box, D]] | None:
+def joined(tiles: Sequence[tuple[Tile, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Tile, D]] | None:
     """The tiles of a tensor, each once; None if they do not cover it; CorruptCheckpoint if two overlap."""
     unique = list(dict.fromkeys(tiles))
     if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):

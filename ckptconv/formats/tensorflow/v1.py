@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Tensor, plain, tiled
+from ...checkpoint import Checkpoint, Tensor, contiguous, tiled
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, StorageError
 from ...messages import listing, many
-from ...moves.part import Coded, elements
+from ...moves.part import Coded, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..reading import Reading
-from ..tiling import Box
+from ..tiling import Tile
 from . import constants, dtypes, locate, slices
 from .table import MAGIC, Table, first_value_tag
 
@@ -84,7 +84,7 @@ class _Variable:
 
     def __init__(self, code: int, shape: tuple[int, ...]) -> None:
         self.code, self.shape = code, shape
-        self.tiles: list[tuple[Box, Coded]] = []
+        self.tiles: list[tuple[Tile, Coded]] = []
 
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
@@ -135,7 +135,7 @@ def _meta(url: str) -> pb.SavedTensorSliceMeta:
 def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) -> None:
     name = item.name.decode("utf-8", "surrogateescape")
     shape = tuple(d.size for d in item.shape.dim)
-    elements(shape, url=url, tensor=name)
+    checked_count(shape, url=url, tensor=name)
     code = item.type - 100 if item.type > 100 else item.type
     entry = variables.setdefault(name, _Variable(code, shape))
     if (entry.code, entry.shape) != (code, shape):
@@ -143,18 +143,18 @@ def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) 
         raise CorruptCheckpoint(text, url=url, tensor=name)
     kind = dtypes.BY_CODE.get(code)
     for piece in item.slice:
-        box = slices.box(piece, shape)
+        box = slices.tile(piece, shape)
         if box is None:
             raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
-        count = elements(box.shape)
+        count = checked_count(box.shape)
         key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
         entry.tiles.append((box, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
 
 
-def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Box, Coded]]) -> Tensor:
+def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Tile, Coded]]) -> Tensor:
     ops = dtypes.stored_ops(kind, False)
     if len(tiles) == 1 and tiles[0][0].shape == shape:
-        return plain(name, kind, shape, tiles[0][1], ops=ops)
+        return contiguous(name, kind, shape, tiles[0][1], ops=ops)
     return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
 
 

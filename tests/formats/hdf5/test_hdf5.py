@@ -257,7 +257,7 @@ def test_text_with_nul_is_refused_rather_than_cut(tmp_path: Path) -> None:
 
 def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
     """No byte belongs to both, and with zeros for payload the patches alone are a sound file."""
-    items = [skeleton.Item(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
+    items = [skeleton.Dataset(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
     made = skeleton.lay_out("f", items, {"": {"k": "v"}})
     size, slots, patches = made.canvas.length, made.slots, made.patches()
     taken = np.zeros(size, "u1")

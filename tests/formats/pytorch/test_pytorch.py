@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kit import FIXTURES, read_all, same, sound_or_refused
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, held, plain
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, DType
 from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
@@ -248,7 +248,7 @@ def zoo() -> dict[str, Tensor]:
     rows = [row for row in DTYPES.values() if row.torch]
     shapes = [(), (3,), (2, 0), (4, 5), (1, 2, 1)]
     return {
-        f"{row.name}/{shape}": plain(f"{row.name}/{shape}", row, shape, held("", random(row, shape)).parts[0].data)
+        f"{row.name}/{shape}": contiguous(f"{row.name}/{shape}", row, shape, held("", random(row, shape)).parts[0].data)
         for row in rows
         for shape in shapes
     }
@@ -370,7 +370,7 @@ def test_load_state_dict_and_an_empty_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_tensors_need_zip64(tmp_path: Path) -> None:
     row = DTYPES["uint8"]
-    many = {f"t{i}": plain(f"t{i}", row, (2,), Span("absent", 0, 2)) for i in range(66_000)}
+    many = {f"t{i}": contiguous(f"t{i}", row, (2,), Span("absent", 0, 2)) for i in range(66_000)}
     writer = TorchWriter("many.pt")
     placed = writer.place(Checkpoint(many))
     raw = bytearray(placed.files[0].size)
@@ -388,7 +388,7 @@ def test_a_large_tensor_is_laid_out_with_zip64() -> None:
     """Nothing is written: the offsets and the headers are enough."""
     row = DTYPES["uint8"]
     size = 5 * 2**30
-    tensors = {n: plain(n, row, (size,), Span("absent", 0, size)) for n in ("a", "b")}
+    tensors = {n: contiguous(n, row, (size,), Span("absent", 0, size)) for n in ("a", "b")}
     writer = TorchWriter("out.pt")
     placed = writer.place(Checkpoint(tensors))
     patches = writer.seal({"a": 1, "b": 2}, {})
@@ -403,7 +403,7 @@ def test_a_large_tensor_is_laid_out_with_zip64() -> None:
 
 def test_what_torch_cannot_hold_is_named(tmp_path: Path) -> None:
     strings = held("s", np.array([b"a"], object))
-    four = plain("four", DTYPES["int4"], (2,), held("", np.zeros(2, "i1")).parts[0].data)
+    four = contiguous("four", DTYPES["int4"], (2,), held("", np.zeros(2, "i1")).parts[0].data)
     with pytest.raises(ckptconv.Unrepresentable) as e:
         ckptconv.save(Checkpoint({"s": strings, "four": four}), tmp_path / "out.pt")
     assert "string" in e.value.message

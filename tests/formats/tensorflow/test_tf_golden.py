@@ -332,7 +332,7 @@ def test_entries(raw, want):
 def test_an_entry_of_slices():
     raw = "08011208120208061202080 43a060a0210020a003a080a04080210020a003a080a04080410020a00".replace(" ", "")
     entry = pb.BundleEntryProto.FromString(bytes.fromhex(raw))
-    boxes = [slices.box(piece, (6, 4)) for piece in entry.slices]
+    boxes = [slices.tile(piece, (6, 4)) for piece in entry.slices]
     assert [slices.spell(b) for b in boxes] == ["[0:2, 0:4]", "[2:4, 0:4]", "[4:6, 0:4]"]
 
 

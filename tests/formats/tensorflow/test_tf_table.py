@@ -253,7 +253,7 @@ def test_what_is_built_is_read_back(tmp_path, count, size):
 
 
 def boxes(*spans):
-    return [(tiling.Box(start, shape), i) for i, (start, shape) in enumerate(spans)]
+    return [(tiling.Tile(start, shape), i) for i, (start, shape) in enumerate(spans)]
 
 
 @pytest.mark.parametrize(
