@@ -214,7 +214,7 @@ Chunk = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Chunk], url: str) -> None:
-    """Refuse chunks that reach out of the tensor, overlap or do not fill it; their ranks and signs are checked before."""
+    """Refuse chunks that reach out of the tensor, overlap, or do not fill it (ranks and signs are checked before)."""
     for at, size in boxes:
         if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
             raise CorruptCheckpoint(

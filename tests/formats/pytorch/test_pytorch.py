@@ -441,7 +441,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "data_parallel": (
             {"module.fc.w": t(1), "module.fc.b": t(1)},
             ["module.fc.w", "module.fc.b"],
-            "strip_prefix='module.' takes",
+            "strip_prefix='module.' removes",
         ),
         "compiled": ({"_orig_mod.w": t(1)}, ["_orig_mod.w"], "_orig_mod."),
         "list": ([t(1), (t(2), t(3))], ["0", "1.0", "1.1"], ""),
