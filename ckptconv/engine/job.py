@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..moves.boxes import is_contiguous
 from ..moves.budget import Budget
+from ..moves.decoded import Decoded
 from ..moves.gather import (
     Run,
     buffers,
@@ -21,8 +22,8 @@ from ..moves.gather import (
     sole_run,
 )
 from ..moves.log import Log, Loss, Read, Written
-from ..moves.part import Piece
-from ..moves.sources import Sources, resolved
+from ..moves.part import Coded, Piece
+from ..moves.sources import Sources, stream
 from ..storage.files import is_remote
 from .plan import Job
 
@@ -54,19 +55,28 @@ def run_job(
 ) -> Receipt:
     """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
     log = Log(check, digest)
-    pieces = job.pieces
-    if len(pieces) == 1:  # decode once, not for every window
-        pieces = (pieces[0]._replace(parts=tuple(resolved(p, sources) for p in pieces[0].parts)),)
-    for turn in _turns(pieces, memory):
-        first, last = turn[0], turn[-1]
-        run = sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
-        if run is not None:
-            _copy(run, first, job, sources, sink, log)
-            continue
-        target = buffers.of("target", last.at + last.size - first.at)
-        fill(turn, sources, target, first.at, memory, log)
-        _put(turn, target, job, sink, log)
+    if coded := _sole_stream(job.pieces):
+        _decode(coded, job, sink, log)
+        return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
+    alone = len(job.pieces) == 1  # else all are small, and decoded one by one
+    with Decoded(job.pieces[0].parts if alone else (), sources) as decoded:
+        for turn in _turns(job.pieces, memory):
+            if alone:
+                turn = [turn[0]._replace(parts=decoded.between(turn[0].lo, turn[0].hi))]
+            _do(turn, job, sources, sink, memory, log)
     return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
+
+
+def _do(turn: Sequence[Piece], job: Job, sources: Sources, sink: Sink, memory: Budget, log: Log) -> None:
+    """Write what one buffer holds."""
+    first, last = turn[0], turn[-1]
+    run = sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
+    if run is not None:
+        _copy(run, first, job, sources, sink, log)
+        return
+    target = buffers.of("target", last.at + last.size - first.at)
+    fill(turn, sources, target, first.at, memory, log)
+    _put(turn, target, job, sink, log)
 
 
 def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:
@@ -110,6 +120,25 @@ def _copy(run: Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: L
             log.was_read(run.span, run.start - run.span.start + at, view)
         log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
         sink.write(job.file, job.start + run.at + at, view)
+
+
+def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
+    """What to decode if that, whole and in order, is the only piece of a job."""
+    if len(pieces) != 1 or len(pieces[0].parts) != 1:
+        return None
+    (piece,), (part,) = pieces, pieces[0].parts
+    same = part.dtype == piece.to and not part.ops and is_contiguous(part) and part.start == piece.lo
+    return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
+
+
+def _decode(coded: Coded, job: Job, sink: Sink, log: Log) -> None:
+    """Decode straight into the file."""
+    (piece,) = job.pieces
+    at = 0
+    for view in stream(coded):
+        log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
+        sink.write(job.file, job.start + piece.at + at, view)
+        at += len(view)
 
 
 # --- filling a buffer -------------------------------------------------------------------------------------------

@@ -18,10 +18,13 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement, Slot
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves.boxes import is_contiguous
+from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
+from ..moves.log import CHUNK
 from ..moves.part import Coded, Piece, Span, c_strides
 from ..storage.files import exists, join, read_all
+
+BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most
 
 
 class Job(NamedTuple):
@@ -219,7 +222,7 @@ def _cut(
     slots: Mapping[str, Slot],
     memory: Budget,
 ) -> Iterator[Job]:
-    """Small neighbours share a job; a large copy becomes many; a decoded tensor stays one, it is read as a stream."""
+    """Small neighbours share a job; a large copy becomes many, as does what must be decoded in small pieces."""
     file, start, end, pieces = "", 0, 0, list[Piece]()
     for (name_of_file, at), name in sorted(placed.items()):
         t, slot = tensors[name], slots[name]
@@ -244,8 +247,9 @@ def _cut(
 
 def _whole(t: Tensor, memory: Budget) -> int:
     """Bytes of a tensor that one job takes."""
-    if any(isinstance(p.data, Coded) for p in t.parts):
-        return max(t.nbytes, memory.window)
+    if coded := [reach(p.shape, p.steps) for p in t.parts if isinstance(p.data, Coded) and 0 not in p.shape]:
+        whole = BANDS * max(coded) * t.dtype.itemsize
+        return max(memory.window, -(-whole // CHUNK) * CHUNK)
     if all(map(is_contiguous, t.parts)):
         return memory.window
     return memory.whole

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
+from ..moves.decoded import Pool, whole
 from ..moves.gather import read_into
 from ..moves.part import Piece
-from ..moves.sources import Sources, resolved
+from ..moves.sources import Sources
 from ..rules import layout as layouts
 from ..verification.compare import first_difference
 from . import conventions, cuts, orders
@@ -28,19 +30,27 @@ class Bits:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
 
-    def decoded(self, t: Tensor) -> Tensor:
-        """The tensor with what must be decoded (compressed, packed) decoded once."""
-        return replace(t, parts=tuple(resolved(p, self.sources) for p in t.parts))
+    @contextmanager
+    def decoded(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
+        """The tensors, with what must be decoded (compressed, packed) decoded once."""
+        pool = Pool(self.sources)
+        try:
+            yield [replace(t, parts=whole(t.parts, pool)) for t in tensors]
+        finally:
+            pool.close()
 
     def order(self, a: Tensor, b: Tensor) -> Order | None:
         """The order of axes that turns a into b, proved; conventions are tried first."""
-        left, right = self.decoded(a), self.decoded(b)
+        with self.decoded(a, b) as (left, right):
+            return self._order(left, right)
+
+    def _order(self, a: Tensor, b: Tensor) -> Order | None:
         known = conventions.convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
         likely = dict.fromkeys([*([known] if known else []), *orders.simple(a.shape, b.shape)])
-        found = next((o for o in likely if self.proved([left], [right], o)), None)
+        found = next((o for o in likely if self.proved([a], [b], o)), None)
         if found is not None:
             return found
-        return next((o for o in cuts.hidden(a.shape, b.shape) if self.proved([left], [right], o)), None)
+        return next((o for o in cuts.hidden(a.shape, b.shape) if self.proved([a], [b], o)), None)
 
     def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
         """Whether the order gives b, to the last bit."""

@@ -55,13 +55,8 @@ class Parts:
 
     def _cut(self, name: str, names: tuple[str, ...], totals: list[int]) -> Pair | None:
         """The layout that cuts the whole into the named parts; backwards, if the whole is in the target."""
-        whole = self.bits.decoded(self.wholes[name])
-        parts = [self.bits.decoded(self.parts[n]) for n in names]
-        if len({t.shape for t in parts}) == 1:
-            found = self._stacked(whole, parts, totals) if len(parts) > MAX_PIECES else None
-            found = found or self._concatenated(whole, parts, totals) or self._stacked(whole, parts, totals)
-        else:
-            found = self._uneven(whole, parts)
+        with self.bits.decoded(self.wholes[name], *(self.parts[n] for n in names)) as (whole, *parts):
+            found = self._found(whole, parts, totals)
         if found is None:
             self.notes.append(f"{', '.join(names)} together hold what {name} does, in an order that was not found")
             return None
@@ -70,6 +65,15 @@ class Parts:
         if self.backwards:
             return Pair(ordered, (name,), order.inverse, "values", axis=axis)
         return Pair((name,), ordered, order, "values", axis=axis)
+
+    def _found(
+        self, whole: Tensor, parts: list[Tensor], totals: list[int]
+    ) -> tuple[Order, tuple[int, ...], str] | None:
+        """How the parts lie in the whole: the layout, the order of the parts, and the axis that stacks them."""
+        if len({t.shape for t in parts}) > 1:
+            return self._uneven(whole, parts)
+        found = self._stacked(whole, parts, totals) if len(parts) > MAX_PIECES else None
+        return found or self._concatenated(whole, parts, totals) or self._stacked(whole, parts, totals)
 
     def _concatenated(
         self, whole: Tensor, parts: list[Tensor], totals: list[int]

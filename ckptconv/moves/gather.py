@@ -11,9 +11,10 @@ from ..errors import ConversionError, CorruptCheckpoint
 from ..storage.files import Reader
 from .boxes import clip, is_contiguous, reach, slabs
 from .budget import Budget
+from .decoded import Decoded
 from .log import Log, Read
 from .part import Coded, Held, Part, Piece, Span, Stored, c_strides
-from .sources import Sources, decode, resolved
+from .sources import Sources, decode
 
 if TYPE_CHECKING:
     from .copy import Array
@@ -116,7 +117,11 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
     """Move a part with strides, operations or a cast: read, transform and scatter it slab by slab."""
     from .copy import copy, strided
 
-    part = resolved(part, sources)
+    if isinstance(part.data, Coded):
+        with Decoded((part,), sources) as decoded:
+            for ready in decoded.between(part.start, part.start + 1):
+                _move(ready, piece, sources, target, memory, log)
+        return
     changes = bool(part.ops) or part.dtype != piece.to
     for slab in slabs(part, min(SLAB, memory.window)):
         src = _gather(slab, piece.tensor, sources, log)

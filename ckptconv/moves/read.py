@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import CorruptCheckpoint, UsageError
 from ..messages import listing, many, printable, redacted
 from ..storage import checksum
+from .decoded import Decoded
 from .gather import read_into, read_strings
 from .log import CHUNK, HASH, Read, chunk_digests
 from .part import Piece, Span, Stored, is_vast
 from .prefetch import fetched
-from .sources import Sources, resolved
+from .sources import Sources
 
 if TYPE_CHECKING:
     from .copy import Array
@@ -69,17 +70,15 @@ def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Arra
     """The tensor's bytes in order, `size` at a time, in one buffer that is reused."""
     import numpy as np
 
-    parts = t.parts
-    if t.nbytes > size:  # decode once instead of once for every window
-        parts = tuple(resolved(p, sources) for p in parts)
     step = size // max(1, t.dtype.itemsize)
     buffer = np.empty(min(t.nbytes, size), "u1")
     reads: list[Read] = []
-    for lo in range(0, t.count, step):
-        hi = min(t.count, lo + step)
-        view = buffer[: (hi - lo) * t.dtype.itemsize]
-        reads += _read(Piece(t.name, t.dtype, lo, hi, 0, parts), view, sources)
-        yield view
+    with Decoded(t.parts, sources) as decoded:
+        for lo in range(0, t.count, step):
+            hi = min(t.count, lo + step)
+            view = buffer[: (hi - lo) * t.dtype.itemsize]
+            reads += _read(Piece(t.name, t.dtype, lo, hi, 0, decoded.between(lo, hi)), view, sources)
+            yield view
     check_reads(reads, sources, spans_of({t.name: t}))
 
 

@@ -1,12 +1,11 @@
-"""The open files that jobs read from, and data that must be decoded before a piece of it can be read.
+"""The open files that jobs read from, and data that a format must decode.
 
 Sources().reader(url)        one handle for each file, shared by threads; detects files that change
-Sources().spooled(coded)     decoded completely, into memory or an unlinked temporary file
+stream(coded)                decoded bytes in pieces, counted; decoded.py holds them where they are needed in part
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import CorruptCheckpoint, MissingExtra
-from ..storage.faults import spooling
 from ..storage.files import Reader, Stamp
-from .part import Coded, Held, Part, Span
+from .part import Coded
 
 MAX_HANDLES = 64  # open files
 
@@ -34,11 +32,14 @@ class Sources:
         self._retired: list[Reader] = []
         self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
-        self._spool = spool
+        self._nameless: dict[str, Reader] = {}
+        self.spool = spool
 
     def reader(self, url: str) -> Reader:
         """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
         with self._lock:
+            if url in self._nameless:
+                return self._nameless[url]
             found = self._readers.get(url)
             if found is not None:
                 self._readers.move_to_end(url)
@@ -50,26 +51,15 @@ class Sources:
                 self._retired.append(self._readers.popitem(last=False)[1])
             return found
 
-    def spooled(self, coded: Coded) -> Span | Held:
-        """Decode completely: into memory if it is small, otherwise into a temporary file that is already unlinked."""
-        if coded.size <= self._spool:
-            out, at = bytearray(coded.size), 0
-            for piece in stream(coded):
-                out[at : at + len(piece)] = piece
-                at += len(piece)
-            return Held(out)
-        import tempfile
+    def adopt(self, reader: Reader) -> None:
+        """Take an open file that has no name any more, until it is abandoned."""
+        with self._lock:
+            self._nameless[reader.url] = reader
 
-        with spooling(), tempfile.NamedTemporaryFile(prefix="ckptconv-", delete=False) as f:
-            try:
-                for piece in stream(coded):
-                    f.write(piece)
-                f.flush()
-                with self._lock:
-                    self._readers[f.name] = Reader(f.name)
-            finally:
-                os.unlink(f.name)
-        return Span(f.name, 0, coded.size)
+    def abandon(self, reader: Reader) -> None:
+        with self._lock:
+            self._nameless.pop(reader.url, None)
+        reader.close()
 
     def changed(self) -> list[str]:
         """The files that have changed since they were first read."""
@@ -82,10 +72,11 @@ class Sources:
 
     def close(self) -> None:
         with self._lock:
-            for reader in [*self._readers.values(), *self._retired]:
+            for reader in [*self._readers.values(), *self._retired, *self._nameless.values()]:
                 reader.close()
             self._readers.clear()
             self._retired.clear()
+            self._nameless.clear()
 
     def __enter__(self) -> Sources:
         return self
@@ -118,9 +109,4 @@ def stream(coded: Coded) -> Iterator[memoryview]:
         raise CorruptCheckpoint(f"{coded.key} decodes to {amount} than {coded.size} bytes", url=coded.url)
 
 
-def resolved(part: Part, sources: Sources) -> Part:
-    """The part, with its data decoded if necessary."""
-    return part._replace(data=sources.spooled(part.data)) if isinstance(part.data, Coded) else part
-
-
-__all__ = ["Sources", "decode", "resolved"]
+__all__ = ["Sources", "decode", "stream"]

@@ -1,0 +1,102 @@
+"""What must be decoded is decoded once or little more, and held in bounded memory, for any grid of chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, tiled
+from ckptconv.dtypes import DTYPES
+from ckptconv.engine import plan as planning
+from ckptconv.formats import safetensors
+from ckptconv.moves.budget import Budget
+from ckptconv.moves.decoded import Decoded, Pool
+from ckptconv.moves.part import Coded, Held, Span
+from ckptconv.moves.read import read_array, windows
+from ckptconv.moves.sources import Sources
+from ckptconv.testing import write
+
+SHAPE = (64, 4096)
+WHOLE = np.arange(SHAPE[0] * SHAPE[1], dtype="f4").reshape(SHAPE)
+calls: Counter[str] = Counter()
+
+
+def decode(coded: Coded) -> Iterator[bytes]:
+    calls[coded.key] += 1
+    rows, columns = (slice(*map(int, part.split(":"))) for part in coded.key.split(","))
+    yield WHOLE[rows, columns].tobytes()
+
+
+def chunked(rows: int, columns: int) -> ckptconv.Tensor:
+    tiles = []
+    for i in range(0, SHAPE[0], rows):
+        for j in range(0, SHAPE[1], columns):
+            key = f"{i}:{i + rows},{j}:{j + columns}"
+            tiles.append(((i, j), (rows, columns), Coded(__name__, "", key, rows * columns * 4)))
+    return tiled("w", DTYPES["float32"], SHAPE, tiles)
+
+
+GRIDS = [(64, 4096), (1, 4096), (64, 64), (8, 512), (32, 1024)]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("spool", [0, 2**16, 2**26])
+def test_every_way_of_reading_decodes_each_chunk_once(grid: tuple[int, int], spool: int) -> None:
+    t = chunked(*grid)
+    with Sources(spool) as sources:
+        for read in (
+            lambda: read_array(t, sources).tobytes(),
+            lambda: b"".join(bytes(w) for w in windows(t, sources, 2**16)),
+        ):
+            calls.clear()
+            assert read() == WHOLE.tobytes()
+            assert set(calls.values()) == {1}
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_a_conversion_decodes_little_more_than_once(grid: tuple[int, int], tmp_path: Path) -> None:
+    calls.clear()
+    write(Checkpoint({"w": chunked(*grid)}), tmp_path / "x.safetensors", "safetensors")
+    assert ckptconv.open(tmp_path / "x.safetensors")["w"].numpy().tobytes() == WHOLE.tobytes()
+    assert sum(calls.values()) <= len(calls) * 1.2
+
+
+def test_small_chunks_are_decoded_by_several_jobs() -> None:
+    t, memory = chunked(1, 4096), Budget.of(16_000_000, 1)
+    big = ckptconv.Tensor("w", t.dtype, (4096, 4096), tuple(
+        p._replace(start=p.start + i * WHOLE.size) for i in range(64) for p in t.parts))  # fmt: skip
+    whole = Checkpoint({"w": big})
+    placed = safetensors.writer("x.safetensors").place(whole)
+    assert len(planning.compile_plan(whole, placed, "", memory).jobs) > 8
+
+
+def test_memory_is_bounded_and_the_file_is_emptied() -> None:
+    parts = chunked(16, 4096).parts  # four chunks of 256 kB
+    with Sources(2**18) as sources:
+        pool = Pool(sources)
+        held = [pool.hold(p.data) for p in parts if isinstance(p.data, Coded)]
+        assert [type(d) for d in held] == [Held, Span, Span, Span]
+        spans = [d for d in held if isinstance(d, Span)]
+        file = sources.reader(spans[0].url)
+        assert file.size == 3 * 2**18
+        again = pool.hold(parts[1].data)  # type: ignore[arg-type]
+        assert again is held[1]
+        for p in (*parts, parts[1]):
+            pool.release(p.data)  # type: ignore[arg-type]
+        assert file.size == 0
+        pool.close()
+
+
+def test_ranges_ascend_and_what_is_behind_is_given_up() -> None:
+    t = chunked(1, 4096)
+    with Sources() as sources, Decoded(t.parts, sources) as decoded:
+        calls.clear()
+        assert len(decoded.between(0, 4096)) == 1
+        assert len(decoded.between(4000, 3 * 4096)) == 3
+        assert len(decoded.between(10 * 4096, 10 * 4096 + 1)) == 1
+        assert len(calls) == 4
