@@ -62,6 +62,7 @@ def test_names_and_shapes(model: str, target: str, name: str) -> None:
     assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), sorted({(m, c) for m, _, c in models()}))
 def test_found_by_its_names(model: str, name: str) -> None:
     assert library.auto(checkpoint(shapes(NAMES / f"keras-{model}.txt"))).name == name

@@ -27,6 +27,7 @@ def test_equals_the_old_loader(case: str, tmp_path: Path) -> None:
     assert [n for n in before if not same(back[n].numpy(), before[n].numpy())] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FILES)
 def test_is_recognised_by_its_names(case: str) -> None:
     assert library.auto(ckptconv.open(FILES[case])).name == case.partition("--")[0]

@@ -48,6 +48,7 @@ def test_equals_the_old_loader(family: str, tmp_path: Path) -> None:
     assert [n for n in want if not same(got[n].numpy(), want[n].numpy())] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None:
     select, there = selected(family), tmp_path / "there.safetensors"
@@ -110,6 +111,7 @@ def test_takes_all_of_the_published_checkpoint(family: str) -> None:
     assert {n: t.shape for n, t in back.tensors.items()} == {n: s for n, s in weights.items() if n in came}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_is_recognised_by_its_names(family: str) -> None:
     name = family.split("--")[0]

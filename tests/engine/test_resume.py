@@ -71,6 +71,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptconv.engine.journal.COMMIT", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "out.pt"])
 @pytest.mark.parametrize("verify", ["receipts", "full"])
 def test_goes_on_where_it_stopped(source: Path, tmp_path: Path, name: str, verify: str) -> None:
@@ -101,6 +102,7 @@ def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
     assert len(want) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_stopped_while_the_files_were_renamed(
     source: Path, tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def strided(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
     return storage, offset, shape, strides
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(strided(), min_size=1, max_size=4))
 def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactory, views: list[Any]) -> None:
@@ -134,6 +135,7 @@ def test_any_order_of_jobs_gives_the_same_file(tmp_path: Path) -> None:
     assert first == (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_checked_span_is_found(tmp_path: Path) -> None:
     source = many(tmp_path)
     blob = bytearray((tmp_path / "blob").read_bytes())

@@ -58,6 +58,7 @@ def test_what_is_no_tensor_is_noted() -> None:
     }
 
 
+@pytest.mark.slow
 def test_numbers_of_a_vocabulary_or_a_history_are_read(tmp_path: Path) -> None:
     path = tmp_path / "v.msgpack"
     count = 50_257

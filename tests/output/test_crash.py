@@ -253,6 +253,7 @@ def test_litter_of_a_dead_run_is_cleared_and_named(sources: list[Path], tmp_path
     assert sorted(os.listdir(tmp_path)) == [".other.safetensors.0123abcd.part", "out.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed", "then"), [("shards", "single"), ("single", "shards"), ("shards", "shards")])
 def test_the_next_run_clears_whatever_it_writes(
     killed: str, then: str, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path,
@@ -451,6 +452,7 @@ def waiting(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             child.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("kind", ["single", "shards", "folder of npy"])
@@ -477,6 +479,7 @@ def test_what_nohup_ignores_stays_ignored(sources: list[Path], tmp_path: Path) -
     assert child.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["coded.npz", "coded.h5", "coded.keras"])
 def test_no_room_for_what_must_be_decoded(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "in"
@@ -582,6 +585,7 @@ def rewrite_in_secret(path: Path) -> None:
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [shrink, grow, replace, rewrite, rewrite_in_secret, Path.unlink])
 @pytest.mark.parametrize("kind", ["single", "bundle", "folder of npy"])
 def test_a_source_that_changes_meanwhile(

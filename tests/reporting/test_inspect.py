@@ -315,6 +315,7 @@ def test_values_that_are_no_tensors_are_shown_where_the_note_says(cli: Run, fixt
     assert shown["details"]["values"]["epoch"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
 def test_names_that_the_output_cannot_hold_are_escaped(cli: Run, tmp_path: Path, encoding: str) -> None:
     odd = ["日本", "\U0001f600", "é", "a\udcf2b"]

@@ -190,6 +190,7 @@ WAIT = """
 """
 
 
+@pytest.mark.slow
 @browser
 def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
     driver = (
@@ -218,6 +219,7 @@ def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
     assert found["title"].startswith("</script><script>")
 
 
+@pytest.mark.slow
 @browser
 def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     one = np.zeros((2, 3), "f4")
@@ -260,6 +262,7 @@ def model() -> str:
     return render(survey.survey(passes.roles(made), values=True) | {"url": "model.ckpt"})
 
 
+@pytest.mark.slow
 @browser
 def test_keyboard_alone(model: str, tmp_path: Path) -> None:
     driver = (
@@ -291,6 +294,7 @@ def test_keyboard_alone(model: str, tmp_path: Path) -> None:
     assert found["back"] == "scroll"
 
 
+@pytest.mark.slow
 @browser
 def test_address_keeps_the_view(model: str, tmp_path: Path) -> None:
     driver = (
@@ -304,6 +308,7 @@ def test_address_keeps_the_view(model: str, tmp_path: Path) -> None:
     assert (found["sort"], found["first"]) == ("Name", "net/layer_11/kernel")
 
 
+@pytest.mark.slow
 @browser
 @pytest.mark.parametrize("size", ["400,800", "1280,900"])
 def test_nothing_is_wider_than_the_screen(hostile: str, tmp_path: Path, size: str) -> None:
@@ -317,6 +322,7 @@ def test_nothing_is_wider_than_the_screen(hostile: str, tmp_path: Path, size: st
     assert inside(hostile, driver, tmp_path, size=size) == {"wide": 0, "dialog": 0}
 
 
+@pytest.mark.slow
 @browser
 def test_warnings_lead_to_the_tensors(model: str, tmp_path: Path) -> None:
     driver = (

@@ -373,6 +373,7 @@ def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list(child.Child(file.window(str(tmp_path / "a.h5"))).ask(do="scan"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
 def test_a_child_that_goes_in_circles_is_ended() -> None:
     code = "from ckptconv.formats.hdf5 import inside; inside.CPU_STEP = 0; inside.headway()\nwhile True: pass"
@@ -457,6 +458,7 @@ def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: py
     assert "HDF5_PLUGIN_PRELOAD" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
 def test_there_is_a_total_of_processor_time() -> None:
     """However often the child says something."""

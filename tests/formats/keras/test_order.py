@@ -143,6 +143,7 @@ def test_metadata_may_not_lose_a_weight(weights: list[str], tmp_path: Path) -> N
     assert set(ckptconv.open(tmp_path / "b.h5")) == set(tensors)
 
 
+@pytest.mark.slow
 def test_a_long_order_is_compressed(tmp_path: Path) -> None:
     names = [f"{'a_long_name_' * 5}{i}/kernel" for i in range(1200, 0, -1)]
     ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", format="keras")

@@ -127,6 +127,7 @@ def test_a_flipped_payload_byte_is_found(save: Any, tmp_path: Path) -> None:
         ckptconv.open(path)["w"].numpy()
 
 
+@pytest.mark.slow
 def test_a_large_deflated_array_is_streamed(tmp_path: Path) -> None:
     array = np.arange(3_000_000, dtype="i4")
     np.savez_compressed(tmp_path / "x.npz", w=array, zeros=np.zeros((5000, 1000), "f4"))
@@ -224,6 +225,7 @@ def test_a_size_is_spelled_as_in_python(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "x.npy")
 
 
+@pytest.mark.slow
 def test_zip64(tmp_path: Path) -> None:
     """65,536 members or more, and offsets beyond 4 GiB, need other end records and wider fields."""
     entries, end = zip_write.lay_out((f"{i}.npy", 3) for i in range(65_540))
@@ -268,6 +270,7 @@ def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> N
 # --- what NumPy and others do that was not read, or read otherwise ------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [1, 2, 8, 15.5, 16, 64])
 @pytest.mark.parametrize("fill", ["zeros", "mixed"])
 def test_deflated_data_that_zlib_holds_back(megabytes: float, fill: str, tmp_path: Path) -> None:

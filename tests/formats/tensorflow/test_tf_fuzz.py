@@ -14,6 +14,7 @@ import ckptconv
 from ckptconv.formats.tensorflow import table, table_write
 from ckptconv.storage.files import Reader
 
+pytestmark = pytest.mark.slow
 TF = FIXTURES / "tf"
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 edits = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6)

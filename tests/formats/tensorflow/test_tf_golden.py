@@ -274,6 +274,7 @@ def test_every_truncation_of_a_graph_or_table_is_an_error_or_less(tmp_path, name
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["strings", "sliced", "sharded"])
 def test_every_flipped_byte_of_data_is_found(tmp_path, name):
     for file in TF.glob(f"{name}.*"):

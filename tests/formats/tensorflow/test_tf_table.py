@@ -218,6 +218,7 @@ def test_what_lies_there_instead_of_an_index(tmp_path, content, said):
         ckptconv.open(bundle(tmp_path, content))
 
 
+@pytest.mark.slow
 @given(raw=st.binary(max_size=300))
 @FUZZ
 def test_any_bytes_as_an_index(tmp_path, raw):
@@ -229,6 +230,7 @@ def test_any_bytes_as_an_index(tmp_path, raw):
 mutated = st.lists(st.tuples(st.integers(0, 35), st.integers(0, 255)), max_size=4)
 
 
+@pytest.mark.slow
 @given(changes=mutated)
 @FUZZ
 def test_any_change_under_a_valid_checksum(tmp_path, changes):
