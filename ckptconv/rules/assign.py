@@ -252,8 +252,9 @@ def _lacks(rule: Rule, group: Group) -> str:
 
 
 def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
-    """True if one of the names that identify the family is present, or if the converter declares none."""
-    return not converter.present or any(_any(t, list(checkpoint)) for t in converter.present)
+    """True if one of the names that identify the family is present, was before some were dropped, or none is declared."""
+    names = [*checkpoint, *(n for note in checkpoint.notes if note.kind == "dropped" for n in note.names)]
+    return not converter.present or any(_any(t, names) for t in converter.present)
 
 
 def takes(converter: Converter, checkpoint: Checkpoint) -> bool:

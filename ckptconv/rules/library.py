@@ -6,13 +6,12 @@ toml.py parses their files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, Note
-from ..errors import UsageError
+from ..checkpoint import Checkpoint
+from ..errors import UnmatchedTensors, UsageError
 from ..messages import Fold, did_you_mean, fold, listing
 from .apply import apply
 from .assign import resembles, takes
@@ -103,9 +102,9 @@ def change(
     """Apply a converter (a name, a file or 'auto'), then renames `FROM=TO`, which leave other names alone."""
     if converter:
         rules = auto(checkpoint) if converter == "auto" else load(converter)
-        doubt = () if inverse or resembles(rules, checkpoint) else (_doubt(rules),)
+        if not inverse and not resembles(rules, checkpoint):
+            raise _stranger(rules, checkpoint)
         checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
-        checkpoint = replace(checkpoint, notes=(*doubt, *checkpoint.notes))
     elif inverse or params:
         raise UsageError("inverse= and param= apply to a converter; choose one with converter=")
     if not renames:
@@ -114,9 +113,15 @@ def change(
     return apply(made, checkpoint)
 
 
-def _doubt(rules: Converter) -> Note:
-    known = tuple(t.text for t, _ in rules.present)
-    return Note("hint", f"none of the names that identify {rules.name} is here; is it the right converter?", known)
+def _stranger(rules: Converter, checkpoint: Checkpoint) -> UnmatchedTensors:
+    """Of a converter that may take some names by chance, but is of another family."""
+    known = ", ".join(t.text for t, _ in rules.present)
+    fits = [c.name for c in _fitting(checkpoint)]
+    better = f"converter={fits[0]!r} takes every tensor" if len(fits) == 1 else "`ckptconv match` proposes rules"
+    return UnmatchedTensors(
+        f"none of the names that identify {rules.name} is here ({known}); {better}",
+        url=checkpoint.urls[0] if checkpoint.urls else None,
+    )
 
 
 def _sought(renames: Converter, checkpoint: Checkpoint) -> None:

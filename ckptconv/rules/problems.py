@@ -64,9 +64,18 @@ def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assign
         lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
     raise UnmatchedTensors(
         f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
-        f"drop them with exclude=, or add rules:\n{listing(lines, 200)}",
+        f"{_advice(converter, checkpoint, found)}:\n{listing(lines, 200)}",
         url=checkpoint.urls[0] if checkpoint.urls else None,
     )
+
+
+def _advice(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> str:
+    """To leave out what is left over, unless that is most of the model: then the converter is another's."""
+    weights = sum(1 for t in checkpoint.values() if converter.every or not t.role)
+    if 2 * sum(1 for n in found.unmatched if n not in found.reasons) <= weights:
+        return "drop them with exclude=, or add rules"
+    made = f" (it is for {converter.source})" if converter.source else ""
+    return f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
 
 
 def _likest(text: str, rules: dict[str, str]) -> str:

@@ -23,6 +23,7 @@ from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
+from ckptconv.rules.passes import select
 from ckptconv.rules.templates import Matcher, domain, template
 
 PAGE = ROOT / "converters" / "README.md"
@@ -371,16 +372,31 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("converter", "names", "doubts"),
+    ("converter", "names", "words"),
     [
-        ("bert", ["bert/embeddings/position_embeddings"], False),
-        ("bert", ["encoder/kernel"], True),  # which the rule for heads takes
-        ("keras-torch", ["encoder/kernel"], False),  # any names
+        ("bert", ["bert/embeddings/position_embeddings"], ""),
+        ("bert", ["encoder/kernel", "encoder/bias"], "recognised by bert/embeddings/.*; converter='tf-torch' takes every"),
+        ("bert", ["mine"], "`ckptconv match` proposes rules"),
+        ("keras-torch", ["encoder/kernel"], ""),  # any names
+        ("keras-torch", ["a/kernel", "odd/one"], "takes 1 of 2 tensors; drop them with exclude=, or add rules"),
+        ("keras-torch", ["a/kernel", "fc.weight", "fc.bias"], r"wrong converter \(it is for Keras\): converter='auto'"),
     ],
 )
-def test_a_converter_doubts_names_of_another_family(converter: str, names: list[str], doubts: bool) -> None:
-    found = library.change(checkpoint({n: [2, 3] for n in names}), converter)
-    assert any("is it the right converter?" in n.text for n in found.notes) is doubts
+def test_a_converter_refuses_names_of_another_family(converter: str, names: list[str], words: str) -> None:
+    """A rule that takes any kernel takes a stranger's as well: to exclude the rest would be bad advice."""
+    source = replace(checkpoint({n: [2] if n.endswith("bias") else [2, 3] for n in names}), format="tf")
+    if not words:
+        assert len(library.change(source, converter)) == 1
+        return
+    with pytest.raises(UnmatchedTensors, match=words):
+        library.change(source, converter)
+
+
+def test_a_part_of_a_family_is_of_the_family() -> None:
+    """What it is recognised by may have been left out by name."""
+    whole = checkpoint({"bert/embeddings/position_embeddings": [2, 3], "bert/encoder/layer_0/output/dense/bias": [3]})
+    found = library.change(select(whole, ["*/bias"]), "bert")
+    assert list(found) == ["bert.encoder.layer.0.output.dense.bias"]
 
 
 def test_load_names_the_near_ones(tmp_path: Path) -> None:
