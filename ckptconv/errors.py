@@ -19,6 +19,10 @@ CkptError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from .messages import brief, printable, redacted, scrubbed
 
 
@@ -110,9 +114,10 @@ class Unrepresentable(ConversionError):
 
 
 class VerifyError(CkptError):
-    """What was written is not what was asked for."""
+    """What was written is not what was asked for. `options` are those with which it seems to have been made."""
 
     exit_code = 7
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class MissingExtra(CkptError):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
+from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..rules import library, passes
 from ..verification.readback import unlike
-from .options import CHANGE, SELECT, Options, Path, bundle, takes
+from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
 from .reading import list_of, opened, prepare, selected, whole
-from .writing import holdable
+from .writing import MADE_WITH, holdable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from .options import ConvertOptions, ReadOptions
 
 READ = (*SELECT, *CHANGE, "jobs")
-VERIFY = (*READ, "skip_unrepresentable")
+VERIFY = (*MADE_WITH, "jobs")
 
 
 @takes(*READ)
@@ -98,8 +100,11 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     try:
         same(expected, got, url, workers=how.resources.workers)
     except VerifyError as e:
-        if hint := _forgotten(expected, got):
-            e.message += f"\nit looks like a conversion that had {hint} as well; give all of its options"
+        given = departing(how, *MADE_WITH)
+        e.options = _stated(got) or given | _forgotten(expected, got)
+        if e.options != given:
+            words = ", ".join(f"{k}={v!r}" for k, v in e.options.items())
+            e.message += f"\nit seems to be made with other options: {words or 'none'}"
         raise
     if row.name == "keras":
         from ..formats.keras.position import refuse_misplaced
@@ -108,21 +113,36 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     return expected
 
 
-def _forgotten(expected: Checkpoint, got: Checkpoint) -> str:
-    """The options that a conversion would need to give these names, dtypes and shapes; '' if none is known."""
-    made, given = expected, list[str]()
-    if expected.keys().isdisjoint(got):
-        name = library.suggestion(expected)
-        return f"converter={name!r}" if name else ""
+def _stated(got: Checkpoint) -> dict[str, Any]:
+    """The options that the metadata, which is from a file, says it was made with; none if they are not sound."""
+    try:
+        said = json.loads(got.hashes.get(OPTIONS, "{}"))
+        return said if all(k in MADE_WITH and _plain(v) for k, v in said.items()) else {}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is a switch, a number, a text that can be shown, or some of them."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(v, (str, int)) and str(v).isprintable() for v in values)
+
+
+def _forgotten(expected: Checkpoint, got: Checkpoint) -> dict[str, Any]:
+    """The options that a conversion would need to give these names, dtypes and shapes; none if they do not tell."""
+    made, given = expected, dict[str, Any]()
+    if expected.keys().isdisjoint(got) and (name := library.suggestion(expected, conventions=True)):
+        made, given["converter"] = library.change(made, name), name
     if any(n not in got for n in made) and any(not t.role for t in made.values()):
         made = passes.weights_only(made)
-        given.append("weights_only=True")
+        given["weights_only"] = True
     kinds = {got[n].dtype for n, t in made.items() if n in got and t.dtype != got[n].dtype and t.dtype.kind == "f"}
     if len(kinds) == 1 and (kind := kinds.pop()).kind == "f":
         made = passes.cast(made, kind)
-        given.append(f"dtype={kind.name!r}")
-    fits = given and len(made) == len(got) and not unlike(made.tensors, got)
-    return " ".join(given) if fits else ""
+        given["dtype"] = kind.name
+    return given if len(made) == len(got) and not unlike(made.tensors, got) else {}
 
 
 __all__ = ["check_itself", "diff", "verify"]

@@ -159,6 +159,20 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
     return Options(**groups)
 
 
+def departing(found: Options, *keywords: str) -> dict[str, Any]:
+    """The options of these keywords that are not their defaults, as JSON-able values; of paths only the names."""
+    groups = dict(zip((Select, Change, Target, Resources), found, strict=True))
+    out: dict[str, Any] = {}
+    for known in map(KNOWN.__getitem__, keywords):
+        value = getattr(groups[known.group], known.field)
+        if not value or value == known.default:
+            continue
+        if known.keyword == "converter":
+            value = os.path.basename(value)
+        out[known.keyword] = list(value) if isinstance(value, (tuple, list)) else value
+    return out
+
+
 # --- for a type checker, and for help() -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -16,6 +17,7 @@ from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Metadata, Outcome, execute
 from ..errors import UsageError
 from ..formats import table
+from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
@@ -23,11 +25,11 @@ from ..messages import in_bytes, many, redacted, shortened
 from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
-from ..rules import passes
+from ..rules import library, passes
 from ..storage import files
 from ..verification.readback import confirm
 from .memory import gathered
-from .options import CHANGE, RESOURCES, SELECT, TARGET, Path, Resources, Target, bundle, takes
+from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
 from .reading import list_of, prepare, refuse_streams
 from .values import Verify, verification
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ckptconv")  # what was done, and what a person should know of it
 LOG.addHandler(logging.NullHandler())
 CONVERT = (*SELECT, *CHANGE, *TARGET, *RESOURCES)
+MADE_WITH = (*SELECT, *CHANGE, "skip_unrepresentable")  # what decides which tensors the output holds
+FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names and layouts are not those of torch.nn
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +71,8 @@ class Report:
         facts += [f"{zero:,} became zero"] * bool(zero)
         lines = [str(n) for n in self.notes]
         lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
-        speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if self.seconds > 1 else ""
+        large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
+        speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
         return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
 
@@ -129,10 +134,9 @@ def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
 @takes(*CONVERT)
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
-    select, change, target, resources = bundle(given)
-    checkpoint = prepare(list_of(sources), select, change, guard=target.verify != "none")
-    checkpoint = order.fitted(checkpoint, _row(checkpoint, os.fspath(destination), target).name)
-    return plan_for(checkpoint, destination, target, resources)[0]
+    found = bundle(given)
+    row, checkpoint = _prepared(list_of(sources), destination, found)
+    return plan_for(order.fitted(checkpoint, row.name), destination, found.target, found.resources)[0]
 
 
 @takes(*CONVERT)
@@ -142,17 +146,30 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     With no option only the format changes, which the destination's suffix selects: same names, same values, same
     layout. Raises a CkptError that says what cannot be read, converted or written.
     """
-    select, change, target, resources = bundle(given)
-    many = list_of(sources)
+    found = bundle(given)
+    target, resources, many = found.target, found.resources, list_of(sources)
     began = time.monotonic()
     if resources.engine != "local":
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
     with files.record_stamps() as stamps:
-        checkpoint = prepare(many, select, change, guard=target.verify != "none")
+        _, checkpoint = _prepared(many, destination, found)
     if checkpoint.hashes and target.hash is None:  # verify="none": what was not compared gets no new hashes
         target = replace(target, hash=False)
     return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
+
+
+def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[Format, Checkpoint]:
+    """What the target shall hold, with what its metadata shall say of how it was made, and its format."""
+    made = prepare(sources, found.select, found.change, guard=found.target.verify != "none")
+    row = _row(made, os.fspath(destination), found.target)
+    if (said := departing(found, *MADE_WITH)) and _hashed(found.target, row):
+        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(said)})
+    plain = not (found.change.converter or found.change.renames) and made.format in FOREIGN
+    if plain and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
+        text = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
+        made = replace(made, notes=(*made.notes, Note("hint", text)))
+    return row, made
 
 
 @checkpoint.uncollected()

@@ -63,8 +63,9 @@ def convert(
             _, _, target, resources = api.bundle(options | {"progress": progress})
             done = api.write(found, output, target, resources, tuple(sources))
     _show_done(done, as_json, quiet, verbose)
-    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json) and show.is_watched():
-        _suggest(sources, options, done.target_format)
+    told = any("converter=" in note.text for note in done.notes)
+    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json or told) and show.is_watched():
+        _suggest(sources, options)
 
 
 def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
@@ -97,15 +98,12 @@ def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool,
     return snapshot(module)
 
 
-def _suggest(sources: list[str], options: dict[str, Any], target: str) -> None:
+def _suggest(sources: list[str], options: dict[str, Any]) -> None:
     """Say so when a converter that was not asked for would take every tensor."""
     from .. import api
     from ..rules import library
 
-    name = library.suggestion(
-        api.prepare(sources, api.bundle(options).select, api.Change()), conventions=target in ("torch", "hf")
-    )
-    if name:
+    if name := library.suggestion(api.prepare(sources, api.bundle(options).select, api.Change())):
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"
         )

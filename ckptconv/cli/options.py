@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -88,6 +89,16 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
         return run
 
     return flattened
+
+
+def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
+    """A command line with these options, to be pasted into a shell."""
+    words = ["ckptconv", verb, *paths]
+    for keyword, value in given.items():
+        values = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else value
+        for one in values if isinstance(values, list) else [values]:
+            words += [_flag(keyword).partition("/")[0]] + ([] if one is True else [str(one)])
+    return " ".join(map(shlex.quote, words))
 
 
 def _flag(keyword: str) -> str:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import VerifyError
 from ..messages import in_bytes, many
 from . import show
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import CHANGING, READING, Json, Quiet, command, takes
 
 if TYPE_CHECKING:
     from .. import Checked
@@ -41,7 +42,13 @@ def verify(
         _show(api.verify(paths[0], **options), as_json, quiet)
         return
     *sources, destination = paths
-    held = api.verify(sources, destination, **options)
+    try:
+        held = api.verify(sources, destination, **options)
+    except VerifyError as e:
+        what, said, _ = e.message.partition("\nit seems to be made with other options")
+        if said:
+            e.message = f"{what}{said}:\n  {command('verify', paths, e.options)}"
+        raise
     if as_json:
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
     elif not quiet:

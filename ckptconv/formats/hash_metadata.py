@@ -1,7 +1,8 @@
-"""Content hashes of tensors in a file's metadata.
+"""What a file's metadata says of the file itself: content hashes of its tensors, and how it was made.
 
     metadata "ckptconv.xxh3.0": "9f3c..."          32 digits for each tensor, sorted by name; .1, .2 after 1000 each
     metadata "ckptconv.xxh3":   "2 1503 77ab..."   version, number of tensors, and the seal over all of them
+    metadata "ckptconv.options": {"dtype": "float16"}   the options of the conversion, as JSON, if it had any
 
 The seal is the XXH3 of the names, dtypes, shapes and hashes of all tensors, so that the header alone shows whether the
 hashes belong to these tensors. Version 1 has only the number of tensors ("1503") and is still read.
@@ -18,6 +19,7 @@ from .placement import Placement
 from .table import Format
 
 HASHES = "ckptconv.xxh3"
+OPTIONS = "ckptconv.options"
 VERSION = "2"
 GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB
 WIDTH = 32
@@ -58,7 +60,7 @@ def refuse_hashes(row: Format, placement: Placement) -> None:
 def stated(checkpoint: Checkpoint) -> dict[str, str]:
     """The hashes that a checkpoint carries, by name; VerifyError unless they belong to its tensors."""
     carried = checkpoint.hashes
-    if not carried:
+    if not carried.keys() - {OPTIONS}:
         return {}
     words = carried.get(HASHES, "").split(" ")
     version, count, sealed = words if len(words) == 3 else ("1", *words, "") if len(words) == 1 else ("", "", "")
@@ -79,10 +81,14 @@ def _stale(checkpoint: Checkpoint, what: str) -> VerifyError:
 
 
 def hashes_of(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata entries with hashes of tensors. They apply to all tensors together and not to converted ones."""
-    return {k: v for k, v in metadata.items() if k == HASHES or k.startswith(HASHES + ".")}
+    """The metadata entries that apply to all tensors together, and not to converted ones."""
+    return {k: v for k, v in metadata.items() if _of_the_file(k)}
 
 
 def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
     """The other metadata entries."""
-    return {k: v for k, v in metadata.items() if k != HASHES and not k.startswith(HASHES + ".")}
+    return {k: v for k, v in metadata.items() if not _of_the_file(k)}
+
+
+def _of_the_file(key: str) -> bool:
+    return key in (HASHES, OPTIONS) or key.startswith(HASHES + ".")

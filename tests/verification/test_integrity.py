@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from kit import Run, refused, same
 import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
-from ckptconv.formats.hash_metadata import GROUP, HASHES
+from ckptconv.formats.hash_metadata import GROUP, HASHES, OPTIONS
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
 CARRY: dict[str, dict[str, object]] = {
@@ -373,3 +374,49 @@ def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> 
     report = api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", select=api.Select(keep_going=True))
     assert list(report.damaged) == ["whole.x"]
     assert "whole.x" not in ckptconv.open(tmp_path / "n.safetensors")
+
+
+# --- how it was made --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CARRY, "m.npz"])
+def test_verify_says_with_which_options_it_was_made(name: str, fixtures: Path, tmp_path: Path) -> None:
+    """By the metadata, or, where a format has none, by what would give these names and dtypes."""
+    source, made = fixtures / "g2p_en", {"converter": "tf-torch", "dtype": "float16"}
+    to = {{"format": "to"}.get(k, k): v for k, v in CARRY.get(name, {}).items()}
+    try:
+        api.convert(source, tmp_path / name, verify=False, **made, **to)
+    except Unrepresentable:
+        pytest.skip("it takes other names")
+    with pytest.raises(VerifyError, match="made with other options: converter='tf-torch', dtype='float16'") as e:
+        api.verify(source, tmp_path / name)
+    assert e.value.options == made
+    assert len(api.verify(source, tmp_path / name, **e.value.options)) == 15
+    api.convert(tmp_path / name, tmp_path / "plain.safetensors")
+    assert not ckptconv.open(tmp_path / "plain.safetensors").hashes.keys() & {OPTIONS}
+
+
+def test_the_options_of_a_file_are_pasted_into_no_shell(cli: Run, tmp_path: Path) -> None:
+    """They come from a stranger: what is not an option's value is not shown, and the rest is quoted."""
+    ckptconv.save({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "a b.npz")
+    cli("a b.npz", "-o", "m.safetensors", "--include", "a", "--rename", "a=$(touch PWNED)")
+    shown = cli("verify", "a b.npz", "m.safetensors").stderr.splitlines()[-1]
+    assert shown == "  ckptconv verify 'a b.npz' m.safetensors --include a --rename 'a=$(touch PWNED)'"
+    for said in ('{"include": "\\u001b[2J"}', '{"force": true}', "[1]", '{"include": [[1]]}', "[" * 9000):
+        api.write(
+            replace(ckptconv.open(tmp_path / "a b.npz", include="a"), metadata={OPTIONS: said}),
+            tmp_path / "m.safetensors", api.Target(force=True, hash=False),
+        )  # fmt: skip
+        with pytest.raises(VerifyError) as e:
+            api.verify(tmp_path / "a b.npz", tmp_path / "m.safetensors")
+        assert "other options" not in str(e.value)
+        assert api.verify(tmp_path / "m.safetensors").hashed == 0
+
+
+def test_only_the_name_of_a_rule_file_is_told(tmp_path: Path) -> None:
+    ckptconv.save({"a": np.ones(2, "f4")}, tmp_path / "a.npz")
+    (tmp_path / "mine.toml").write_text('[[rule]]\nfrom = "a"\nto = "b"\n')
+    api.convert(tmp_path / "a.npz", tmp_path / "m.safetensors", converter=str(tmp_path / "mine.toml"))
+    assert str(tmp_path) not in (tmp_path / "m.safetensors").read_bytes().decode("latin-1")
+    with pytest.raises(VerifyError, match=r"converter='mine\.toml'"):
+        api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
