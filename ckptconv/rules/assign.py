@@ -252,7 +252,7 @@ def _lacks(rule: Rule, group: Group) -> str:
 
 
 def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
-    """True if one of the names that identify the family is present, was before some were dropped, or none is declared."""
+    """True if a name that identifies the family is present, was before some were dropped, or none is declared."""
     names = [*checkpoint, *(n for note in checkpoint.notes if note.kind == "dropped" for n in note.names)]
     return not converter.present or any(_any(t, names) for t in converter.present)
 

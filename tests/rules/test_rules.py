@@ -378,7 +378,7 @@ def test_lint_is_content_with_ranks_and_tables() -> None:
         (
             "bert",
             ["encoder/kernel", "encoder/bias"],
-            "recognised by bert/emb.*; converter='tf-torch' takes every",
+            "names that identify bert.*; converter='tf-torch' takes every",
         ),
         ("bert", ["mine"], "`ckptconv match` proposes rules"),
         ("keras-torch", ["encoder/kernel"], ""),  # any names
