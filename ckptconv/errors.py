@@ -114,10 +114,10 @@ class Unrepresentable(ConversionError):
 
 
 class VerifyError(CkptError):
-    """What was written is not what was asked for. `options` are those with which it seems to have been made."""
+    """What was written is not what was asked for."""
 
     exit_code = 7
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})  # those with which it seems to have been made
 
 
 class MissingExtra(CkptError):
