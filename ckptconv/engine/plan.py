@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import Checkpoint, Move, Note, Tensor
 from ..dtypes import castable
 from ..errors import CkptError, ConversionError
-from ..formats.placement import Placement, Slot
+from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
@@ -179,11 +179,12 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
     """Cut the placed tensors into jobs."""
     tensors = checkpoint.tensors
     _check_casts(tensors)
-    placed: dict[tuple[str, int], str] = {}
+    placed: dict[tuple[str, int], tuple[str, int, int]] = {}
     for name, slot in placement.slots.items():
         if slot.payload is None and slot.size:
-            placed.setdefault((slot.file, slot.start), name)  # ties share a slot and are written once
-    jobs = tuple(_cut(placed, tensors, placement.slots, memory))
+            for at, start, size in slot.runs():
+                placed.setdefault((slot.file, start), (name, at, size))  # ties share a slot and are written once
+    jobs = tuple(_cut(placed, tensors, memory))
     return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), checkpoint.moved)
 
 
@@ -217,30 +218,29 @@ def _check_casts(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _cut(
-    placed: Mapping[tuple[str, int], str],
-    tensors: Mapping[str, Tensor],
-    slots: Mapping[str, Slot],
-    memory: Budget,
+    placed: Mapping[tuple[str, int], tuple[str, int, int]], tensors: Mapping[str, Tensor], memory: Budget
 ) -> Iterator[Job]:
-    """Small neighbours share a job; a large copy becomes many, as does what must be decoded in small pieces."""
+    """Small neighbours share a job; a large copy becomes many, as does what must be decoded in small pieces.
+
+    placed: for each (file, byte of it) the tensor whose bytes go there, from which of its bytes on, and how many.
+    """
     file, start, end, pieces = "", 0, 0, list[Piece]()
-    for (name_of_file, at), name in sorted(placed.items()):
-        t, slot = tensors[name], slots[name]
+    for (name_of_file, at), (name, first, size) in sorted(placed.items()):
+        t, item = tensors[name], tensors[name].dtype.itemsize
         whole = _whole(t, memory)
-        if pieces and (name_of_file != file or at + slot.size - start > memory.window or whole > memory.window):
+        if pieces and (name_of_file != file or at + size - start > memory.window or whole > memory.window):
             yield Job(file, start, end - start, tuple(pieces))
             pieces = []
         if not pieces:
             file, start = name_of_file, at
-        if slot.size <= memory.window:
-            pieces.append(Piece(name, t.dtype, 0, t.count, at - start, t.parts))
-            end = at + slot.size
+        if size <= memory.window:
+            pieces.append(Piece(name, t.dtype, first // item, (first + size) // item, at - start, t.parts))
+            end = at + size
             continue
-        step = whole // t.dtype.itemsize
-        for lo in range(0, t.count, step):
-            hi = min(t.count, lo + step)
-            size = (hi - lo) * t.dtype.itemsize
-            yield Job(file, at + lo * t.dtype.itemsize, size, (Piece(name, t.dtype, lo, hi, 0, t.parts),))
+        step = whole // item * item
+        for lo in range(first, first + size, step):
+            hi = min(first + size, lo + step)
+            yield Job(file, at + lo - first, hi - lo, (Piece(name, t.dtype, lo // item, hi // item, 0, t.parts),))
     if pieces:
         yield Job(file, start, end - start, tuple(pieces))
 

@@ -25,14 +25,13 @@ from ..messages import listing
 from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
-from .containers.msgpack import MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker
+from .containers.msgpack import CHUNKED, MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker, max_count
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .reading import Reading
 
 SUFFIX = ".msgpack"
-CHUNKED = "__msgpack_chunked_array__"
-MAX_BIN = 2**32 - 1
 MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
+MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
 NAME_RATIO = 64  # characters of names per byte of the file
 SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
@@ -150,10 +149,7 @@ def writer(url: str, max_shard_size: int | None = None) -> FlaxWriter:
 
 
 class FlaxWriter:
-    """One msgpack of maps nested by '/', groups in the order of their first tensor; arrays are not divided into chunks.
-
-    A slot is one range, so an array has at most 2^32 bytes; Flax reads such arrays as well as its own chunks of 2^30.
-    """
+    """One msgpack of maps nested by '/', groups in the order of their first tensor; large arrays in chunks."""
 
     def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
@@ -168,8 +164,8 @@ class FlaxWriter:
             long = len(tensor.name.encode()) > MAX_TEXT
         except UnicodeEncodeError:
             return "the name is not valid Unicode"
-        if tensor.nbytes + 1024 > MAX_BIN:
-            return "msgpack holds at most 4 GiB in one value"
+        if tensor.name.count("/") > MAX_GROUPS:
+            return f"its name has more than {MAX_GROUPS} groups"
         return "the name is too long" if long else ""
 
     def place(self, checkpoint: Checkpoint) -> Placement:
@@ -178,9 +174,13 @@ class FlaxWriter:
         out = Packed()
         out.map(_nested(checkpoint.tensors.values()))
         out.flush()
-        slots = {name: Slot(self.file, start, size) for name, start, size in out.slots}
+        slots = {name: self._slot(t, *out.runs[name]) for name, t in checkpoint.items()}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
-        return Placement([OutputFile(self.file, out.at)], {name: slots[name] for name in checkpoint}, patches)
+        return Placement([OutputFile(self.file, out.at)], slots, patches)
+
+    def _slot(self, t: Tensor, start: int, *more: int) -> Slot:
+        step = max_count(t.dtype) * t.dtype.itemsize
+        return Slot(self.file, start, t.nbytes, cuts=tuple((i * step, at) for i, at in enumerate(more, 1)))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
@@ -194,7 +194,7 @@ def _nested(tensors: Any) -> dict[str, Any]:
         node: Any = root
         for group in groups:
             node = node.setdefault(group, {}) if isinstance(node, dict) else node
-        if len(groups) >= MAX_DEPTH or not isinstance(node, dict) or last in node:
+        if not isinstance(node, dict) or last in node:
             bad.append(t.name)
         else:
             node[last] = t

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
@@ -14,13 +14,23 @@ from ..output.destination import OutputFile
 class Slot(NamedTuple):
     """The place of a tensor's bytes, C-contiguous and little-endian: `size` bytes at `start` of an output file.
 
-    `payload` replaces the tensor's elements (a string tensor in the target's encoding).
+    `payload` replaces the tensor's elements (a string tensor in the target's encoding). `cuts`: where the format puts
+    bytes of its own inside the tensor, the (byte of the tensor, byte of the file) at which each further run begins; the
+    bytes of the tensor are multiples of `moves.log.CHUNK` and of the element's size.
     """
 
     file: str
     start: int
     size: int
     payload: bytes | None = None
+    cuts: tuple[tuple[int, int], ...] = ()
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (byte of the tensor, byte of the file, size) of each run without a gap."""
+        heads = ((0, self.start), *self.cuts)
+        ends = (*(at for at, _ in self.cuts), self.size)
+        for (at, start), end in zip(heads, ends, strict=True):
+            yield at, start, end - at
 
 
 class Patch(NamedTuple):

@@ -13,6 +13,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import flax
+from ckptconv.formats.containers import msgpack
 from ckptconv.moves.part import Span
 from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write
@@ -133,6 +134,46 @@ def test_flax_reads_what_we_write(tmp_path: Path) -> None:
     ckptconv.save(kept, tmp_path / "x.msgpack")
     tree = serialization.msgpack_restore((tmp_path / "x.msgpack").read_bytes())
     assert {n: a.tobytes() for n, a in tree.items()} == {n: a.tobytes() for n, a in kept.items()}
+
+
+@pytest.mark.parametrize("limit", [4 << 20, 12 << 20], ids=["every 4 MiB", "every 12 MiB"])
+def test_large_arrays_are_chunks_as_flax_makes_them(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read back whole, also when transposed or cast on the way; neighbours keep their places."""
+    serialization = pytest.importorskip("msgpack")
+    monkeypatch.setattr(msgpack, "MAX_ARRAY", limit)
+    rng = np.random.default_rng(0)
+    large = rng.integers(0, 2**32, (3001, 1201), "u4").view("f4")
+    arrays = {"a": np.arange(5.0), "p/w": large, "p/x": np.arange(limit, dtype="u1"), "p/y": np.zeros(limit + 1, "i1")}
+    source, path = tmp_path / "x.safetensors", tmp_path / "x.msgpack"
+    ckptconv.save(arrays, source)
+    ckptconv.convert(source, path, verify="full", max_memory="16MB")
+    found = ckptconv.open(path)
+    counts = {"a": 1, "p/w": -(-large.nbytes // limit), "p/x": 1, "p/y": 2}
+    assert {n: len(t.parts) for n, t in found.items()} == counts
+    assert all(found[n].numpy().tobytes() == a.tobytes() for n, a in arrays.items())
+    tree = serialization.unpackb(path.read_bytes(), ext_hook=lambda code, raw: serialization.unpackb(raw))["p"]
+    assert list(tree["w"]) == ["__msgpack_chunked_array__", "shape", "chunks"]
+    assert tree["w"]["shape"] == {"0": 3001, "1": 1201}
+    pieces = [tree["w"]["chunks"][str(i)] for i in range(len(tree["w"]["chunks"]))]
+    assert [p[:2] for p in pieces[:-1]] == [[[limit // 4], "float32"]] * (len(pieces) - 1)
+    assert b"".join(p[2] for p in pieces) == large.tobytes()
+    assert tree["x"][0] == [limit]
+    (tmp_path / "t.toml").write_text('[[rule]]\nfrom="{x...}"\nto="{x...}"\nlayout="i o -> o i"\nrank=2\n')
+    turned = {"converter": str(tmp_path / "t.toml"), "dtype": "f16", "include": "p/w"}
+    ckptconv.convert(source, tmp_path / "t.msgpack", verify="full", **turned)
+    with np.errstate(all="ignore"):
+        wanted = large.T.astype("f2")
+    got = ckptconv.open(tmp_path / "t.msgpack")["p.w"].numpy()
+    assert np.array_equal(got, wanted, equal_nan=True)
+
+
+def test_a_name_of_too_many_groups_is_refused(tmp_path: Path) -> None:
+    ckptconv.save({"/".join("a" * 97): np.ones(1)}, tmp_path / "x.msgpack")
+    assert len(ckptconv.open(tmp_path / "x.msgpack")) == 1
+    with pytest.raises(ckptconv.Unrepresentable, match="more than 96 groups"):
+        ckptconv.save({"/".join("a" * 98): np.ones(1)}, tmp_path / "y.msgpack")
 
 
 def test_sniff(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
     cc-cf, d0-d3  integer            ca, cb        float        c0, c2, c3     nil, false, true
 
 Lengths and numbers are big-endian. Flax's extensions: 1 array, 2 complex number, 3 NumPy scalar (like an array).
+An array of more than `MAX_ARRAY` bytes is a map: {CHUNKED: true, "shape": {"0": n, ...}, "chunks": {"0": array, ...}}.
 Specification: https://github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint import Tensor
@@ -22,6 +24,7 @@ from ...storage.files import Reader
 
 MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
 ARRAY, COMPLEX, SCALAR = 1, 2, 3
+CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
 WINDOW = 65536
 ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
 
@@ -187,26 +190,39 @@ class Packed:
         self.at = 0
         self.run: list[bytes] = []
         self.patches: list[tuple[int, bytes]] = []
-        self.slots: list[tuple[str, int, int]] = []
+        self.runs: dict[str, list[int]] = {}  # where the elements of each tensor begin, once for each chunk
 
     def map(self, node: Mapping[str, Any]) -> None:
-        self.run.append(_head(0x80, 15, (0, 0xDE, 0xDF), len(node)))
+        self.run.append(_map(len(node)))
         for key, item in node.items():
             self.run.append(_text(key))
             if isinstance(item, Tensor):
-                self.array(item)
+                self.tensor(item)
             else:
                 self.map(item)
 
-    def array(self, t: Tensor) -> None:
-        inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(t.shape)) + b"".join(map(_number, t.shape))
-        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), t.nbytes)
-        size = len(inner) + t.nbytes
+    def tensor(self, t: Tensor) -> None:
+        step = max_count(t.dtype)
+        if t.count <= step:
+            self.array(t, t.shape)
+            return
+        self.run += [b"\x83", _text(CHUNKED), b"\xc3", _text("shape"), _map(len(t.shape))]
+        self.run += [b for i, n in enumerate(t.shape) for b in (_text(str(i)), _number(n))]
+        self.run += [_text("chunks"), _map(-(-t.count // step))]
+        for i, at in enumerate(range(0, t.count, step)):
+            self.run.append(_text(str(i)))
+            self.array(t, (min(step, t.count - at),))
+
+    def array(self, t: Tensor, shape: tuple[int, ...]) -> None:
+        nbytes = prod(shape) * t.dtype.itemsize
+        inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(shape)) + b"".join(map(_number, shape))
+        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), nbytes)
+        size = len(inner) + nbytes
         fixed = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}.get(size)
         self.run += [fixed or _head(0, -1, (0xC7, 0xC8, 0xC9), size), bytes([ARRAY]), inner]
         self.flush()
-        self.slots.append((t.name, self.at, t.nbytes))
-        self.at += t.nbytes
+        self.runs.setdefault(t.name, []).append(self.at)
+        self.at += nbytes
 
     def flush(self) -> None:
         raw = b"".join(self.run)
@@ -223,6 +239,15 @@ def _head(fix: int, most: int, codes: tuple[int, int, int], n: int) -> bytes:
     if n < 2**8 and codes[0]:
         return struct.pack(">BB", codes[0], n)
     return struct.pack(">BH", codes[1], n) if n < 2**16 else struct.pack(">BI", codes[2], n)
+
+
+def max_count(kind: DType) -> int:
+    """How many elements Flax writes as one array."""
+    return MAX_ARRAY // kind.itemsize
+
+
+def _map(n: int) -> bytes:
+    return _head(0x80, 15, (0, 0xDE, 0xDF), n)
 
 
 def _text(text: str) -> bytes:
