@@ -46,6 +46,7 @@ def apply(
     whole, untied = ties.untied(converter, checkpoint)
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
+    provenance.shaped(converter, whole, found)
     refuse_unmatched(converter, whole, found)
     out = _Builder(converter, whole, provenance.params(converter, whole) | sizes.checked(converter, params or {}))
     for group in found.groups:
@@ -125,9 +126,10 @@ class _Builder:
         if rule.pattern is None:
             yield rule.targets[0].render(values), sources[0].shape, sources[0].parts
             return
-        known = self.sizes.of(rule, values if rule.backward else group.values)
+        spoken = values if rule.backward else group.values
+        known = self.sizes.of(rule, spoken, () if group.shapes else rule.untold)
         if group.shapes:
-            known = rule.pattern.inverse.solve(group.shapes, known)
+            known = rule.pattern.inverse.unrolled(group.shapes).solve(group.shapes, known)
         for t, (shape, parts) in zip(rule.targets, rule.pattern.apply(sources, known), strict=True):
             if not t.stacked:
                 yield t.render(values), shape, parts

@@ -121,6 +121,12 @@ class Rule:
         return layouts.parse(" -> ".join(sides))
 
     @cached_property
+    def untold(self) -> tuple[str, ...]:
+        """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
+        counted = {t.stacked for t in (*self.sources, *self.targets) if t.stacked in self.where}
+        return self.pattern.untold({*self.sizes, *counted}) if self.pattern else ()
+
+    @cached_property
     def alone(self) -> bool:
         """True if the rule takes one tensor at a time."""
         return len(self.sources) == 1 and not self.sources[0].stacked

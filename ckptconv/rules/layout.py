@@ -13,7 +13,7 @@ same sets. A move is a part of a source (moves.part.Part) each of whose axes mak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -40,6 +40,7 @@ from .axes import (
 from .pieces import Blocks, Shape, pieces
 
 Axes = tuple[Axis, ...]
+PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,18 @@ class Layout:
             if size_of(axis, sizes) != n:
                 raise self.fail(f"an axis of length {n} would have to be {size_of(axis, sizes)} long", shapes, sizes)
         return sizes
+
+    def untold(self, given: Collection[str] = ()) -> tuple[str, ...]:
+        """The axes whose sizes the shapes of the sources do not give, nor `given`: tried with sizes that are primes."""
+        plain = _unroll(self, 0)
+        if len(plain.names) > len(PRIMES):
+            return ()
+        sizes = dict(zip(sorted(plain.names), PRIMES, strict=False))
+        known = {k: n for k, n in sizes.items() if k in given}
+        pairs = [(axis, size_of(axis, sizes)) for axes in plain.sources for axis in axes]
+        while any(plain._learn(axis, n, known, ()) for axis, n in pairs):
+            pass
+        return tuple(name for name in sizes if name not in known)
 
     def _learn(self, axis: Axis, n: int, sizes: dict[str, int], shapes: Sequence[Shape]) -> bool:
         """Derive the size of the one unknown name in an axis of length `n`; False unless exactly one is unknown."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from ..errors import LayoutError, UsageError
+from ..errors import UsageError
 from .assign import translated
 from .templates import Capture, CaptureKind, Domain, DomainKind, Matcher, Template
 
@@ -69,37 +69,14 @@ def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
     if rule.pattern:
         for name in sorted(set(rule.sizes) - rule.pattern.names):
             yield f"`sizes` refers to {name}, which is not an axis of the layout"
-        yield from _open_sizes(rule, back=not converter.one_way)  # whose metadata records sizes as well as names
+        if rule.untold:  # backwards, the metadata records sizes
+            axes = ", ".join(rule.untold)
+            yield f"layout {rule.layout!r}: the shapes do not determine the size of {axes}; give it in `sizes`"
     elif rule.sizes:
         yield "`sizes` needs a layout"
     for size in rule.sizes.values():
         if isinstance(size, str) and size not in converter.params:
             yield f"the size {size!r} is not a parameter"
-
-
-PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
-
-
-def _open_sizes(rule: Rule, back: bool) -> Iterator[str]:
-    """Sizes that the shapes do not determine, in either direction: tried with sizes that have no common factor."""
-    pattern = rule.pattern
-    if pattern is None:
-        return
-    for layout, way in ((pattern, "forwards"), (pattern.inverse, "backwards"))[: 1 + back]:
-        names = sorted(layout.names)
-        sizes = dict(zip(names, PRIMES, strict=False))
-        if len(names) > len(PRIMES) or "..." in {a for t in layout.sources for a in t}:
-            continue
-        given = {k: v for k, v in sizes.items() if k in rule.sizes or _counted(rule, k)}
-        try:
-            layout.solve(layout.inverse.shapes(sizes), given)
-        except LayoutError as e:
-            yield f"{way}: {e.message}"
-
-
-def _counted(rule: Rule, axis: str) -> bool:
-    """Whether an axis is as long as the table of the names that are stacked along it."""
-    return any(t.stacked == axis and axis in rule.where for t in (*rule.sources, *rule.targets))
 
 
 def _bound(templates: Sequence[Template]) -> set[str]:

@@ -1,22 +1,25 @@
-"""What a one-way converter records in the metadata so that its inverse can undo it.
+"""What a converter records in the metadata so that its inverse can undo it; of names only a one-way converter.
 
-    metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]},
-                                 "shapes": {from: shape}}    if the target's shape does not determine it
+    metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
 
-`recall` reads it, and finds for each target the rule that made it and the captures.
+`recall` reads it, and finds for each target the rule that made it and the captures. Every converter records sizes: of
+parameters, and the shapes of sources that those of the targets do not determine:
+
+    metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "shapes": {from: shape}}
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..errors import LayoutError, UsageError
+from ..errors import UsageError
 from .assign import Assignment, Group, Names, translated
-from .lint import PRIMES
+from .templates import Domain
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
@@ -33,7 +36,7 @@ class Moved(NamedTuple):
 
 KEY = "ckptconv.moved"
 TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
-PARAMS = "ckptconv.params"  # {"converter": NAME, "params": {name: number}}: sizes known only from the source's shapes
+PARAMS = "ckptconv.params"  # sizes known only from the source's shapes
 
 
 def remember(
@@ -45,8 +48,10 @@ def remember(
 ) -> Checkpoint:
     """Record sizes, and every target's origin if names do not determine it; an inverse removes the record."""
     metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS, TIED)}
-    if params and not converter.forward:
-        metadata[PARAMS] = json.dumps({"converter": converter.name, "params": dict(params)}, separators=(",", ":"))
+    shapes = {} if converter.forward else _folded(converter, moved.values(), before)
+    if (params or shapes) and not converter.forward:
+        sizes = {"params": dict(params)} | ({"shapes": shapes} if shapes else {})
+        metadata[PARAMS] = json.dumps({"converter": converter.name, **sizes}, separators=(",", ":"), ensure_ascii=False)
     if converter.one_way and not converter.forward:
         names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
         said: dict[str, Any] = {
@@ -54,34 +59,70 @@ def remember(
             "rules": [r.label for r in converter.rules],
             "names": names,
         }
-        folded = [n for m in moved.values() if _forgets(converter.rules[m.number]) for n in m.names]
-        if folded:
-            said["shapes"] = {n: list(before[n].shape) for n in folded}
         metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
 
 
-def _forgets(rule: Rule) -> bool:
-    """True if the targets' shapes do not determine the sources', as with heads that are merged into one axis."""
-    names = sorted(rule.pattern.names) if rule.pattern else []
-    if rule.pattern is None or len(names) > len(PRIMES) or "..." in {a for t in rule.pattern.sources for a in t}:
-        return False
-    try:
-        rule.pattern.inverse.solve(rule.pattern.shapes(dict(zip(names, PRIMES, strict=False))), {})
-    except LayoutError:
-        return True
-    return False
+def _folded(converter: Converter, moved: Iterable[Moved], before: Checkpoint) -> dict[str, list[int]]:
+    """The shapes of sources that those of the targets do not determine, as with heads that are merged into one axis."""
+    folding = {i for i, rule in enumerate(converter.rules) if _forgets(rule, given=not converter.one_way)}
+    return {n: list(before[n].shape) for m in moved if m.number in folding for n in m.names}
+
+
+def _forgets(rule: Rule, *, given: bool) -> bool:
+    """given: whether the inverse can use `sizes`; of a one-way converter it knows recorded names only."""
+    return bool(rule.pattern and rule.pattern.inverse.untold(rule.sizes if given else ()))
 
 
 def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
-    """The sizes that the forward conversion used, if the metadata (which is from a file) records them."""
+    """The parameters that the forward conversion used, if the metadata (which is from a file) records them."""
+    said = _sizes(inverse, checkpoint, "params")
+    return {k: v for k, v in said.items() if k in inverse.params and type(v) is int and v > 0}
+
+
+def _sizes(inverse: Converter, checkpoint: Checkpoint, what: str) -> dict[str, Any]:
     try:
         said = json.loads(checkpoint.metadata[PARAMS])
         if inverse.forward and said["converter"] == inverse.name:
-            return {k: v for k, v in said["params"].items() if k in inverse.params and type(v) is int and v > 0}
+            return dict(said.get(what, {}))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     return {}
+
+
+def shaped(inverse: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
+    """Give each group the shapes of its targets, if the metadata records them."""
+    said = _sizes(inverse, checkpoint, "shapes")
+    shapes = {n: tuple(s) for n, s in said.items() if type(s) is list and all(type(i) is int and i >= 0 for i in s)}
+    if not shapes:
+        return
+    for i, group in enumerate(found.groups):
+        rule = inverse.rules[group.rule]
+        if rule.pattern and rule.pattern.untold():
+            found.groups[i] = group._replace(shapes=_before(rule, group, shapes, inverse.separators))
+
+
+def _before(
+    rule: Rule, group: Group, shapes: Mapping[str, tuple[int, ...]], separators: tuple[str, str]
+) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the targets as the layout sees them, with a stacked axis in front; () if one is not known."""
+    values = translated(rule, group.values, separators) or {}
+    spelled = [names[0] for names in group.spelled]
+    each = len(spelled) // len(rule.targets)  # stacked targets are stacked alike
+    out = []
+    for k, t in enumerate(rule.targets):
+        if spelled:
+            names = spelled[k * each : (k + 1) * each]
+        elif t.stacked:
+            domain = rule.where[t.stacked].inverse if t.stacked in rule.where else Domain("int")
+            places = map(domain.at, range(len(domain.table)) if domain.table else count())
+            names = list(takewhile(shapes.__contains__, (t.render({**values, t.stacked: p}) for p in places)))
+        else:
+            names = [t.render(values)]
+        if not names or names[0] not in shapes:
+            return ()
+        out.append((len(names), *shapes[names[0]]) if t.stacked else shapes[names[0]])
+    return tuple(out)
 
 
 def tied(checkpoint: Checkpoint) -> set[str]:
@@ -98,7 +139,7 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
     forward = inverse.forward
     if forward is None:
         raise UsageError(f"{inverse.name} is not an inverse")
-    rules, known, shapes = _read(inverse, checkpoint)
+    rules, known = _read(inverse, checkpoint)
     names = Names(forward, checkpoint, [n for row in known.values() for n in (*row[1], *row[2])])
     out = Assignment()
     kept = [i for i, r in enumerate(forward.rules) if r.targets]  # the rules of the inverse
@@ -118,22 +159,16 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
         else:
             copies = known[targets[0]][2] if len(came) == 1 else []
             spelled = tuple((name, *copies) for name in came)
-            out.groups.append(group._replace(shapes=_shapes(came, shapes), spelled=spelled))
+            out.groups.append(group._replace(spelled=spelled))
     return out
 
 
-def _shapes(names: tuple[str, ...], shapes: Mapping[str, list[int]]) -> tuple[tuple[int, ...], ...]:
-    """The recorded shapes of all names, or () if one is missing."""
-    return tuple(tuple(shapes[n]) for n in names) if all(n in shapes for n in names) else ()
-
-
-def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any]]:
     try:
         said = json.loads(checkpoint.metadata[KEY])
-        rules, known, shapes = said["rules"], said["names"], said.get("shapes", {})
-        sized = all(type(n) is int and n >= 0 for shape in shapes.values() for n in shape)
-        if said["converter"] == inverse.name and sized and all(_sound(row, rules) for row in known.values()):
-            return list(rules), known, dict(shapes)
+        rules, known = said["rules"], said["names"]
+        if said["converter"] == inverse.name and all(_sound(row, rules) for row in known.values()):
+            return list(rules), known
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UsageError
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     """The given parameters as numbers; UsageError for one that the converter does not have."""
     out = {}
+    axes = {axis for rule in converter.rules if rule.backward for axis in rule.untold}
     for name, value in given.items():
-        if name not in converter.params:
+        if name not in converter.params and name not in axes:
             hint = did_you_mean(name, converter.params, "parameters")
             raise UsageError(f"the converter {converter.name} has no parameter {name!r}{hint}")
         try:
@@ -35,10 +36,22 @@ class SizeFinder:
         self.converter, self.names, self.params = converter, names, params
         self.missing: dict[str, str] = {}
 
-    def of(self, rule: Rule, values: Mapping[str, str]) -> dict[str, int]:
-        """The sizes of a rule's axes for these captures; LayoutError if one cannot be found."""
+    def of(self, rule: Rule, values: Mapping[str, str], untold: Sequence[str] = ()) -> dict[str, int]:
+        """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
+
+        untold: axes of an inverse whose sizes are not recorded, so that a person must give them.
+        """
         out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
-        return out | {axis: self._size(size, values) for axis, size in rule.sizes.items()}
+        out |= {axis: self._size(size, values) for axis, size in rule.sizes.items()}
+        if untold and rule.backward and rule.pattern:
+            out |= {axis: self.params[axis] for axis in untold if axis in self.params}
+            needed = list[str]()
+            while more := rule.pattern.untold({*out, *needed}):
+                needed.append(more[-1])
+                self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
+            if needed:
+                raise LayoutError(f"the size of {needed[0]} is not given")
+        return out
 
     def number(self, value: float | str) -> float:
         """A number of `fill`, or the value of the parameter of that name."""
