@@ -25,6 +25,7 @@ from ..messages import listing
 from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
+from . import carried
 from .containers.msgpack import CHUNKED, MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker, max_count
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .reading import Reading
@@ -176,7 +177,8 @@ class FlaxWriter:
         out.flush()
         slots = {name: self._slot(t, *out.runs[name]) for name, t in checkpoint.items()}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
-        return Placement([OutputFile(self.file, out.at)], slots, patches)
+        notes = carried.lost(checkpoint.metadata, "Flax")
+        return Placement([OutputFile(self.file, out.at)], slots, patches, notes=notes)
 
     def _slot(self, t: Tensor, start: int, *more: int) -> Slot:
         step = max_count(t.dtype) * t.dtype.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...checkpoint import Checkpoint
 from ...errors import Unrepresentable, VerifyError
@@ -11,6 +11,14 @@ from . import order
 from .naming import OPTIMIZER
 from .order import Order
 from .paths import of_names
+
+GIVEN = ("", "memory")  # a caller's dict, in the order that it was given
+KEPT = ("npz", "torch", "torch-legacy", "torchscript", "pickle")  # in the order of who saved it; all other formats sort
+
+
+def _is_sorted(names: Sequence[str]) -> bool:
+    """Whether names are in the order of the alphabet: whole, or group by group."""
+    return names in (sorted(names), sorted(names, key=lambda name: name.split("/")))
 
 
 def layered(checkpoint: Checkpoint) -> Order:
@@ -21,8 +29,7 @@ def layered(checkpoint: Checkpoint) -> Order:
         names = list(weights)
         integer = {n for n, t in weights.items() if t.dtype.kind not in "fc"}
         shapes = {n: t.shape for n, t in weights.items()}
-        # a caller's dict has the order that it was given; formats that know no order sort
-        ordered = checkpoint.format in ("", "memory") or names != sorted(names)
+        ordered = checkpoint.format in GIVEN or (checkpoint.format in KEPT and not _is_sorted(names))
         return of_names(names, shapes, integer.__contains__, ordered=ordered)
     listed = set(found.names())
     if extra := [n for n in weights if n not in listed]:

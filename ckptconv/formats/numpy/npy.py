@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -26,12 +26,16 @@ from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeC
 from ...messages import listing
 from ...moves.part import Coded, Data, Span, checked_count, is_vast
 from ...output.destination import OutputFile
-from ...storage.files import Reader, Seen, is_dir, join, names, sibling, split
+from ...storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
+from .. import carried
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..reading import Reading
+from .literal import literal
 from .text import check_text
 
 SUFFIX = ".npy"
+OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)
+MAX_OURS = 64 << 20
 MAGIC = b"\x93NUMPY"
 MAX_HEAD = 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_PICKLE = 2**31  # bytes
@@ -45,13 +49,6 @@ SPELLING = {
 }  # fmt: skip
 ASSUMED = {"V2": "bfloat16", "f1": "float8_e5m2", "V1": "uint8"}
 DESCR = {name: ("|" if DTYPES[name].itemsize == 1 else "<") + code for code, name in SPELLING.items()}
-_PAIR = re.compile(
-    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*
-        (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
-    re.VERBOSE,
-)
-
-_SIZE = re.compile(r"0+|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
 
 
 class Head(NamedTuple):
@@ -81,10 +78,13 @@ def open(url: str, how: Reading) -> Checkpoint:
         name = "" if isinstance(data, Checkpoint) else split(url)[1].removesuffix(SUFFIX)
         return collect([(name, head, data)], (url,), "npy")
     files = [n for n in names(url) if n.endswith(SUFFIX)]
-    others = tuple(n for n in names(url) if not n.endswith(SUFFIX))
+    others = tuple(n for n in names(url) if not n.endswith(SUFFIX) and n != OURS)
     urls = tuple(sibling(join(url, "."), n) for n in files)
     arrays = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
-    return collect(arrays, urls, "npy", Note("unread", "files other than .npy", others))
+    found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others))
+    if OURS not in names(url):
+        return found
+    return replace(found, metadata=carried.unpacked(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
 
 
 def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -189,37 +189,11 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     if size > len(raw):
         raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
-    descr, fortran, shape = _literal(raw[start:size].decode("latin-1"), url, tensor)
+    descr, fortran, shape = literal(raw[start:size].decode("latin-1"), url, tensor)
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
         raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
     return Head(descr, fortran, shape, size, checked_count(shape, url=url, tensor=tensor) * width, kind)
-
-
-def _literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
-    """Parse the dictionary of the header: descr, fortran_order and shape, in any order."""
-    text = text.strip()
-    values: dict[str, str] = {}
-    at = 1
-    while (pair := _PAIR.match(text, at)) and pair[2] not in values:
-        values[pair[2]], at = pair[3], pair.end()
-    if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
-        what = f"the header {text[:80]!r} is not a dictionary of descr, fortran_order and shape"
-        raise CorruptCheckpoint(what, url=url, tensor=tensor)
-    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
-    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
-        raise CorruptCheckpoint(f"the header {text[:80]!r} has values of the wrong kind", url=url, tensor=tensor)
-    return descr.strip("'\"") or " ", fortran == "True", shape
-
-
-def _sizes(shape: str) -> tuple[int, ...] | None:
-    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
-    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
-    if sizes[-1] == "":
-        sizes.pop()
-    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
-        return None
-    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
 
 
 def _dtype(descr: str) -> tuple[DType | None, int]:
@@ -298,9 +272,14 @@ class NpyWriter:
             files.append(OutputFile(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        stale = "" if single else rf"{re.escape(base)}/[^/]*\.npy"
+        notes = carried.lost(checkpoint.metadata, "one .npy") if single else ()
+        ours = b"" if single else carried.packed(checkpoint.metadata)
+        if ours:
+            files.append(OutputFile(f"{base}/{OURS}", len(ours)))
+            patches.append(Patch(f"{base}/{OURS}", 0, ours))
+        stale = "" if single else rf"{re.escape(base)}/([^/]*\.npy|{re.escape(OURS)})"
         again = {next(iter(checkpoint)): base.removesuffix(SUFFIX)} if single else {}
-        return Placement(files, slots, patches, stale=stale, unit=not single, renamed=again)
+        return Placement(files, slots, patches, stale=stale, unit=not single, renamed=again, notes=notes)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()

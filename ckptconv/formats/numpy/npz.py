@@ -6,7 +6,7 @@
 
 A stored array is read in place. The zip's checksum covers head and elements; that of the elements alone follows from
 it, because CRCs combine. A deflated array is inflated as a stream. Output is stored, with aligned elements. The order
-of a Keras model's layers (keras/order.py) is an extra field of the directory, which NumPy ignores.
+of a Keras model's layers and the like (carried.py) are extra fields of the directory, which NumPy ignores.
 Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
 """
 
@@ -25,10 +25,10 @@ from ...moves.part import Coded, Data, Span
 from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
+from .. import carried
 from ..containers.inflate import unpack
 from ..containers.zip import STORED, Member, fields, members
 from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
-from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
 from .npy import (
@@ -45,7 +45,7 @@ from .npy import (
     unpickled,
 )
 
-ORDER = 0x4B43  # "CK": the extra field of the first member
+OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
 
 
@@ -63,12 +63,12 @@ def open(url: str, how: Reading) -> Checkpoint:
         arrays = [
             (name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for name, m in files.items() if name.endswith(SUFFIX)
         ]
-        order = next((text for m in files.values() for text in fields(m.extra, ORDER)), b"")
+        ours = b"".join(text for m in files.values() for text in fields(m.extra, OURS))
     others = tuple(name for name in files if not name.endswith(SUFFIX))
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
-    checkpoint = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others))
-    return replace(checkpoint, metadata={KEY: order.decode(errors="replace")}) if order else checkpoint
+    found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others))
+    return replace(found, metadata=carried.unpacked(ours)) if ours else found
 
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -188,9 +188,11 @@ class NpzWriter:
         self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
         sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
         entries, self.end = lay_out(sizes)
-        order = checkpoint.metadata.get(KEY, "").encode()
-        if entries and 0 < len(order) <= LONGEST:
-            entries[0] = entries[0]._replace(extra=struct.pack("<2H", ORDER, len(order)) + order)
+        ours = carried.packed(checkpoint.metadata)
+        pieces = [ours[at : at + LONGEST] for at in range(0, len(ours), LONGEST)]
+        notes = carried.lost(checkpoint.metadata, "npz") if len(pieces) > len(entries) else ()
+        for i, piece in enumerate(pieces if not notes else ()):
+            entries[i] = entries[i]._replace(extra=struct.pack("<2H", OURS, len(piece)) + piece)
         self.entries = dict(zip(checkpoint, entries, strict=True))
         slots = {
             name: Slot(self.file, e.start + len(self.heads[name]), e.size - len(self.heads[name]))
@@ -198,7 +200,7 @@ class NpzWriter:
         }
         patches = [Patch(self.file, e.start, self.heads[name]) for name, e in self.entries.items()]
         size = self.end + len(directory(entries, {}, self.end))
-        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
+        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32", notes=notes)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """The local headers and the directory, which contain the checksums."""

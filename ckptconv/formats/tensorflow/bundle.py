@@ -24,7 +24,7 @@ from ...moves.part import Coded, Data, Part, Span, c_strides, checked_count
 from ...storage.checksum import unmask
 from ...storage.files import Reader
 from ...storage.ranges import InMemory
-from ..keras.order import KEY
+from .. import carried
 from ..tiling import Tile
 from . import dtypes, slices, strings
 from .shards import BundleEntry, Shards
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-ORDER = 7001  # a field of the header that TensorFlow skips: the order of a Keras model's layers (keras/order.py)
+OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (carried.py)
 
 
 # --- the index --------------------------------------------------------------------------------------------------
@@ -73,15 +73,15 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
             with suppress(CkptError) if salvage else nullcontext():
                 graph = b"".join(strings.decode(data))
     details: Details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
-    metadata = _order(index, first[1] if first else b"")
+    metadata = _ours(index, first[1] if first else b"")
     return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details, metadata)
 
 
-def _order(index: str, header: bytes) -> dict[str, str]:
-    """The order of layers, which only our own files have."""
+def _ours(index: str, header: bytes) -> dict[str, str]:
+    """The metadata that only our own files have."""
     raw = InMemory(index, header)
-    found = [header[a:b] for a, b in messages(raw, 0, len(header), ORDER)]
-    return {KEY: found[-1].decode(errors="replace")} if found else {}
+    found = [header[a:b] for a, b in messages(raw, 0, len(header), OURS)]
+    return carried.unpacked(found[-1]) if found else {}
 
 
 def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:

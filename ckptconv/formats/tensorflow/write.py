@@ -17,10 +17,11 @@ from ...errors import UsageError
 from ...output.destination import OutputFile
 from ...storage.checksum import mask
 from ...storage.files import split
+from .. import carried
 from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import objects, strings
-from .bundle import OBJECT_GRAPH, ORDER
+from .bundle import OBJECT_GRAPH, OURS
 from .locate import prefix_of
 from .table import varint
 from .table_write import build
@@ -38,7 +39,7 @@ class BundleWriter:
     _strings: dict[str, int] = field(default_factory=dict)  # CRCs of string tensors, which differ from their slots'
     _keys: dict[str, str] = field(default_factory=dict)  # keys of tensors in the object graph, by name
     _graph: tuple[Slot, int, int] | None = None  # the object graph's slot, shard and CRC
-    _order: str = ""  # of a Keras model's layers, for the header
+    _ours: bytes = b""  # metadata, for the header
 
     @property
     def base(self) -> str:
@@ -68,7 +69,8 @@ class BundleWriter:
         files = [OutputFile(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
         self._placed.clear()
         graph, self._keys = objects.kept(checkpoint)
-        self._order = "" if graph else checkpoint.metadata.get(KEY, "")
+        said = {k: v for k, v in checkpoint.metadata.items() if not graph or k != KEY}  # which the graph says
+        self._ours = carried.packed(said)
         slots: dict[str, Slot] = {}
         for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
             at = 0
@@ -124,8 +126,7 @@ class BundleWriter:
 
         count = 1 + max((shard for _, _, shard in self._placed), default=0)
         header = pb.BundleHeaderProto(num_shards=count, version=pb.VersionDef(producer=1))
-        said = self._order.encode()
-        more = varint(ORDER << 3 | 2) + varint(len(said)) + said if said else b""
+        more = varint(OURS << 3 | 2) + varint(len(self._ours)) + self._ours if self._ours else b""
         pairs = {b"": header.SerializeToString() + more}
         for tensor, slot, shard in self._placed:
             crc = self._strings.get(tensor.name, checks[tensor.name])

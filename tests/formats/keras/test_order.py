@@ -16,9 +16,12 @@ from ckptconv.api.reading import prepare
 from ckptconv.errors import Unrepresentable, UsageError, VerifyError
 from ckptconv.formats.keras import naming, order
 from ckptconv.formats.keras.position import layered
+from ckptconv.formats.numpy import npz
 
 GOLDEN = FIXTURES / "keras"
-VIA = ("x.safetensors", "x.npz", "x.pt", "x.ckpt", "x.hdf5", "folder")
+VIA = {
+    "x.safetensors": "", "x.npz": "", "x.pt": "", "x.ckpt": "", "x.hdf5": "hdf5", "folder": "hf", "arrays": "npy",
+}  # fmt: skip
 
 Layers = dict[str, dict[str, tuple[int, ...]]]
 
@@ -46,7 +49,7 @@ def lists(path: Path) -> dict[str, list[str]]:
 
 def through(source: Path, via: str, folder: Path) -> Path:
     middle = folder / via
-    ckptconv.convert(source, middle, **({"to": "hf"} if via == "folder" else {"to": "hdf5"} if "hdf5" in via else {}))
+    ckptconv.convert(source, middle, to=VIA.get(via) or None)
     ckptconv.convert(middle, folder / "back.h5")
     return folder / "back.h5"
 
@@ -102,6 +105,47 @@ def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", rename=["bn2/{x...}=norm/{x...}"])
     ckptconv.convert(tmp_path / "b.npz", tmp_path / "b.h5")
     assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
+
+
+def test_flax_has_no_place_for_the_order_and_says_so(tmp_path: Path) -> None:
+    """Its maps may be sorted, group by group: what equal shapes could exchange is an error, not a guess."""
+    legacy(tmp_path / "a.h5", CONV_BN)
+    done = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.msgpack")
+    assert [str(n) for n in done.notes] == ["lossy: Flax has no place for metadata: it lacks the order of Keras layers"]
+    assert done.notes == ckptconv.dry_run(tmp_path / "a.h5", tmp_path / "c.msgpack").notes
+    with pytest.raises(Unrepresentable, match=r"(?s)by position.*conv2/kernel and conv10/kernel"):
+        ckptconv.convert(tmp_path / "b.msgpack", tmp_path / "b.h5", to="keras")
+    with pytest.raises(Unrepresentable, match="finds weights by object paths"):
+        ckptconv.convert(tmp_path / "b.msgpack", tmp_path / "b.weights.h5")
+
+
+@pytest.mark.parametrize(("longest", "kept"), [(100, True), (10, False)])
+def test_an_order_too_long_for_npz_is_said_to_be_lost(
+    longest: int, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an extra field of the first member, and of the next ones where it is long."""
+    monkeypatch.setattr(npz, "LONGEST", longest)
+    wanted = legacy(tmp_path / "a.h5", CONV_BN)
+    done = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz")
+    said = ["npz has no place for metadata: it lacks the order of Keras layers"]
+    assert [n.text for n in done.notes] == ([] if kept else said)
+    assert set(np.load(tmp_path / "b.npz").files) == {n.removesuffix(":0") for w in wanted.values() for n in w}
+    if kept:
+        assert lists(through(tmp_path / "b.npz", "c.pt", tmp_path)) == wanted
+
+
+def test_the_order_by_dtype_of_safetensors_is_not_that_of_the_model(tmp_path: Path) -> None:
+    wide, narrow = np.ones((4, 4), "f4"), np.ones((4, 4), "f2")
+    foreign({"b/kernel": wide, "a/kernel": narrow, "c/kernel": wide}, tmp_path / "a.safetensors", "")
+    with pytest.raises(Unrepresentable, match=r"(?s)by position.*a/kernel and b/kernel and c/kernel"):
+        ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.h5", to="keras")
+
+
+@pytest.mark.parametrize("names", [("a-b/kernel", "a/kernel"), ("a/kernel", "a-b/kernel")], ids=["whole", "groups"])
+def test_an_order_of_the_alphabet_is_not_that_of_the_model(names: tuple[str, ...], tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **dict.fromkeys(names, np.ones((4, 4))))
+    with pytest.raises(Unrepresentable, match="by position"):
+        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.h5", to="keras")
 
 
 def foreign(tensors: dict[str, np.ndarray], path: Path, text: str) -> None:
@@ -237,13 +281,13 @@ def test_h5_of_keras_3_is_a_file_for_keras(file: str, tmp_path: Path) -> None:
         ckptconv.convert(GOLDEN / file, tmp_path / "b.h5")
 
 
-@pytest.mark.parametrize("via", ["x.safetensors", "x.pt", "x.hdf5", "x.ckpt"])
+@pytest.mark.parametrize("via", VIA)
 def test_paths_of_keras_3_survive_other_formats(via: str, tmp_path: Path) -> None:
-    ckptconv.convert(GOLDEN / "net.keras", tmp_path / via, **({"to": "hdf5"} if "hdf5" in via else {}))
+    ckptconv.convert(GOLDEN / "net.keras", tmp_path / via, to=VIA[via] or None, dtype="float32")  # NumPy has no bfloat16
     ckptconv.convert(tmp_path / via, tmp_path / "b.weights.h5")
     was, now = ckptconv.open(GOLDEN / "net.keras"), ckptconv.open(tmp_path / "b.weights.h5")
     assert now.details["paths"] == was.details["paths"]
-    ckptconv.verify(GOLDEN / "net.keras", tmp_path / "b.weights.h5")
+    ckptconv.verify(GOLDEN / "net.keras", tmp_path / "b.weights.h5", dtype="float32")
 
 
 def test_save_of_an_opened_checkpoint_keeps_the_order(tmp_path: Path) -> None:
