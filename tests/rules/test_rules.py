@@ -585,7 +585,7 @@ def test_sizes_of_merged_axes_are_asked_for_where_nothing_remembers_them() -> No
     after = replace(apply(converter, before), metadata={})
     with pytest.raises(UsageError, match=r"(?s)needs param='h=NUMBER'\n.*h: an axis of \(h d\) i -> i h d"):
         apply(converter.inverse, after)
-    with pytest.raises(LayoutError, match="an axis of 12"):
+    with pytest.raises(LayoutError, match="an axis of length 12"):
         apply(converter.inverse, after, {"h": 5, "d": 4})
     back = apply(converter.inverse, after, {"h": 3})
     assert np.array_equal(back["a/w"].numpy(), before["a/w"].numpy())

@@ -283,7 +283,8 @@ def test_h5_of_keras_3_is_a_file_for_keras(file: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("via", VIA)
 def test_paths_of_keras_3_survive_other_formats(via: str, tmp_path: Path) -> None:
-    ckptconv.convert(GOLDEN / "net.keras", tmp_path / via, to=VIA[via] or None, dtype="float32")  # NumPy has no bfloat16
+    wide = {"to": VIA[via] or None, "dtype": "float32"}  # NumPy has no bfloat16
+    ckptconv.convert(GOLDEN / "net.keras", tmp_path / via, **wide)
     ckptconv.convert(tmp_path / via, tmp_path / "b.weights.h5")
     was, now = ckptconv.open(GOLDEN / "net.keras"), ckptconv.open(tmp_path / "b.weights.h5")
     assert now.details["paths"] == was.details["paths"]
