@@ -1,0 +1,357 @@
+"""What NumPy, Flax, Keras, Hugging Face and the table of formats refuse, on its words, where no framework is needed."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from kit import refused
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.dtypes import DTYPES
+from ckptconv.errors import AmbiguousFormat, NameCollision, Unrepresentable, UsageError
+from ckptconv.formats import detect, flax, safetensors, table
+from ckptconv.formats.hdf5 import member
+from ckptconv.formats.keras import order, parts, v3
+from ckptconv.formats.numpy import npy
+from ckptconv.storage.files import Seen
+
+# --- NumPy --------------------------------------------------------------------------------------------------------
+
+
+def objects(value: Any) -> np.ndarray[Any, Any]:
+    out = np.empty((), object)
+    out[()] = value
+    return out
+
+
+def test_arrays_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", objects({"w": np.ones(2)}), allow_pickle=True)
+    size = (tmp_path / "a.npy").stat().st_size
+    monkeypatch.setattr(npy, "MAX_PICKLE", size)
+    assert list(ckptconv.open(tmp_path / "a.npy")) == ["w"]
+    monkeypatch.setattr(npy, "MAX_PICKLE", size - 1)
+    with refused(f"an array of objects in {size} bytes; at most {size - 1} are unpickled"):
+        ckptconv.open(tmp_path / "a.npy")
+
+
+def test_names_in_arrays_of_objects(tmp_path: Path) -> None:
+    for long in (npy.MAX_PREFIX, npy.MAX_PREFIX + 1):
+        np.savez(tmp_path / "a.npz", **{"n" * long: objects({"w": np.ones(2)})})  # type: ignore[arg-type]
+        if long == npy.MAX_PREFIX:
+            assert list(ckptconv.open(tmp_path / "a.npz")) == ["n" * long + ".w"]
+            continue
+        with refused("an array of objects has a name of many characters"):
+            ckptconv.open(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", **{"a.w": np.ones(1), "a": objects({"w": np.ones(2)})})  # type: ignore[arg-type]
+    with pytest.raises(NameCollision, match=r"names in arrays of objects are also names of other arrays:\n *a\.w"):
+        ckptconv.open(tmp_path / "b.npz")
+
+
+def test_texts_of_no_characters_and_files_of_several(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 3), "U"))
+    head = npy.parse_head((tmp_path / "a.npy").read_bytes(), "a")
+    assert list(npy.strings(head._replace(nbytes=0), b"")) == [b""] * 6
+    two = {"a": np.ones(1), "b": np.ones(1)}
+    with pytest.raises(Unrepresentable, match=r"an \.npy file holds one tensor, not 2; give a folder or an \.npz"):
+        ckptconv.save(two, tmp_path / "b.npy")
+    ckptconv.save({"a": np.ones(1)}, tmp_path / "b.npy")
+
+
+def test_an_empty_array_has_a_checksum(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", none=np.zeros((0, 3), "f4"))
+    raw = (tmp_path / "a.npz").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.npz") as z:
+        crc = struct.pack("<L", z.infolist()[0].CRC)
+    assert raw.count(crc) == 2
+    (tmp_path / "a.npz").write_bytes(raw.replace(crc, struct.pack("<L", 1)))
+    with refused("is damaged: its CRC-32 is wrong"):
+        ckptconv.open(tmp_path / "a.npz")
+
+
+def gpt(folder: Path, shapes: Any = ((2, 3), (4, 3), (0,)), *pieces: np.ndarray[Any, Any], names: Any = None) -> Path:
+    (folder / "params_shapes.json").write_text(json.dumps(shapes))
+    names = ["we", "b"] if names is None else names
+    (folder / "parameters_names.json").write_text(json.dumps(names))
+    for i, piece in enumerate(pieces or (np.arange(18, dtype="f4"),)):
+        np.save(folder / f"params_{i}.npy", piece)
+    return folder
+
+
+def test_what_a_gpt_may_hold(tmp_path: Path) -> None:
+    got = ckptconv.open(gpt(tmp_path, ((2, 3), (4, 3), (0,)), np.arange(5, dtype=">f4"), np.arange(5, 18, dtype="f4")))
+    want = np.arange(18).reshape(6, 3)
+    assert got["we"].numpy().tolist() == [*want[2:].tolist(), *want[:2].tolist()]
+    assert got["b"].numpy().shape == (0,)
+
+
+FLOATS = np.arange(18, dtype="f4")
+GPT: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "no list": (({}, FLOATS), None, "is not a list"),
+    "a shape of text": ((["a"], FLOATS), None, r"params_shapes\.json has the shape a"),
+    "a negative size": (([[-1]], FLOATS), None, r"has the shape \[-1\]"),
+    "one shape": (([[6, 3]], FLOATS), None, "does not begin with the positions and the words"),
+    "positions of one axis": (([[6], [4, 3]], FLOATS), None, "does not begin with the positions and the words"),
+    "another width": (([[3, 2], [4, 3]], FLOATS), None, "does not begin with the positions and the words"),
+    "too many": (([[2, 3], [4, 3], [1]], FLOATS), None, "needs 19 numbers, but params_.*.npy hold 18"),
+    "too few": (([[2, 3], [3, 3], [0]], FLOATS), None, "needs 15 numbers, but params_.*.npy hold 18"),
+    "two axes": (([[2, 3], [4, 3], [0]], FLOATS.reshape(2, 9)), None, r"holds <f4\[2, 9\], not a sequence of numbers"),
+    "texts": (([[2, 3], [4, 3], [0]], np.array(["a"])), None, "not a sequence of numbers"),
+    "two dtypes": (([[2, 3], [4, 3], [0]], FLOATS[:9], np.ones(9)), None, "holds float64, but earlier files hold floa"),
+    "a name too few": (([[2, 3], [4, 3], [0]], FLOATS), ["we"], "1 names for 3 shapes"),
+    "a name twice": (([[2, 3], [4, 3], [0]], FLOATS), ["we", "we"], "2 names for 3 shapes"),
+}
+
+
+@pytest.mark.parametrize("what", GPT)
+def test_what_a_gpt_may_not_hold(what: str, tmp_path: Path) -> None:
+    arguments, names, words = GPT[what]
+    with refused(words):
+        ckptconv.open(gpt(tmp_path, *arguments, names=names), format="gpt")
+
+
+def test_gpt_files_that_are_cut_or_absent(tmp_path: Path) -> None:
+    gpt(tmp_path)
+    raw = (tmp_path / "params_0.npy").read_bytes()
+    for damaged in (raw[:-1], raw + b"\0"):
+        (tmp_path / "params_0.npy").write_bytes(damaged)
+        with refused(f"needs 72 bytes after byte 128 of {len(damaged)}"):
+            ckptconv.open(tmp_path, format="gpt")
+    (tmp_path / "params_0.npy").unlink()
+    with refused(r"has no params_0\.npy beside the shapes"):
+        ckptconv.open(tmp_path, format="gpt")
+
+
+# --- Flax, safetensors --------------------------------------------------------------------------------------------
+
+
+def test_what_flax_cannot_hold() -> None:
+    writer = flax.FlaxWriter("x.msgpack")
+    byte = DTYPES["uint8"]
+    data = held("", np.zeros(1, "u1")).parts[0].data
+    for name, count, words in (
+        (f"a/{flax.CHUNKED}/b", 1, f"Flax reserves the key {flax.CHUNKED} for arrays in chunks"),
+        (f"a/{flax.CHUNKED}b", 1, ""),
+        ("a", flax.MAX_BIN - 1024, ""),
+        ("a", flax.MAX_BIN - 1023, "msgpack holds at most 4 GiB in one value"),
+        ("a\ud800", 1, "the name is not valid Unicode"),
+    ):
+        assert writer.cannot_hold(plain(name, byte, (count,), data)) == words
+
+
+def test_lists_in_flax(tmp_path: Path) -> None:
+    import msgpack
+
+    array = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
+    (tmp_path / "a.msgpack").write_bytes(msgpack.packb({"a": [array, {"b": array}]}))
+    assert list(ckptconv.open(tmp_path / "a.msgpack")) == ["a/0", "a/1/b"]
+
+
+def test_a_header_of_safetensors_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckptconv.save({"a": np.ones(1)}, tmp_path / "a.safetensors")
+    size = int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little")
+    monkeypatch.setattr(safetensors, "MAX_HEADER", size)
+    ckptconv.save({"a": np.ones(1)}, tmp_path / "b.safetensors")
+    monkeypatch.setattr(safetensors, "MAX_HEADER", size - 8)
+    with pytest.raises(
+        Unrepresentable, match=f"the header would have {size} bytes; safetensors allows at most {size - 8}"
+    ):
+        ckptconv.save({"a": np.ones(1)}, tmp_path / "c.safetensors")
+
+
+def test_shards_none_of_which_opens(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "a.safetensors").write_bytes(b"nonsense")
+    with refused("none of 2 shards can be opened"):
+        ckptconv.open(tmp_path, keep_going=True)
+    ckptconv.save({"other": np.ones(1)}, tmp_path / "b.safetensors")
+    notes = [n for n in ckptconv.open(tmp_path, keep_going=True).notes if n.kind == "damaged"]
+    assert {n.text for n in notes} >= {"not in b.safetensors, which the index names"}
+
+
+# --- Keras --------------------------------------------------------------------------------------------------------
+
+
+def legacy(path: Path, layers: dict[str, dict[str, Any]], listed: list[str] | None = None) -> Path:
+    with h5py.File(path, "w") as f:
+        f.attrs["layer_names"] = [n.encode() for n in (layers if listed is None else listed)]
+        for layer, weights in layers.items():
+            group = f.create_group(layer)
+            group.attrs["weight_names"] = [n.encode() for n in weights]
+            for name, value in weights.items():
+                if value is not None:
+                    group[name] = value
+    return path
+
+
+def test_variables_that_several_layers_list(tmp_path: Path) -> None:
+    """One tensor where both are equal, two where they differ in value, shape, dtype or order, stored or deflated."""
+    x, big = np.arange(4, dtype="f4"), np.arange(4, dtype="f4").astype(">f4")
+    layers = {"a": {"s/w:0": x}, "b": {"s/w:0": x}}
+    got = ckptconv.open(legacy(tmp_path / "a.h5", layers))
+    assert list(got) == ["s/w"]
+    assert [n.kind for n in got.notes] == ["tied"]
+    for other in (x + 1, x.astype("i4"), x.reshape(2, 2), big):
+        got = ckptconv.open(legacy(tmp_path / "a.h5", {"a": {"s/w:0": x}, "b": {"s/w:0": other}}))
+        assert set(got) == {"a/s/w", "b/s/w"}
+    for second, names in ((x, ["s/w"]), (x + 1, ["a/s/w", "b/s/w"])):
+        path = legacy(tmp_path / "b.h5", {"a": {"s/w:0": None}, "b": {"s/w:0": None}})
+        with h5py.File(path, "a") as f:
+            f["a"].create_dataset("s/w:0", data=x, compression="gzip")
+            f["b"].create_dataset("s/w:0", data=second, compression="gzip")
+        assert list(ckptconv.open(path)) == names
+
+
+LEGACY: dict[str, tuple[dict[str, dict[str, Any]], list[str] | None, str]] = {
+    "a layer that is not there": ({"a": {}}, ["a", "b"], "layer_names lists 'b' but there is no such group"),
+    "a weight that is not there": ({"a": {"w:0": None}}, None, "a lists weights that are not stored:\n *w:0"),
+    "one dataset by two spellings": (
+        {"a": {"b/w:0": np.ones(1)}}, ["a", "a/b/w:0"], "layers list datasets more than once:\n *a/b/w:0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LEGACY)
+def test_what_legacy_files_may_not_hold(what: str, tmp_path: Path) -> None:
+    layers, listed, words = LEGACY[what]
+    with refused(words):
+        ckptconv.open(legacy(tmp_path / "a.h5", layers, listed))
+
+
+def test_a_file_without_layers(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.ones(1)
+    with refused("no group has the attribute layer_names: this is not a legacy Keras file"):
+        ckptconv.open(tmp_path / "a.h5", format="keras")
+
+
+def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["bert/w:0"], f["more"] = np.ones(1), np.ones(1)
+    index = {"weight_map": {"model/bert/w:0": "a.h5"}}
+    (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
+    got = ckptconv.open(tmp_path / "tf_model.h5.index.json")
+    assert list(got) == ["model/bert/w"]
+    assert [n.names for n in got.notes if n.kind == "unread"] == [("more",)]
+    index["weight_map"]["v:0"] = "a.h5"
+    (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
+    with refused("v:0 is not in a.h5, where the index says it is"):
+        ckptconv.open(tmp_path / "tf_model.h5.index.json")
+
+
+def test_archives_of_keras(tmp_path: Path) -> None:
+    for name, words in (
+        ("model.weights.npz", "which are pickles; save it as HDF5"),
+        ("x", r"has no model\.weights\.h5"),
+    ):
+        with zipfile.ZipFile(tmp_path / "a.keras", "w") as z:
+            z.writestr(name, b"")
+            z.writestr("config.json", b"{}")
+        with refused(words):
+            ckptconv.open(tmp_path / "a.keras", format="keras3")
+    with pytest.raises(UsageError, match=r"a \.keras archive holds the model's code as well; write \.weights\.h5"):
+        ckptconv.save({"a": np.ones(1)}, tmp_path / "b.keras", format="keras3")
+    with pytest.raises(UsageError, match=r"have an index that ends in \.weights\.json; name that"):
+        ckptconv.save({"layers/dense/vars/0": np.ones(9)}, tmp_path / "b.weights.h5", format="keras3", max_shard_size=8)
+
+
+def test_members_that_are_too_large(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("small", b"x" * 100)
+        z.writestr("large", b"x" * (2**24 + 2**21))
+        z.writestr("lists", b"[" * (2**20 + 2**19))
+    url = str(tmp_path / "a.zip")
+    assert member.read(url, "small", 100) == b"x" * 100
+    with refused("small has 100 bytes; at most 99 are allowed here"):
+        member.read(url, "small", 99)
+    with refused("large expands from [0-9]+ to 18874368 bytes"):
+        member.read(url, "large", 2**30)
+    with refused("lists would take some [0-9]+ MB of memory"):
+        member.read_json(url, "lists", 2**30)
+    assert member.read_json(url, "small", 100) == b"x" * 100
+
+
+def test_a_member_that_lies_about_its_bytes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as z:
+        z.writestr(zipfile.ZipInfo("a"), b"data")
+    raw = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(raw.replace(b"data", b"dato"))
+    with refused("a unpacks to bytes that do not match its size and CRC-32"):
+        member.read(str(tmp_path / "a.zip"), "a", 100)
+    assert zlib.crc32(b"data") != zlib.crc32(b"dato")
+
+
+def test_labels_that_two_paths_would_have() -> None:
+    assert v3._unique({"l/vars/0": "dense/kernel", "m/vars/0": "n/kernel"}) == {
+        "l/vars/0": "dense/kernel", "m/vars/0": "n/kernel",
+    }  # fmt: skip
+    assert v3._unique({"l/vars/0": "d/kernel", "m/vars/0": "d/bias"}) == {
+        "l/vars/0": "l/vars/0",
+        "m/vars/0": "m/vars/0",
+    }
+    assert v3._unique({"l/vars/0": "d/k", "l/vars/1": "d/k"}) == {"l/vars/0": "l/vars/0", "l/vars/1": "l/vars/1"}
+
+
+def test_a_frozen_layer_lists_all_as_not_trained() -> None:
+    inner, outer = parts.Part(), parts.Part()
+    inner.trained, inner.fixed = ["k"], ["m"]
+    outer.trained, outer.parts = ["w"], [inner]
+    assert outer.split() == (["w", "k"], ["m"])
+    outer.frozen = True
+    assert outer.split() == ([], ["w", "k", "m"])
+
+
+def test_seeds_are_left_out_of_legacy_files() -> None:
+    made = Checkpoint({n: held(n, np.ones(1)) for n in ("w", "d/seed_generator_state")})
+    after = order._without_seeds(made, {"rest": ["d/seed_generator_state", "w", "gone/seed_generator_state"]})
+    assert list(after) == ["w"]
+    assert [n.names for n in after.notes] == [("d/seed_generator_state",)]
+    assert order._without_seeds(made, {}) is made
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+def test_formats_that_only_read_or_claim_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the format tf-v1 can be read but not written"):
+        table.target("x", "tf-v1")
+    monkeypatch.setattr(detect, "get", lambda name: table.get("npy")._replace(reads=False))
+    with pytest.raises(UsageError, match="the format npy can be written but not read"):
+        detect.open_checkpoint("x", format="npy")
+    monkeypatch.undo()
+    monkeypatch.setattr(detect, "_claims", lambda rows, seen, but: {"npy": 2, "npz": 2, "hf": 1})
+    (tmp_path / "x").write_bytes(b"x" * 100)
+    with pytest.raises(AmbiguousFormat, match=r"could be npy or npz; choose one with .*npy"):
+        detect.detect(str(tmp_path / "x"))
+
+
+def test_what_a_format_raises_unexpectedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.ones(1))
+    for raised, words in (
+        (RecursionError(), "cannot be read as npy: it is nested too deeply or too large"),
+        (MemoryError(), "cannot be read as npy: it is nested too deeply or too large"),
+        (KeyError("x"), "cannot be read as npy: KeyError: 'x'"),
+    ):
+
+        def fail(*_: Any, why: Exception = raised) -> Any:
+            raise why
+
+        monkeypatch.setattr(npy, "open", fail)
+        with pytest.raises(ckptconv.CorruptCheckpoint, match=words):
+            ckptconv.open(tmp_path / "a.npy")
+    monkeypatch.setattr(npy, "sniff", fail)
+    assert detect._claim(table.get("npy"), Seen(str(tmp_path / "a.npy"))) == 0
+
+
+def test_a_format_whose_package_is_not_installed() -> None:
+    with pytest.raises(ckptconv.MissingExtra, match="the format npy needs a package that is not installed"):
+        table.get("npy")._replace(module="ckptconv.no_such").load()

@@ -1,0 +1,301 @@
+"""What rules, layouts and passes refuse, one case for each check; and the boundaries of what they take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.dtypes import DTYPES
+from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
+from ckptconv.rules import layout, library, passes, templates, toml
+from ckptconv.rules.apply import apply
+from ckptconv.rules.averages import averages
+from ckptconv.rules.lint import lint
+
+
+def tensors(*shapes: tuple[int, ...], **named: Any) -> Checkpoint:
+    """Tensors a, b, ... of these shapes, and others by name: a shape, or an array."""
+    given = dict(zip("abcdefgh", shapes, strict=False)) | named
+    arrays = {
+        n: s if isinstance(s, np.ndarray) else np.arange(math.prod(s), dtype="f4").reshape(s) for n, s in given.items()
+    }
+    return Checkpoint({n.replace("__", "/"): held(n.replace("__", "/"), a) for n, a in arrays.items()})
+
+
+def parse(text: str) -> library.Converter:
+    return library.parse(text, "test")
+
+
+RULES: dict[str, tuple[str, Checkpoint, type[CkptError], str]] = {
+    "two dtypes joined": (
+        "[[rule]]\nfrom = ['a', 'b']\nto = 'c'\nlayout = 'i, j -> (i + j)'",
+        tensors((2,), b=np.ones(2, "i4")), LayoutError, "float32 and int32|int32 and float32",
+    ),
+    "two shapes stacked": (
+        "[[rule]]\nfrom = 'e_{e*}'\nto = 'e'", tensors(e_0=(2,), e_1=(3,)), LayoutError,
+        r"e_1 is \[3\] float32, but e_0 is \[2\] float32",
+    ),
+    "two dtypes stacked": (
+        "[[rule]]\nfrom = 'e_{e*}'\nto = 'e'", tensors(e_0=(2,), e_1=np.ones(2, "i4")), LayoutError,
+        r"e_1 is \[2\] int32, but e_0 is \[2\] float32",
+    ),
+    "more axes on one side": (
+        "[[rule]]\nfrom = ['a', 'b']\nto = 'c'\nlayout = '... i, ... j -> ... (i + j)'",
+        tensors((2, 2), (2, 2, 2)), LayoutError, "`...` must stand for the same number of axes everywhere",
+    ),
+    "fewer axes than named": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = 'i ... j -> j ... i'", tensors((2,)), CkptError,
+        "must stand for the same number",
+    ),
+    "a size of what is not there": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'x', axis = 0 } }",
+        tensors((6,)), LayoutError, "axis of x, which does not exist|read off x, which is not there",
+    ),
+    "a size of an axis too far": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 1 } }\n"
+        "[[rule]]\nfrom = 'b'\nto = 'd'",
+        tensors((6,), (2,)), LayoutError, "axis of b, which does not exist|read off b, which is not there",
+    ),
+    "a fill that does not divide": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nfill = { d = [0, 1, 2] }", tensors((4,)), LayoutError, "d: layout",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RULES)
+def test_what_rules_refuse(what: str) -> None:
+    text, before, error, words = RULES[what]
+    with pytest.raises(error, match=words):
+        apply(parse(text), before)
+
+
+def test_sizes_are_read_off_the_last_axis() -> None:
+    text = (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 1 } }\n"
+        "[[rule]]\nfrom = 'b'\nto = 'd'"
+    )
+    assert apply(parse(text), tensors((6,), (5, 2)))["c"].shape == (2, 3)
+
+
+FAULTS: dict[str, tuple[str, str]] = {
+    "captures of one side": (
+        "[[rule]]\nfrom = ['{x}/a', '{y}/b']\nto = '{x}.{y}'\nlayout = 'i, j -> (i + j)'",
+        "the names of one side bind different captures",
+    ),
+    "two stacked axes": (
+        "[[rule]]\nfrom = ['a_{e*}', 'b_{f*}']\nto = 'c'\nlayout = 'i, j -> (e i + f j)'",
+        "stacks along more than one axis",
+    ),
+    "a fill of another capture": (
+        "[[rule]]\nfrom = 'a/{x}'\nto = 'b.{x}'\nfill = { 'c.{y}' = 0 }",
+        "must bind captures of its targets, and stack",
+    ),
+    "a fill by a number unknown": (
+        "[[rule]]\nfrom = 'a'\nto = 'b'\nfill = { c = 'n' }",
+        "the number 'n' of `fill` is not a parameter",
+    ),
+    "sizes without a layout": ("[[rule]]\nfrom = 'a'\nto = 'b'\nsizes = { h = 2 }", "`sizes` needs a layout"),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults(what: str) -> None:
+    text, words = FAULTS[what]
+    try:
+        found = lint(parse(text))
+    except UsageError as e:
+        found = [e.message]
+    assert any(words in fault for fault in found), found
+
+
+FILES: dict[str, tuple[str, str]] = {
+    "a rewrite of a table": ("rewrite = [['{x...}', 'a']]", "text and {x}|{x} only"),
+    "a rewrite of nothing": ("rewrite = [['', 'a']]", "text and {x}|{x} only"),
+    "a rewrite to what it does not bind": ("rewrite = [['a{x}', 'b{y}']]", "rewrite 'a{x}': {y} is not in it"),
+    "one of what it does not bind": (
+        "rewrite = [{ from = 'a{x}', to = 'b{x}', one = 'z' }]", "rewrite 'a{x}': {z} is not in it"
+    ),
+    "a size that is true": (
+        "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = '(h d) -> h d'\nsizes = { h = true }", "a size is a number, a"
+    ),
+    "a size of a fraction": (
+        "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = '(h d) -> h d'\nsizes = { h = 0.5 }", "a size is a number, a"
+    ),
+    "two stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}'\nto = 'b'", "can stack along one axis only"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_what_files_may_not_say(what: str) -> None:
+    text, words = FILES[what]
+    with pytest.raises(UsageError) as e:
+        parse(text)
+    assert any(word in e.value.message for word in words.split("|")), e.value.message
+
+
+def test_files_that_are_too_large_or_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.toml").write_bytes(b"# " + b"x" * 98)
+    monkeypatch.setattr(toml, "MAX_FILE", 100)
+    assert toml.read(tmp_path / "a.toml").startswith("# x")
+    monkeypatch.setattr(toml, "MAX_FILE", 99)
+    with pytest.raises(UsageError, match="99 bytes"):
+        toml.read(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"b\.toml: not UTF-8 text"):
+        toml.read(tmp_path / "b.toml")
+    with pytest.raises(UsageError, match=r"c\.toml: no such file"):
+        toml.read(tmp_path / "c.toml")
+    assert toml.included("include = ['a', 'b']") == ["a", "b"]
+    assert toml.included("include = [") == toml.included("include = 3") == toml.included("") == []
+
+
+def test_a_template_is_text() -> None:
+    with pytest.raises(UsageError, match="3 is not a name template"):
+        templates.template(3)  # type: ignore[arg-type]
+
+
+def test_an_axis_that_nothing_determines() -> None:
+    """Of (a 0) any size will do."""
+    made = layout.parse("(a b) -> a b")
+    assert made.solve([(6,)], {"a": 2}) == {"a": 2, "b": 3}
+    for shape, given, words in (((7,), {"a": 2}, "layout"), ((0,), {"a": 0}, "layout"), ((6,), {}, "layout")):
+        with pytest.raises(LayoutError, match=words):
+            made.solve([shape], given)
+    with pytest.raises(LayoutError, match="takes 1 tensors, not 2"):
+        made.solve([(6,), (6,)], {})
+    with pytest.raises(LayoutError, match="has 1 axes, the tensor has 2"):
+        made.solve([(6, 1)], {})
+
+
+# --- passes -------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_collide() -> None:
+    with pytest.raises(NameCollision, match=r"1 names would collide:\n *b and another tensor both become x"):
+        passes.renamed(tensors((1,), (1,)), lambda n: "x")
+    with pytest.raises(NameCollision, match=r"1 names are in more than one source(.|\n)*a"):
+        passes.merge([tensors((1,)), tensors((1,), (1,))])
+    merged = passes.merge([tensors((1,)), tensors(c=(2,))])
+    assert list(merged) == ["a", "c"]
+
+
+def test_casts() -> None:
+    before = tensors((2,), b=np.ones(2, "i4"), c=np.ones(2, "f2"))
+    with pytest.raises(UsageError, match="floating-point dtype, not int32"):
+        passes.cast(before, DTYPES["int32"])
+    after = passes.cast(before, DTYPES["float16"])
+    assert [t.dtype.name for t in after.values()] == ["float16", "int32", "float16"]
+
+
+def test_tensors_that_are_left_out() -> None:
+    after = passes.without(tensors((1,), (1,), (1,)), ["c", "a"], "why not")
+    assert list(after) == ["b"]
+    assert [(n.kind, n.text, n.names) for n in after.notes] == [("dropped", "why not", ("c", "a"))]
+
+
+def test_scopes() -> None:
+    assert list(passes.scope(tensors((1,), a__b=(1,)), "m")) == ["m/a", "m/a/b"]
+    assert list(
+        passes.scope(
+            Checkpoint({"a.b": plain("a.b", DTYPES["int8"], (), held("", np.ones((), "i1")).parts[0].data)}), "m."
+        )
+    ) == ["m.a.b"]
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [
+        (["w", "w/Adam"], "slot"),
+        (["a/w", "opt/a/w/Adam"], "slot"),
+        (["b/w", "opt/a/w/Adam"], ""),
+        (["w", "opt/w/Adam_1"], "slot"),
+        (["w", "w/ExponentialMovingAverage"], "average"),
+        (["x", "w/Adam"], ""),
+    ],
+)
+def test_roles_by_name(names: list[str], role: str) -> None:
+    made = Checkpoint({n: held(n, np.ones(2, "f4")) for n in names})
+    assert passes.roles(made)[names[-1]].role == role
+    assert passes.roles(made)[names[0]].role == ""
+
+
+# --- averages -----------------------------------------------------------------------------------------------------
+
+
+def shown(checkpoint: Checkpoint) -> dict[str, float]:
+    return {n: float(t.numpy().ravel()[0]) for n, t in checkpoint.items()}
+
+
+def made(about: dict[str, Any], **named: tuple[int, ...]) -> Checkpoint:
+    """Tensors filled with their numbers: 0, 1, ...; `__` in a name is a dot. What lies in an average has its role."""
+    out = {}
+    for i, (name, shape) in enumerate(named.items()):
+        name = name.replace("__", ".")
+        beside = any(name.startswith(f"{a}.") for a in about.get("averages", ()))
+        array = np.full(shape, i, "f4")
+        out[name] = plain(
+            name, DTYPES["float32"], shape, held(name, array).parts[0].data, role="average" if beside else ""
+        )
+    return Checkpoint(out, details={"entry": about})  # type: ignore[typeddict-item]
+
+
+ONE = {"name": "model", "averages": ["ema"]}
+SEVERAL = {"name": "", "averages": ["g_ema"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (made(ONE, w=(2,), b=(3,), ema__w=(2,), ema__b=(3,)), {"w": 2, "b": 3}),
+        (made(ONE, w=(2,), b=(3,), ema__w=(2,)), {"w": 2, "b": 1}),
+        (made(ONE, w=(2,), ema__module__w=(2,), ema__decay=()), {"w": 1}),
+        (made(ONE, module__w=(2,), ema__w=(2,)), {"module.w": 1}),
+        (made(ONE, a__w=(2,), ema__aw=(2,)), {"a.w": 1}),
+        (made(ONE, a=(2,), b=(3,), ema__shadow_params__0=(2,), ema__shadow_params__1=(3,)), {"a": 2, "b": 3}),
+        (made({}, w=(2,), model_ema__w=(2,)), {"w": 1}),
+        (made(SEVERAL, g__w=(2,), d__w=(2,), g_ema__w=(2,)), {"g.w": 2, "d.w": 1}),
+        (made(SEVERAL, d__w=(2,), g_ema__w=(2,)), {"d.w": 0, "w": 1}),
+    ],
+)
+def test_averages(before: Checkpoint, after: dict[str, float]) -> None:
+    assert shown(averages(before)) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (made({}, w=(2,)), "this checkpoint has no moving averages"),
+        (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
+        (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),
+        (made(ONE, w=(2,), ema__v=(2,)), "at='ema' takes them alone"),
+        (made(ONE, w=(2,), ema__w=(2,), ema__v=(2,)), "averages of 'ema' belong to no weight:\n *v"),
+        (
+            made(ONE, a=(2,), b=(2,), ema__shadow_params__0=(2,)),
+            "'ema' holds 1 averages without names, which match the 2 weights in several ways",
+        ),
+        (
+            made(ONE, a=(2,), ema__shadow_params__0=(3,)),
+            "'ema' holds 1 averages without names, which match the 1 weights in no way",
+        ),
+    ],
+)
+def test_averages_that_have_no_weights(before: Checkpoint, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        averages(before)
+
+
+def test_weights_that_are_averages_already() -> None:
+    before = made({"name": "ema", "average": True, "averages": []}, w=(2,))
+    after = averages(before)
+    assert list(after) == ["w"]
+    assert [n.text for n in after.notes] == ["the weights are moving averages already"]
+
+
+def test_unmatched_are_counted() -> None:
+    with pytest.raises(UnmatchedTensors, match="1 of 2"):
+        apply(parse("[[rule]]\nfrom = 'a'\nto = 'c'"), tensors((1,), (1,)))
