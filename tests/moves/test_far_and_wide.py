@@ -1,0 +1,214 @@
+"""Views that are read in runs, data that is decoded on the way, handles that are closed; what the kernel refuses."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import refused, same
+
+import ckptconv
+from ckptconv.checkpoint import Tensor, held, plain, view
+from ckptconv.dtypes import DTYPES, castable, dtype, of_numpy
+from ckptconv.engine.plan import how, sources
+from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
+from ckptconv.moves import sources as handles
+from ckptconv.moves.part import Coded, Part, Span, c_strides
+from ckptconv.moves.sources import Sources
+
+FLOAT = DTYPES["float32"]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> tuple[Span, np.ndarray[Any, Any]]:
+    """A file of a million floats."""
+    array = np.arange(2**20, dtype="<f4")
+    (tmp_path / "data").write_bytes(b"head" + array.tobytes())
+    return Span(str(tmp_path / "data"), 4, array.nbytes), array
+
+
+VIEWS = [
+    ((4, 3), (200_000, 1)),
+    ((3, 4), (1, 200_000)),
+    ((2, 3, 4), (500_000, 70_000, 1)),
+    ((2, 3, 4), (500_000, 70_000, 7000)),
+    ((4, 2, 3), (7, 500_000, 70_000)),
+    ((3, 2, 5), (1, 300_000, 60_000)),
+    ((2, 1, 3), (500_000, 9, 100_000)),
+    ((5,), (200_000,)),
+    ((2, 2**14), (2**19, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "strides"), VIEWS)
+@pytest.mark.parametrize("offset", [0, 5])
+def test_views_of_a_large_file(far: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+    data, array = far
+    t = view("v", FLOAT, shape, data, offset=offset, strides=strides)
+    want = np.lib.stride_tricks.as_strided(array[offset:], shape, [4 * s for s in strides])
+    assert same(t.numpy(), np.ascontiguousarray(want))
+    assert same(t[1:].numpy() if isinstance(t[1:], Tensor) else np.asarray(t[1:]), np.ascontiguousarray(want[1:]))
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides", "inside"),
+    [
+        (0, (2**20,), (1,), True),
+        (1, (2**20,), (1,), False),
+        (-1, (4,), (1,), False),
+        (0, (2, 2), (2**20 - 2, 1), True),
+        (1, (2, 2), (2**20 - 2, 1), False),
+        (0, (2,), (2**20,), False),
+    ],
+)
+def test_views_past_their_storage(far: Any, offset: int, shape: Any, strides: Any, inside: bool) -> None:
+    steps = c_strides(shape)
+    t = Tensor("v", FLOAT, shape, (Part(far[0], FLOAT, shape, offset, strides, 0, steps),))
+    if inside:
+        assert t.numpy().shape == shape
+        return
+    with refused("a view reaches past its storage"):
+        t.numpy()
+
+
+def test_handles_are_closed_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "MAX_HANDLES", 2)
+    for name in "abc":
+        (tmp_path / name).write_bytes(name.encode())
+    with Sources() as s:
+        for name in "abcab":
+            assert s.reader(str(tmp_path / name)).read(0, 1) == name.encode()
+        assert len(s._readers) == 2
+        assert s.changed() == []
+        (tmp_path / "b").write_bytes(b"other")
+        assert s.changed() == [str(tmp_path / "b")]
+    with Sources() as s:
+        s.reader(str(tmp_path / "a"))
+        s.reader(str(tmp_path / "b"))
+        (tmp_path / "a").write_bytes(b"changed")
+        s.reader(str(tmp_path / "c"))
+        with refused("changed while it was read"):
+            s.reader(str(tmp_path / "a"))
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that decodes the key of what it is given, two bytes at a time."""
+    module = ModuleType("tests_decoder")
+
+    def decode(coded: Coded) -> Iterator[bytes]:
+        for at in range(0, len(coded.key), 2):
+            yield coded.key[at : at + 2].encode()
+
+    module.decode = decode  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+@pytest.mark.parametrize("spool", [0, 5, 6, 100])
+def test_decoded_data(decoder: str, spool: int) -> None:
+    coded = Coded(decoder, "x", "abcdef", 6)
+    with Sources(spool=spool) as s:
+        found = s.spooled(coded)
+        raw = s.reader(found.url).read(0, 6) if isinstance(found, Span) else bytes(found.array)
+        assert isinstance(found, Span) is (spool < 6)
+    assert raw == b"abcdef"
+    assert plain("t", DTYPES["uint8"], (6,), coded).numpy().tobytes() == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(5, "abcdef decodes to more than 5"), (7, "abcdef decodes to fewer than 7")]
+)
+def test_decoded_data_of_another_size(decoder: str, size: int, words: str) -> None:
+    for spool in (0, 100):
+        with refused(words), Sources(spool=spool) as s:
+            s.spooled(Coded(decoder, "x", "abcdef", size))
+
+
+def test_a_decoder_that_is_not_installed() -> None:
+    with pytest.raises(MissingExtra, match=r"no\.such, which decodes it, cannot be imported here"), Sources() as s:
+        s.spooled(Coded("no.such", "x", "k", 1))
+
+
+# --- words for what happens ---------------------------------------------------------------------------------------
+
+
+def part(shape: tuple[int, ...], strides: tuple[int, ...], data: Any = None, **more: Any) -> Part:
+    data = data or Span("x", 8, 4 * 24)
+    return Part(data, FLOAT, shape, 0, strides, more.pop("start", 0), more.pop("steps", c_strides(shape)), **more)
+
+
+def made(*parts: Part, shape: tuple[int, ...] = (2, 3), kind: str = "float32") -> Tensor:
+    return Tensor("t", DTYPES[kind], shape, parts)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (made(part((2, 3), (3, 1))), "copy"),
+        (made(part((2, 3), (1, 2))), "transpose"),
+        (made(part((2, 3, 4), (1, 2, 6)), shape=(2, 3, 4)), "axes 2 1 0"),
+        (made(part((2, 3, 4), (1, 8, 2)), shape=(2, 3, 4)), "axes 2 0 1"),
+        (made(part((2, 3), (6, 2))), "rearrange"),
+        (made(part((2, 3), (0, 1))), "rearrange"),
+        (made(part((1, 3), (3, 1), steps=(3, 1)), part((1, 3), (3, 1), start=3, steps=(3, 1))), "join 2"),
+        (made(part((1, 3), (1, 2), steps=(3, 1)), part((1, 3), (1, 1), start=3, steps=(3, 1))), "join 2, rearrange"),
+        (made(part((2, 3), (3, 1), ops=("swap",))), "swap"),
+        (made(part((2, 3), (3, 1)), kind="float16"), "cast float32"),
+        (made(part((2, 3), (3, 1), Coded("m", "x", "k", 24))), "decode"),
+        (made(part((0, 3), (3, 1)), shape=(0, 3)), "copy"),
+    ],
+)
+def test_how_tensors_come_about(tensor: Tensor, words: str) -> None:
+    assert how(tensor) == words
+
+
+def test_where_tensors_come_from() -> None:
+    three = made(part((1, 3), (3, 1)), part((1, 3), (3, 1)), part((1, 3), (3, 1), Coded("m", "y", "k", 24)))
+    assert sources(three) == ["x@8+96", "y#k"]
+    assert sources(held("t", np.ones(2))) == ["memory"]
+
+
+# --- dtypes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        ("float32", "float32", True), ("string", "string", True), ("float32", "float16", True),
+        ("float32", "string", False), ("string", "float32", False), ("int32", "bool", False), ("bool", "bool", True),
+    ],
+)  # fmt: skip
+def test_casts(one: str, other: str, may: bool) -> None:
+    assert castable(DTYPES[one], DTYPES[other]) is may
+
+
+def test_dtypes_that_no_checkpoint_has() -> None:
+    for kind in ("U3", "O", "M8[s]", "V7", "f16"):
+        with pytest.raises(UsageError, match="cannot be stored in a checkpoint"):
+            of_numpy(np.dtype(kind))
+    assert of_numpy(np.dtype(">i2")).name == "int16"
+    with pytest.raises(UsageError, match="float3"):
+        dtype("float3")
+
+
+def test_scalars_have_no_length() -> None:
+    with pytest.raises(TypeError, match="a scalar tensor has no length"):
+        len(held("t", np.ones(())))
+    assert len(held("t", np.ones((3, 0)))) == 3
+    assert held("t", np.arange(3.0))[1] == 1
+
+
+def test_errors_travel_between_processes() -> None:
+    error = CorruptCheckpoint("is damaged", url="x", tensor="w")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.url, copy.tensor) == (CorruptCheckpoint, str(error), "x", "w")
+    copy = pickle.loads(pickle.dumps(ConversionError("no")))
+    assert (copy.message, copy.url, copy.tensor) == ("no", None, None)
+    assert ckptconv.CkptError in type(copy).__mro__
