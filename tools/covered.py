@@ -6,7 +6,6 @@ Processes that a test starts leave no contexts there, so a line that only they r
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from pathlib import Path
 
@@ -32,13 +31,3 @@ class Covered:
             (self._runs[key], self._said[key].rpartition("|")[0]) for key in reached.get(max(reached, default=0), ())
         )
         return list(dict.fromkeys(test for _, test in tests))[:most]
-
-
-def timed(output: str) -> dict[str, float]:
-    """The seconds of each test that did not fail, as `pytest -rfE -vv --durations=0` prints them."""
-    failed = tuple(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE))
-    out: dict[str, float] = {}
-    for seconds, test in re.findall(r"^ *([\d.]+)s (?:setup|call|teardown) +(.+?)$", output, re.MULTILINE):
-        if not test.startswith(failed):
-            out[test] = out.get(test, 0.0) + float(seconds)
-    return out

@@ -13,7 +13,7 @@ folder above it that exists), until one fails. A test file counts only if it pas
 time it takes there sets its limit.
 
 With --covered, which takes what `pytest --cov=ckptconv --cov-branch --cov-context=test` wrote, single tests that reach
-the line come before all files: the most specific ones, the fastest first. Only what survives them meets the files,
+the line come before all files, the most specific ones first. Only what survives them meets the files,
 which can kill what only processes of their own run; --no-files leaves it at the single tests.
 
 The working tree is only read. Each worker has a copy of the files that git tracks (and of new files that git does not
@@ -29,6 +29,7 @@ import fnmatch
 import json
 import os
 import queue
+import re
 import resource
 import shlex
 import shutil
@@ -46,14 +47,15 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from covered import Covered, timed
+from covered import Covered
 from mutants import KINDS, PACKAGE, ROOT, Mutant, drawn, made, modules, mutants
 
 MEMORY = 16 << 30  # bytes of address space of a test process: torch reserves much of it, a mutant may want all there is
 PATIENCE = 4.0  # times as long as on the unchanged package ...
 LEAST = 20.0  # ... and this many seconds more, is a hang
+HANG = 240.0  # seconds that tests chosen by coverage may take
 FIRST = 900.0  # seconds that a test file may take on the unchanged package
-MOST = 20  # tests that are chosen by coverage for one mutant
+MOST = 16  # tests that are chosen by coverage for one mutant
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
@@ -192,7 +194,7 @@ class Bench:
         self._free: queue.Queue[Tree] = queue.Queue()
         for tree in trees:
             self._free.put(tree)
-        self.seconds: dict[str, float] = {}  # of the test files, and the single tests, that pass
+        self.seconds: dict[str, float] = {}  # of the test files that pass
         self.failing: list[str] = []
 
     def all(self, do: Callable[[Tree, Thing], Result], things: Iterable[Thing]) -> Iterator[Result]:
@@ -216,21 +218,38 @@ class Bench:
                     tree.stop()
                 raise
 
-    def measure_each(self, tests: Sequence[str]) -> None:
-        """Run single tests, those that are still there, on the unchanged package, all in one process."""
-        files = sorted({test.partition("::")[0] for test in tests if (ROOT / test.partition("::")[0]).is_file()})
-        there = set(self._said("--collect-only", *files).splitlines())
-        chosen = [test for test in tests if test in there]
-        said = self._said("--maxfail=0", "-rfE", "-vv", "--durations=0", *chosen)
-        self.seconds |= timed(said)
-        say(f"{len(tests)} tests reach the mutants; {len(chosen)} are still there, {len(timed(said))} of them pass")
+    def there(self, tests: Iterable[str]) -> set[str]:
+        """Those of single tests that are still there."""
+        wanted = set(tests)
+        files = sorted({f for test in wanted if (ROOT / (f := test.partition("::")[0])).is_file()})
+        return wanted & set(self._said(self.trees[0], ["--collect-only", *files], FIRST)[1].splitlines())
 
-    def _said(self, *arguments: str) -> str:
-        """What pytest prints."""
+    def _said(self, tree: Tree, arguments: Sequence[str], limit: float) -> tuple[int | None, str]:
+        """The exit status of pytest, and what it prints."""
         with tempfile.TemporaryFile() as output:
-            self.trees[0].run(arguments, 4 * FIRST, output.fileno())
+            status, _ = tree.run(arguments, limit, output.fileno())
             output.seek(0)
-            return output.read().decode(errors="replace")
+            return status, output.read().decode(errors="replace")
+
+    def judge_by_line(self, tree: Tree, case: tuple[Mutant, Sequence[str]]) -> Verdict:
+        """Put a mutant to the tests that reach its line; the one that fails must pass on the unchanged package."""
+        mutant, tests = case
+        began, word, by = time.monotonic(), "survived" if tests else "untested", ""
+        while tests and not by:
+            tree.write(mutant.path, mutant.after)
+            try:
+                status, said = self._said(tree, ["-rfE", *tests], HANG)
+            finally:
+                tree.write(mutant.path, mutant.before)
+            if status == 0:
+                break
+            failed = [t for t in tests if re.search(rf"^(FAILED|ERROR) {re.escape(t)}( - |$)", said, re.MULTILINE)]
+            if failed and self._said(tree, failed[:1], HANG)[0] != 0:
+                self.failing.append(failed[0])
+                tests = [t for t in tests if t != failed[0]]
+                continue
+            word, by = "hung" if status is None else "killed", failed[0] if failed else "a test that cannot even begin"
+        return Verdict(mutant, word, by, tuple(tests), time.monotonic() - began)
 
     def measure(self, tests: Iterable[str]) -> None:
         """Run test files on the unchanged package; those that fail there prove nothing about mutants."""
@@ -344,9 +363,12 @@ def tested(o: argparse.Namespace, picked: Sequence[Mutant], bench: Bench) -> lis
     say(f"{len(picked)} mutants; tests are run on the unchanged package first")
     if o.covered:
         covered = Covered(o.covered)
-        reach = {m.key: tuple(covered.of(m.path, m.line, MOST)) for m in picked}
-        bench.measure_each(sorted({test for group in reach.values() for test in group}))
-        stage({key: [group] for key, group in reach.items()})
+        reach = {m.key: covered.of(m.path, m.line, 3 * MOST) for m in picked}
+        there = bench.there(test for group in reach.values() for test in group)
+        cases = [(m, [test for test in reach[m.key] if test in there][:MOST]) for m in picked]
+        for verdict in bench.all(bench.judge_by_line, cases):
+            done[verdict.mutant.key] = verdict
+            say(line(verdict))
         if o.no_files:
             return list(done.values())
     near = {m.key: tests.of(m.path) for m in picked}
