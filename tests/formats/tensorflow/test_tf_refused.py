@@ -339,7 +339,7 @@ TABLES: dict[str, tuple[Rows, int, str]] = {
     "of a new reader": ([("w", FLOAT, (2,), [WHOLE])], 2, "needs a reader of version 2; version 1 is supported"),
     "unknown dtypes": ([("w", 99, (2,), []), ("v", 98, (2,), [])], 0, "2 tensors with an unknown dtype:\n *w"),
     "another dtype": ([("w", FLOAT, (2,), [WHOLE]), ("w", 3, (2,), [])], 0, r"is \[2\] of dtype 3 here, \[2\]"),
-    "differ from their weights in shape": ([("w", FLOAT, (2,), [WHOLE]), ("w", FLOAT, (3,), [])], 0, r"is \[3\] of dtype 1 here, \[2\] of"),
+    "another shape": ([("w", FLOAT, (2,), [WHOLE]), ("w", FLOAT, (3,), [])], 0, r"is \[3\] of dtype 1 here, \[2\] of"),
     "a slice beyond": ([("w", FLOAT, (2,), [(span((1, 2)), floats(1, 2))])], 0, r"a slice is outside \[2\]"),
     "a slice of two axes": ([("w", FLOAT, (2,), [(span(None, None), floats(1))])], 0, r"a slice is outside \[2\]"),
     "a slice of less than nothing": ([("w", FLOAT, (2,), [(span((1, -1)), floats())])], 0, r"a slice is outside \[2\]"),
