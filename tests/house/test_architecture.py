@@ -181,3 +181,12 @@ def test_every_error_has_its_exit_code() -> None:
         "NameCollision": 6, "LayoutError": 6, "Unrepresentable": 6, "VerifyError": 7, "MissingExtra": 8,
         "StorageError": 9,
     }  # fmt: skip
+
+
+def test_the_page_names_files_that_exist() -> None:
+    """docs/architecture.md: each path in backquotes, below the package or the repository; NAME stands for any name."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    paths = set(re.findall(r"`([\w./*-]+(?:\.(?:py|md|toml|css|html|js)|/))`", page))
+    assert len(paths) > 60
+    missing = [p for p in paths for s in [p.replace("NAME", "*")] if not {*PACKAGE.glob(s), *PACKAGE.parent.glob(s)}]
+    assert missing == []
