@@ -64,6 +64,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
 def test_no_shell_is_offered_what_it_may_run(shell: str, cli: Run, folder: Path) -> None:
     for name in HOSTILE:

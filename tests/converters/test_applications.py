@@ -51,6 +51,7 @@ def stretched(name: str, shape: tuple[int, ...], held: Held) -> Tensor:
     return replace(one, shape=shape, parts=(whole,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "target", "name"), models())
 def test_names_and_shapes(model: str, target: str, name: str) -> None:
     before = checkpoint(shapes(NAMES / f"keras-{model}.txt"))

@@ -99,6 +99,7 @@ def published(family: str) -> Checkpoint:
     return passes.roles(Checkpoint({n: t.renamed(n) for n, t in bare.items()}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_takes_all_of_the_published_checkpoint(family: str) -> None:
     converter, whole = library.load(family.split("--")[0]), published(family)

@@ -150,6 +150,7 @@ def test_another_plan_clears_the_old_one_away(source: Path, tmp_path: Path) -> N
     assert os.listdir(out) == ["m.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: raw + b'{"jobs": [[', lambda raw: raw[:9] + raw])
 def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, damage: object) -> None:
     out = tmp_path / "out" / "m.npz"

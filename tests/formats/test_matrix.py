@@ -66,6 +66,7 @@ def test_written_by_us(source: Subject, target: Subject, written: dict[str, Path
     assert_converts(written[source.name], target, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", GOLDEN)
 @pytest.mark.parametrize("target", SUBJECTS, ids=by_name)
 def test_written_by_others(source: str, target: Subject, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_opaque_runs_nothing_either(name: str, tmp_path: Path) -> None:
     got = attempt(HERE / name, opaque=True)

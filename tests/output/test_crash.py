@@ -400,6 +400,7 @@ def test_a_link_in_the_place_of_the_destination_is_refused(sources: list[Path], 
 # --- faults -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

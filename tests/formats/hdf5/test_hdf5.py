@@ -470,6 +470,7 @@ def test_there_is_a_total_of_processor_time() -> None:
     assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_reading_needs_no_h5py_in_this_process(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)

@@ -408,8 +408,8 @@ def test_strings_of_a_bundle() -> None:
 
 
 def test_scalars_overlap() -> None:
-    assert tiling.overlap([tiling.Box((), ()), tiling.Box((), ())])
-    assert not tiling.overlap([tiling.Box((), ())])
+    assert tiling.overlap([tiling.Tile((), ()), tiling.Tile((), ())])
+    assert not tiling.overlap([tiling.Tile((), ())])
 
 
 def test_elements_given_in_part() -> None:
