@@ -15,7 +15,7 @@ import pytest
 from kit import refused
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import AmbiguousFormat, NameCollision, Unrepresentable, UsageError
 from ckptconv.formats import detect, flax, safetensors, table
@@ -144,7 +144,7 @@ def test_what_flax_cannot_hold() -> None:
         ("a", flax.MAX_BIN - 1023, "msgpack holds at most 4 GiB in one value"),
         ("a\ud800", 1, "the name is not valid Unicode"),
     ):
-        assert writer.cannot_hold(plain(name, byte, (count,), data)) == words
+        assert writer.cannot_hold(contiguous(name, byte, (count,), data)) == words
 
 
 def test_lists_in_flax(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kit import refused, same
 
 import ckptconv
-from ckptconv.checkpoint import Tensor, held, plain, view
+from ckptconv.checkpoint import Tensor, contiguous, held, view
 from ckptconv.dtypes import DTYPES, castable, dtype, of_numpy
 from ckptconv.engine.plan import how, sources
 from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
@@ -119,7 +119,7 @@ def test_decoded_data(decoder: str, spool: int) -> None:
         raw = s.reader(found.url).read(0, 6) if isinstance(found, Span) else bytes(found.array)
         assert isinstance(found, Span) is (spool < 6)
     assert raw == b"abcdef"
-    assert plain("t", DTYPES["uint8"], (6,), coded).numpy().tobytes() == b"abcdef"
+    assert contiguous("t", DTYPES["uint8"], (6,), coded).numpy().tobytes() == b"abcdef"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptconv.checkpoint import Checkpoint, held, plain
+from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.rules import layout, library, passes, templates, toml
@@ -202,7 +202,7 @@ def test_scopes() -> None:
     assert list(passes.scope(tensors((1,), a__b=(1,)), "m")) == ["m/a", "m/a/b"]
     assert list(
         passes.scope(
-            Checkpoint({"a.b": plain("a.b", DTYPES["int8"], (), held("", np.ones((), "i1")).parts[0].data)}), "m."
+            Checkpoint({"a.b": contiguous("a.b", DTYPES["int8"], (), held("", np.ones((), "i1")).parts[0].data)}), "m."
         )
     ) == ["m.a.b"]
 
@@ -238,7 +238,7 @@ def made(about: dict[str, Any], **named: tuple[int, ...]) -> Checkpoint:
         name = name.replace("__", ".")
         beside = any(name.startswith(f"{a}.") for a in about.get("averages", ()))
         array = np.full(shape, i, "f4")
-        out[name] = plain(
+        out[name] = contiguous(
             name, DTYPES["float32"], shape, held(name, array).parts[0].data, role="average" if beside else ""
         )
     return Checkpoint(out, details={"entry": about})  # type: ignore[typeddict-item]
