@@ -43,7 +43,7 @@ TABLE: tuple[Format, ...] = (
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True, "asked"),
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
-    Format("orbax", "Orbax or zarr folder of JAX", _HERE + "orbax.folder", (), True, False),
+    Format("orbax", "Orbax or zarr folder of JAX", _HERE + "orbax.folder", (".orbax",), True, True, "always"),
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
     Format("pt2", "torch.export", _HERE + "pytorch.export", (), True, False),
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),

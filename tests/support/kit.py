@@ -23,6 +23,7 @@ SUBJECTS = [
     Subject("hf", "folder", order=False),
     Subject("npz", "weights.npz", metadata=False),
     Subject("npy", "folder", order=False, metadata=False),
+    Subject("orbax", "checkpoint.orbax", tries=100),
     Subject("torch", "model.pt", ties=True),
     Subject("tf", "model.ckpt", order=False, metadata=False),
     Subject("hdf5", "weights.hdf5", ties=True, tries=20),

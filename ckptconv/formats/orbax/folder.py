@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
@@ -22,6 +22,9 @@ from ..reading import Reading
 from . import arrays, locate, ocdbt, tree, zarr
 from .values import Value, check_apart, files_of, of_folder
 from .zarr import Array
+
+if TYPE_CHECKING:
+    from .write import OrbaxWriter
 
 RATIO = 1100  # bytes of fill value per stored byte; as for HDF5
 SLACK = 2**26
@@ -68,7 +71,8 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     known = _tree(root, found)
     made = _Names(root, item)
     stored = sum(v.size for v in values.values()) * RATIO + SLACK
-    for name, array in found.items():
+    for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
+        array = found[name]
         leaf = known.leaves.get(name) or tree.Leaf(tuple(name.split(".")), (), "")
         one = arrays.tensor(array, chunks[name], made.name(leaf.path))
         stored -= one.absent * array.kind.itemsize
@@ -178,3 +182,10 @@ def _tree(root: str, found: Mapping[str, Array]) -> tree.Tree:
     if exists(url := join(root, tree.MSGPACK)):
         return tree.of_msgpack(url, found)
     return tree.Tree({}, {}, False, {})
+
+
+def writer(url: str, max_shard_size: int | None = None) -> OrbaxWriter:
+    """Write a folder; `max_shard_size` bounds a chunk."""
+    from .write import OrbaxWriter
+
+    return OrbaxWriter(url, max_shard_size)

@@ -25,7 +25,8 @@ STEP = re.compile(r"(?:[^.]*[_-])?(\d{1,18})")
 UNFINISHED = ".orbax-checkpoint-tmp"
 PROBES = 8  # folders in which arrays are looked for
 MAX_ITEMS = 64
-ASIDE = ("_sharding", "_CHECKPOINT_METADATA", "commit_success.txt", "array_metadatas", "_strings.json", METADATA)
+COMMITTED = "commit_success.txt"
+ASIDE = ("_sharding", "_CHECKPOINT_METADATA", COMMITTED, "array_metadatas", "_strings.json", METADATA)
 
 
 class Place(NamedTuple):

@@ -1,0 +1,159 @@
+"""Write what Orbax restores: an OCDBT database of zarr arrays whose chunks are not compressed, and the tree.
+
+    x/values           all chunks, in the order of the tensors, then the nodes of the database
+    x/_METADATA        the tree, and the metadata
+    x/manifest.ocdbt
+
+An array is one chunk, or with `max_shard_size` several that lie behind each other as its elements do: either way a
+tensor is one range of one file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ...checkpoint import Checkpoint, Tensor
+from ...errors import NameCollision, Unrepresentable, UsageError
+from ...messages import listing
+from ...moves.part import is_vast
+from ...output.destination import OutputFile
+from ...storage.files import split
+from ..numpy.npy import DESCR
+from ..placement import Patch, Placement, Slot, refuse_unheld
+from . import btree
+from .locate import COMMITTED
+from .ocdbt import MANIFEST
+from .tree import DICT, MAX_PATH, METADATA
+from .wire import MAX_TEXT
+
+VALUES = "values"
+MAX_AXES = 32  # of tensorstore
+# dtypes that tensorstore calls by these names
+EXTRA = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4"}
+
+
+@dataclass
+class OrbaxWriter:
+    """Lay out a folder; `limit` bounds the bytes of a chunk."""
+
+    url: str
+    limit: int | None = None
+    _placed: Checkpoint = field(default_factory=lambda: Checkpoint({}))
+
+    @property
+    def base(self) -> str:
+        return split(self.url.rstrip("/"))[1]
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        if tensor.dtype.name not in DESCR and tensor.dtype.name not in EXTRA:
+            return f"tensorstore has no dtype {tensor.dtype}"
+        if len(tensor.shape) > MAX_AXES:
+            return f"tensorstore's arrays have at most {MAX_AXES} axes"
+        if is_vast(tensor.shape) and not tensor.count:
+            return "it is empty, yet beyond 2^63 bytes"
+        if not tensor.name:
+            return "an array needs a name"
+        try:
+            long = len(tensor.name.encode()) > MAX_TEXT - 1000 or tensor.name.count("/") >= MAX_PATH
+        except UnicodeEncodeError:
+            return "the name is not valid Unicode"
+        return "the name is too long" if long else ""
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        if not self.base or self.base in (".", ".."):
+            raise UsageError("an Orbax checkpoint is a folder, which needs a name", url=self.url)
+        refuse_unheld(self, checkpoint, "an Orbax checkpoint")
+        if not checkpoint:
+            raise Unrepresentable("an Orbax checkpoint needs at least one tensor")
+        self._placed = checkpoint
+        slots, entries, at = dict[str, Slot](), list[btree.Entry](), 0
+        for name, array in self._arrays(checkpoint).items():
+            t = checkpoint[name]
+            slots[name] = Slot(f"{self.base}/{VALUES}", at, t.nbytes)
+            chunk = chunk_of(t, self.limit)
+            entries.append(_described(array, t, chunk))
+            for place, start, size in _chunks(t, chunk):
+                key = f"{array}/{'.'.join(map(str, place)) or '0'}"
+                entries.append(btree.Entry(key.encode(), at + start, size))
+                end = at + start + size
+            at = end if t.count else at
+        nodes, manifest = btree.build(sorted(entries), VALUES, at)
+        said, committed = self._metadata(checkpoint.metadata), b"committed"
+        files = {VALUES: at + len(nodes), METADATA: len(said), COMMITTED: len(committed), MANIFEST: len(manifest)}
+        patches = [(VALUES, at, nodes), (METADATA, 0, said), (COMMITTED, 0, committed), (MANIFEST, 0, manifest)]
+        return Placement(
+            [OutputFile(f"{self.base}/{n}", size) for n, size in files.items()], slots,
+            [Patch(f"{self.base}/{n}", start, data) for n, start, data in patches], unit=True,
+        )  # fmt: skip
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        return [Patch(f"{self.base}/{METADATA}", 0, self._metadata(metadata))] if metadata else []
+
+    def _keys(self, name: str) -> list[list[Any]]:
+        """The path of a tensor in the tree: as its source had it, or its name divided at each '/'."""
+        return self._placed.details.get("keys", {}).get(name) or [[key, DICT] for key in name.split("/")]
+
+    def _arrays(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """What the array of each tensor is called; NameCollision if Orbax cannot tell two apart."""
+        arrays = {name: ".".join(key for key, _ in self._keys(name)) for name in checkpoint}
+        first: dict[str, str] = {}
+        twice = [n for n, array in arrays.items() if first.setdefault(array, n) != n]
+        if twice:
+            pairs = listing(f"{first[arrays[n]]}, {n}" for n in twice)
+            raise NameCollision(f"Orbax joins the keys of a path by '.', so these would be one array:\n{pairs}")
+        return arrays
+
+    def _metadata(self, metadata: Mapping[str, str]) -> bytes:
+        tree = {}
+        for name in self._placed:
+            keys = self._keys(name)
+            tree[str(tuple(key for key, _ in keys))] = {
+                "key_metadata": [{"key": key, "key_type": kind} for key, kind in keys],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+        said = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False,
+                "store_array_data_equal_to_fill_value": True, "custom_metadata": dict(metadata) or None}  # fmt: skip
+        return json.dumps(said).encode()
+
+
+def chunk_of(t: Tensor, limit: int | None) -> tuple[int, ...]:
+    """The shape of an array's chunks: whole, or of at most `limit` bytes where one element is not more.
+
+    Along the first axis the last chunk may be padded at its end; along others only divisors of the size do.
+    """
+    chunk = [max(1, n) for n in t.shape]
+    for axis, n in enumerate(chunk):
+        most = (limit or t.nbytes) // (prod(chunk[axis + 1 :]) * t.dtype.itemsize)
+        if n <= most or not t.count or limit is None:
+            break
+        if most:
+            chunk[axis] = most if axis == 0 else next(k for k in range(most, 0, -1) if n % k == 0)
+            break
+        chunk[axis] = 1
+    return tuple(chunk)
+
+
+def _chunks(t: Tensor, chunk: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Place in the grid, first byte and size of each chunk, in the order of the elements."""
+    size = prod(chunk) * t.dtype.itemsize
+    grid = [-(-n // c) for n, c in zip(t.shape, chunk, strict=True)]
+    place = [0] * len(grid)
+    for number in range(prod(grid)):
+        yield tuple(place), number * size, size
+        for axis in reversed(range(len(grid))):
+            place[axis] += 1
+            if place[axis] < grid[axis]:
+                break
+            place[axis] = 0
+
+
+def _described(array: str, t: Tensor, chunk: tuple[int, ...]) -> btree.Entry:
+    kind = DESCR.get(t.dtype.name, t.dtype.name)
+    said = {"chunks": chunk, "compressor": None, "dimension_separator": ".", "dtype": kind, "fill_value": None,
+            "filters": None, "order": "C", "shape": t.shape, "zarr_format": 2}  # fmt: skip
+    raw = json.dumps(said, separators=(",", ":")).encode()
+    return btree.Entry(f"{array}/.zarray".encode(), 0, len(raw), raw)

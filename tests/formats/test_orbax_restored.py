@@ -1,0 +1,65 @@
+"""What we write of Orbax's format, Orbax restores bit for bit: as it is, with a target, and onto a mesh.
+
+Needs Orbax and JAX, in this environment or in that of the interpreter that ORBAX_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import FIXTURES, ROOT
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.testing import holdable, write
+from ckptconv.testing.samples import zoo
+
+PYTHON = os.environ.get("ORBAX_PYTHON") or (sys.executable if importlib.util.find_spec("orbax") else "")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="needs Orbax: installed, or for the interpreter ORBAX_PYTHON"),
+    pytest.mark.slow,
+]  # fmt: skip
+
+
+def many() -> Checkpoint:
+    """More keys than a node holds."""
+    return Checkpoint({f"layer_{i}/w": held(f"layer_{i}/w", np.full((2, 2), i, "f4")) for i in range(5000)})
+
+
+def said() -> Checkpoint:
+    return Checkpoint({"a.b/c": held("a.b/c", np.ones(3, "f4"))}, {"step": "7", "note": 'é "quoted"\n'})
+
+
+MADE = {
+    "zoo": lambda path: holdable(zoo(), path, "orbax"),
+    "orbax": lambda path: ckptconv.open(FIXTURES / "orbax" / "mesh_chunks"),
+    "many": lambda path: many(),
+    "metadata": lambda path: said(),
+}
+
+
+@pytest.mark.parametrize(("made", "limit"), [*((m, None) for m in MADE), ("zoo", 24), ("orbax", 40)])
+def test_restored(made: str, limit: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.orbax"
+    whole = MADE[made](path)
+    write(whole, path, "orbax", max_shard_size=limit)
+    script = ROOT / "tests" / "support" / "restore_orbax.py"
+    done = subprocess.run(
+        [PYTHON, str(script), str(path), str(tmp_path / "got.npz")], capture_output=True, text=True, timeout=300,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(tmp_path / "got.npz") as npz:
+        got = {n.partition(":")[0]: npz[n] for n in npz.files}
+    assert set(got) == set(whole)
+    for name, t in whole.items():
+        want = t.numpy()
+        assert got[name].shape == t.shape
+        raw = want.view("u1") & 15 if t.dtype.name == "int4" else want
+        assert got[name].tobytes() == raw.tobytes(), name
