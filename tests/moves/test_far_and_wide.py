@@ -19,8 +19,9 @@ from ckptconv.dtypes import DTYPES, castable, dtype, of_numpy
 from ckptconv.engine.plan import how, sources
 from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
 from ckptconv.moves import sources as handles
+from ckptconv.moves.decoded import Pool
 from ckptconv.moves.part import Coded, Part, Span, c_strides
-from ckptconv.moves.sources import Sources
+from ckptconv.moves.sources import Sources, stream
 
 FLOAT = DTYPES["float32"]
 
@@ -115,25 +116,36 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_decoded_data(decoder: str, spool: int) -> None:
     coded = Coded(decoder, "x", "abcdef", 6)
     with Sources(spool=spool) as s:
-        found = s.spooled(coded)
-        raw = s.reader(found.url).read(0, 6) if isinstance(found, Span) else bytes(found.array)
+        pool = Pool(s)
+        found = pool.hold(coded)
+        assert pool.hold(coded) is found
+        raw = s.reader(found.url).read(found.start, 6) if isinstance(found, Span) else bytes(found.array)
         assert isinstance(found, Span) is (spool < 6)
+        pool.release(coded)
+        pool.release(coded)
+        assert isinstance(pool.hold(coded), Span) is (spool < 6)  # there is room again
+        pool.close()
     assert raw == b"abcdef"
     assert contiguous("t", DTYPES["uint8"], (6,), coded).numpy().tobytes() == b"abcdef"
 
 
-@pytest.mark.parametrize(
-    ("size", "words"), [(5, "abcdef decodes to more than 5"), (7, "abcdef decodes to fewer than 7")]
-)
+def test_the_room_for_decoded_data_is_shared(decoder: str) -> None:
+    one, two = Coded(decoder, "x", "abcdef", 6), Coded(decoder, "x", "ghijkl", 6)
+    with Sources(spool=11) as s:
+        pool = Pool(s)
+        assert [isinstance(pool.hold(c), Span) for c in (one, two)] == [False, True]
+        pool.close()
+
+
+@pytest.mark.parametrize(("size", "words"), [(5, "abcdef decodes to more than 5"), (7, "abcdef decodes to fewer than")])
 def test_decoded_data_of_another_size(decoder: str, size: int, words: str) -> None:
-    for spool in (0, 100):
-        with refused(words), Sources(spool=spool) as s:
-            s.spooled(Coded(decoder, "x", "abcdef", size))
+    with refused(words):
+        list(stream(Coded(decoder, "x", "abcdef", size)))
 
 
 def test_a_decoder_that_is_not_installed() -> None:
-    with pytest.raises(MissingExtra, match=r"no\.such, which decodes it, cannot be imported here"), Sources() as s:
-        s.spooled(Coded("no.such", "x", "k", 1))
+    with pytest.raises(MissingExtra, match=r"no\.such, which decodes it, cannot be imported here"):
+        list(stream(Coded("no.such", "x", "k", 1)))
 
 
 # --- words for what happens ---------------------------------------------------------------------------------------
