@@ -61,14 +61,16 @@ class Model:
         """The objects in a group in their order; a group that only lists objects gives those."""
         flat: list[tuple[_Node, str]] = []
         family = in_family(node.below)
+        places: dict[str, int] = {}  # in the family, by path
         for word, below in node.below.items():
+            places |= {b.path: family.get(word, 0) for b in (below, *below.below.values())}
             if below.path in self.objects or below.weights:
                 flat.append((below, "" if family else word))
             else:  # a list, whose members are called by their classes and numbered
                 known = all(b.path in self.rank for b in below.below.values())
                 flat += [(b, f"{word}/" + ("" if known else numbered(w)[0])) for w, b in below.below.items()]
         if family:
-            flat.sort(key=lambda pair: family[pair[0].path.rpartition("/")[2]])
+            flat.sort(key=lambda pair: places[pair[0].path])
         else:
             flat.sort(key=lambda pair: self._key(pair[0]))
         return [(n, self.part(n, series)) for n, series in flat]

@@ -79,7 +79,8 @@ def _packed(graph: bytes) -> str:
 
 
 def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
-    """The object graph of a checkpoint with the keys of its tensors; nothing where a tensor is not in the graph.
+    """The object graph of a checkpoint with the keys of its tensors; nothing where a tensor is not in the graph, or has
+    another name than the graph gives it (in a SavedModel those are the names of its functions' variables).
 
     Attributes whose tensors are no longer there are taken out of the graph.
     """
@@ -87,7 +88,8 @@ def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
 
     said = checkpoint.details.get("graph", {})
     keys = {n: k for n, k in said.get("keys", {}).items() if n in checkpoint}
-    if not said or len(keys) < len(checkpoint):
+    given, _ = readable(keys.values())
+    if not said or len(keys) < len(checkpoint) or any(n != given[k] for n, k in keys.items()):
         return b"", {}
     graph = pb.TrackableObjectGraph.FromString(zlib.decompress(base64.b64decode(said["proto"])))
     there = set(keys.values())
