@@ -4,15 +4,18 @@
     {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
     {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
 
-What joblib wrote uncompressed is read as well (joblib.py). Paddle keeps bfloat16 as uint16 and does not say so.
+What joblib wrote uncompressed is read as well (joblib.py). Paddle stores bfloat16 as uint16, which is not a dtype of its
+own; it is read as bfloat16, with a note.
 Specification: Lib/pickletools.py; paddle/framework/io.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, Note
+from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
 from ...storage.files import Reader, Seen
 from ..reading import Reading
@@ -24,8 +27,9 @@ from .legacy import MAGIC
 from .pickle import load
 
 MAX_PICKLE = 2**33  # the arrays lie within
-SUFFIXES = (".pkl", ".pickle", ".joblib", ".pdparams", ".pdopt", ".pdiparams")
-SPLIT = "UnpackBigParamInfor@@"
+PADDLE = (".pdparams", ".pdopt", ".pdiparams")
+SUFFIXES = (".pkl", ".pickle", ".joblib", *PADDLE)
+TABLE, SPLIT = "StructuredToParameterName@@", "UnpackBigParamInfor@@"  # Paddle's own keys
 
 
 def sniff(seen: Seen) -> int:
@@ -45,6 +49,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}", url=url)
         raw = f.read(0, f.size)
     root = load(raw, allowed=TORCH | JOBLIB, opaque=how.opaque, url=url)
+    paddle = url.endswith(PADDLE) or (isinstance(root, dict) and TABLE in root)
     if isinstance(root, dict):
         if SPLIT in root:
             raise CorruptCheckpoint(
@@ -52,7 +57,20 @@ def open(url: str, how: Reading) -> Checkpoint:
             )
         for name, value in root.items():
             root[name] = _named(value)
-    return checkpoint(root, len(raw), url=url, format="pickle")
+    found = checkpoint(root, len(raw), url=url, format="pickle")
+    return _bfloat16(found) if paddle else found
+
+
+def _bfloat16(found: Checkpoint) -> Checkpoint:
+    """What Paddle wrote, with its uint16 taken for bfloat16 as paddle.load takes it."""
+    kind, halves = DTYPES["bfloat16"], {n: t for n, t in found.items() if t.dtype.name == "uint16"}
+    if not halves:
+        return found
+    taken = {
+        n: replace(t, dtype=kind, parts=tuple(p._replace(dtype=kind) for p in t.parts)) for n, t in halves.items()
+    }
+    note = Note("assumed", "Paddle stores bfloat16 as uint16; read as bfloat16", tuple(taken))
+    return found.with_tensors({**found.tensors, **taken}, note)
 
 
 def _named(value: Any) -> Any:

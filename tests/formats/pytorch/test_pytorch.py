@@ -234,6 +234,25 @@ def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "evil.pkl")
 
 
+BITS = np.array([[0x3FC0, 0xC000], [0x4040, 0x7F80]], "u2")  # 1.5, -2, 3, infinity
+
+
+@pytest.mark.parametrize("name", ["m.pdparams", "m.pkl"])
+def test_paddle_stores_bfloat16_as_uint16(name: str, tmp_path: Path) -> None:
+    """Paddle has no uint16; a pickle that is not of Paddle keeps it."""
+    saved = {"w": BITS, "f": np.asfortranarray(BITS), "p": ("p_0", BITS), "big": BITS.astype(">u2"), "b": np.ones(2)}
+    table = {"StructuredToParameterName@@": {"w": "w_0"}} if name == "m.pkl" else {}
+    (tmp_path / name).write_bytes(pickle.dumps(saved | table, 4))
+    done = ckptconv.convert(tmp_path / name, tmp_path / "m.npz", dtype="float32")
+    assert [(n.text, n.names) for n in done.notes if n.kind == "assumed"] == [
+        ("Paddle stores bfloat16 as uint16; read as bfloat16", ("w", "f", "p", "big"))
+    ]
+    with np.load(tmp_path / "m.npz") as got:
+        assert all(got[n].tolist() == [[1.5, -2], [3, np.inf]] for n in ("w", "f", "p", "big"))
+    (tmp_path / "other.pkl").write_bytes(pickle.dumps(saved, 4))
+    assert ckptconv.open(tmp_path / "other.pkl")["w"].dtype.name == "uint16"
+
+
 # --- written, and read by torch -----------------------------------------------------------------------------------
 
 
