@@ -13,6 +13,7 @@ from ..dtypes import dtype
 from ..errors import UsageError
 from ..formats import detect
 from ..formats.reading import Reading
+from ..messages import listing
 from ..rules import passes, prefixes
 from ..rules.averages import averages
 from .options import SELECT, Change, Path, Select, bundle, takes
@@ -28,10 +29,17 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     """Open a checkpoint of any known format: a lazy mapping from names to tensors.
 
     Only headers are read; `checkpoint[name].numpy()` reads a tensor. `path` is a file, a folder, a prefix or a URL;
-    `format` is needed where several fit. Raises a CkptError for anything that is not a sound checkpoint.
+    `format` is needed where several fit. Raises a CkptError for anything that is not a sound checkpoint; what is read
+    later is compared with the hashes that the checkpoint carries.
     """
     chosen = bundle(select, *SELECT).select
-    return prefixes.hinted(opened(os.fspath(path), replace(chosen, format=format) if format else chosen))
+    found = whole(os.fspath(path), replace(chosen, format=format) if format else chosen)
+    if found.hashes:
+        from ..verification.hashes import watched
+
+        found = watched(found)
+    taken = selected(found, chosen)
+    return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
 def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
@@ -89,6 +97,10 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
     if change.scopes:
         found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
     merged = passes.merge(found)
+    if not merged.tensors and merged.notes:  # a file of settings, for example
+        raise UsageError(
+            f"there is no tensor to convert:\n{listing(map(str, merged.notes))}", url=os.fspath(sources[0])
+        )
     if change.converter or change.renames or change.inverse or change.params:
         from ..rules import library
 

@@ -272,8 +272,20 @@ def save(
     target = replace(found.target, format=format) if format else found.target
     made = gathered(tensors)
     kept = made.metadata if metadata is None else dict(metadata)
+    made, target = _compared(made, target)
     made = Checkpoint(made.tensors, dict(kept), made.ties, made.format, details=made.details)
     return write(made, path, target, found.resources)
+
+
+def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
+    """What is saved is compared with the hashes of the file that it was opened from; else it gets no new ones."""
+    from ..verification import hashes
+
+    if target.verify != "none":
+        return (hashes.guarded(made) if made.hashes else made), target
+    bare = hashes.unwatched(made)
+    changed = bool(made.hashes) or bare.tensors != made.tensors
+    return bare, replace(target, hash=False) if changed and target.hash is None else target
 
 
 __all__ = ["Report", "convert", "dry_run", "holdable", "plan_for", "save", "write"]

@@ -20,6 +20,7 @@ from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
 from ..messages import many
+from ..moves.log import HASH
 from ..moves.part import Span
 from ..moves.read import hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
@@ -67,12 +68,42 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
     tensors that differ, or reports that the hashes belong to other tensors.
     """
     hashes = stated(checkpoint)
-    checked = {n: _checked(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
-    now = {n: t for n, t in checkpoint.tensors.items() if n in hashes and checked[n] is None}
+    later = _later(checkpoint, hashes)
+    now = {n: t for n, t in checkpoint.tensors.items() if n in hashes and n not in later}
     if now:
         check(checkpoint.with_tensors(now), hashes)
-    later = {n: t for n, t in checked.items() if t is not None}
     return replace(checkpoint, tensors=checkpoint.tensors | later, hashes={})
+
+
+def watched(checkpoint: Checkpoint) -> Checkpoint:
+    """As `guarded`, but nothing is read or raised now; the hashes stay, for `guarded` to find what remains."""
+    try:
+        return replace(checkpoint, tensors=checkpoint.tensors | _later(checkpoint, stated(checkpoint)))
+    except VerifyError:
+        return checkpoint
+
+
+def unwatched(checkpoint: Checkpoint) -> Checkpoint:
+    """Without the hashes, also those that `watched` made checks."""
+
+    def bare(t: Tensor) -> Tensor:
+        spans = tuple(
+            p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) and _is_hash(p.data.check) else p
+            for p in t.parts
+        )
+        return replace(t, parts=spans)
+
+    return replace(checkpoint, tensors={n: bare(t) for n, t in checkpoint.tensors.items()}, hashes={})
+
+
+def _is_hash(check: str) -> bool:
+    return check.partition(":")[0] == HASH
+
+
+def _later(checkpoint: Checkpoint, hashes: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors that are compared when they are read."""
+    checked = {n: _checked(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
+    return {n: t for n, t in checked.items() if t is not None}
 
 
 def _checked(t: Tensor, digits: str) -> Tensor | None:

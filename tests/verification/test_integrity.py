@@ -6,8 +6,10 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -366,6 +368,38 @@ def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
         api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
     api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", target=api.Target(verify="none"))
     assert api.verify(tmp_path / "n.safetensors").hashed == 0
+
+
+OPENED: dict[str, Callable[[ckptconv.Checkpoint], Any]] = {
+    "whole": lambda c: c, "dict": dict, "renamed": lambda c: {f"x.{n}": t for n, t in c.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OPENED)
+@pytest.mark.parametrize("name", ["m.safetensors", "m.hdf5", "some"])
+def test_what_was_opened_is_compared_when_it_is_saved(how: str, name: str, tmp_path: Path) -> None:
+    """Damage gets no new hash through Python, either."""
+    only = {"include": ["s*", "l*"]} if name == "some" else {}
+    source = tmp_path / name.replace("some", "m.safetensors")
+    ckptconv.save(values(), source, **CARRY[source.name])
+    ckptconv.save(OPENED[how](ckptconv.open(source, **only)), tmp_path / "good.safetensors")
+    raw = source.read_bytes()
+    flip(source, raw.find(values()["layer3.w"].tobytes()) + 3)
+    found = ckptconv.open(source, **only)
+    with pytest.raises(CkptError, match="verify=False"):
+        found["layer3.w"].numpy()
+    with pytest.raises(CkptError, match="verify=False"):
+        ckptconv.save(OPENED[how](found), tmp_path / "a.safetensors")
+    ckptconv.save(OPENED[how](found), tmp_path / "b.safetensors", verify=False)
+    assert api.verify(tmp_path / "b.safetensors").hashed == 0
+
+
+def test_strings_that_were_opened_are_compared_when_they_are_saved(tmp_path: Path) -> None:
+    ckptconv.save({"s": np.array([b"one", b"twenty"], object)}, tmp_path / "m.hdf5", format="hdf5")
+    raw = (tmp_path / "m.hdf5").read_bytes()
+    (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
+    with pytest.raises(VerifyError, match="content does not match its hash"):
+        ckptconv.save(ckptconv.open(tmp_path / "m.hdf5"), tmp_path / "n.hdf5", format="hdf5")
 
 
 def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:

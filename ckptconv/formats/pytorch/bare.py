@@ -4,8 +4,8 @@
     {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
     {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
 
-What joblib wrote uncompressed is read as well (joblib.py). Paddle stores bfloat16 as uint16, which is not a dtype of its
-own; it is read as bfloat16, with a note.
+What joblib wrote uncompressed is read as well (joblib.py). Paddle stores bfloat16 as uint16, which is not one of its
+dtypes; it is read as bfloat16, with a note.
 Specification: Lib/pickletools.py; paddle/framework/io.py.
 """
 
@@ -66,9 +66,7 @@ def _bfloat16(found: Checkpoint) -> Checkpoint:
     kind, halves = DTYPES["bfloat16"], {n: t for n, t in found.items() if t.dtype.name == "uint16"}
     if not halves:
         return found
-    taken = {
-        n: replace(t, dtype=kind, parts=tuple(p._replace(dtype=kind) for p in t.parts)) for n, t in halves.items()
-    }
+    taken = {n: replace(t, dtype=kind, parts=tuple(p._replace(dtype=kind) for p in t.parts)) for n, t in halves.items()}
     note = Note("assumed", "Paddle stores bfloat16 as uint16; read as bfloat16", tuple(taken))
     return found.with_tensors({**found.tensors, **taken}, note)
 

@@ -234,6 +234,17 @@ def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "evil.pkl")
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize("name", ["meta.pkl", "meta.pt"])
+def test_a_file_of_settings_is_nothing_to_convert(name: str, opaque: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    saved = {"epoch": 3, "name": "x"}
+    torch.save(saved, tmp_path / name) if name == "meta.pt" else (tmp_path / name).write_bytes(pickle.dumps(saved))
+    with pytest.raises(ckptconv.UsageError, match=r"(?s)no tensor to convert.*values that are not tensors.*epoch"):
+        ckptconv.convert(tmp_path / name, tmp_path / "a.safetensors", opaque=opaque)
+    assert not (tmp_path / "a.safetensors").exists()
+
+
 BITS = np.array([[0x3FC0, 0xC000], [0x4040, 0x7F80]], "u2")  # 1.5, -2, 3, infinity
 
 
