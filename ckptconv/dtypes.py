@@ -100,7 +100,7 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look up a dtype by its name here or in other programs; UsageError suggests the nearest one or lists all."""
+    """Look up a dtype by its name here or in other programs; UsageError suggests a similar name or lists all."""
     if row := DTYPES.get(name) or DTYPES.get(_long(name)):
         return row
     raise UsageError(f"unknown dtype {name!r}{did_you_mean(name.rpartition('.')[2], DTYPES, 'dtypes')}")

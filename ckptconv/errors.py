@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree; a message says what, where, and what to do.
+"""All errors, as one tree; a message says what is wrong, where, and what to do.
 
 CkptError
 ├─ UsageError                an option, converter or parameter is unknown                   exit 2
@@ -47,7 +47,7 @@ class CkptError(Exception):
         return ": ".join([*where, self.message])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive the way back from a worker process."""
+        """Pickle with all arguments, so that workers can return errors."""
         return (_rebuild, (type(self), self.message, self.url, self.tensor))
 
 

@@ -41,7 +41,7 @@ FREE = Resources()
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of converting many checkpoints."""
+    """The result of `zoo`: checkpoints converted and up to date, ledger entries of failures, bytes and seconds."""
 
     done: int
     skipped: int
@@ -51,7 +51,7 @@ class Summary:
 
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
-        """Failures grouped by cause, the most frequent first: kind, the first message, all sources."""
+        """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
         groups: dict[tuple[str, str], list[LedgerEntry]] = {}
         for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
             groups.setdefault((e.error, _pattern(e.message)), []).append(e)
@@ -59,7 +59,7 @@ class Summary:
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
 
     def __str__(self) -> str:
-        """What the command line says in the end: each cause of failures with its checkpoints, and the sums."""
+        """The summary that the command line prints: each cause of failures with its checkpoints, and the totals."""
         lines = []
         for _, message, sources in self.causes[:MAX_CAUSES]:
             lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
@@ -75,7 +75,7 @@ class Summary:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON-able values."""
+        """The summary as JSON values."""
         return {
             "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
             "seconds": round(self.seconds, 3),

@@ -37,13 +37,16 @@ def zoo(
     each: Callable[[LedgerEntry], None] | None = None,
     **given: Unpack[ZooOptions],
 ) -> Summary:
-    """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
+    """Convert many checkpoints into a tree of the same form, and record each result in a ledger.
 
-    `sources` are folders, globs, files and manifests; `pattern` keeps those whose path or name fits, `latest` the
-    newest of each training series. `resume` does only what is not done or has changed; with `by_content` sources are
-    known by their bytes, not by time and size. Links to files that leave a folder are failures, unless `follow_links`
-    is given; what cannot be read or would meet another output is one as well. The ledger lies in `output` if `ledger`
-    names no other place. `each` is called with every entry. Failures are in the summary; only what concerns all raises.
+    sources: folders, globs, files and manifests. output: the folder to write to. to: the target format.
+    pattern: a glob; only checkpoints whose path or name matches. latest: only the newest of each training series.
+    resume: only what is not done or has changed; by_content: compare sources by their bytes, not by time and size.
+    follow_links: read files that links outside the source folders lead to; otherwise those are failures.
+    ledger: the path of the ledger, if not in `output`. each: a function that is called with each ledger entry.
+
+    A checkpoint that fails does not stop the others: failures are in the summary. An error that concerns all of them
+    is raised: UsageError, StorageError.
     """
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(

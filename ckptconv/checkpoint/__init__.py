@@ -1,4 +1,4 @@
-"""The neutral tensor dict: names, dtypes, shapes and where the bytes lie. No tensor is read here.
+"""The neutral mapping of tensors: names, dtypes, shapes and where the bytes are. No tensor is read here.
 
     Checkpoint = {name: Tensor} + metadata + ties + notes
     Tensor     = name, dtype, shape, parts                      (logical, C order, little-endian)
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-ROWS, HTML_ROWS = 20, 200  # tensors that a checkpoint shows of itself
+ROWS, HTML_ROWS = 20, 200  # tensors that are shown when a checkpoint is printed
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the cyclic collector, which would walk hundreds of thousands of fresh tensors again and again, for nothing.
+    """Pause the cyclic garbage collector, which would scan hundreds of thousands of new tensors repeatedly, in vain.
 
-    Of the time to convert 200,000 tensors that was a quarter.
+    It took a quarter of the time to convert 200,000 tensors.
     """
     was = gc.isenabled()
     gc.disable()
@@ -49,7 +49,11 @@ NoteKind = Literal["skipped", "dropped", "damaged", "lossy", "assumed", "unread"
 
 
 class Note(NamedTuple):
-    """Something a person should know, of some tensors by name. What was asked for is `dropped`, not `skipped`."""
+    """Something that the user should know, and the names of the tensors that it is about.
+
+    kind: skipped (left out), dropped (left out on request), damaged, lossy (values changed), assumed (a guess of the
+    reader), unread (not looked at), tied (written once for several names), or hint (what to do).
+    """
 
     kind: NoteKind
     text: str
@@ -61,10 +65,12 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint(Mapping[str, Tensor]):
-    """An ordered mapping from names to tensors, with what else a file says.
+    """An ordered mapping from names to tensors, with the other contents of a file. No tensor is read before it is used.
 
-    `ties` groups names that share one tensor (each name is in `tensors`); `urls` are all files it was read from;
-    `moved` says where a converter took each tensor from; `hashes` are the digests that the file carries, by name.
+    metadata: texts by key, as the file has them. ties: groups of names that share one tensor; each name is a key.
+    format: the name of the format that was read. urls: all files that were read. notes: what the user should know.
+    details: what the format knows beyond tensors, as JSON values. hashes: the content hashes in the file, by name.
+    moved: the source names and the rule of each tensor, if a converter was applied.
     """
 
     tensors: dict[str, Tensor]
@@ -94,7 +100,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is to be closed: files are open while they are read."""
+        """Do nothing: files are open only while they are read."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -107,11 +113,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(t.nbytes for t in self.tensors.values())
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Read all tensors, as a dict of arrays."""
+        """Read all tensors into a dict of NumPy arrays."""
         return {name: t.numpy() for name, t in self.tensors.items()}
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Read all tensors, as a state dict for `module.load_state_dict`; names that are tied share one tensor."""
+        """Read all tensors into a state dict for `module.load_state_dict`; tied names share one tensor."""
         owners, out = self.owners(), dict[str, Any]()
         for name, t in self.tensors.items():
             out[name] = out[owners[name]] if owners[name] in out else t.torch()
@@ -144,7 +150,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"<p>{escape(self._head())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
     def owners(self) -> dict[str, str]:
-        """For each name the first that it is tied to; what a converter has changed apart owns itself again."""
+        """The first name of each name's tie; tensors that a converter changed in different ways are not tied."""
         out = {name: name for name in self.tensors}
         for group in self.ties:
             first: dict[tuple[object, ...], str] = {}
@@ -153,7 +159,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return out
 
     def with_tensors(self, tensors: Mapping[str, Tensor], *notes: Note) -> Checkpoint:
-        """Copy with other tensors; ties keep only names that are still there."""
+        """Copy with other tensors and further notes; ties keep only names that remain."""
         groups = (tuple(n for n in g if n in tensors) for g in self.ties)
         return replace(
             self, tensors=dict(tensors), ties=tuple(g for g in groups if len(g) > 1), notes=(*self.notes, *notes)

@@ -20,10 +20,15 @@ Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the ot
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
-    """A reference to one tensor; nothing is read before it is asked for.
+    """A reference to one tensor of a file; its values are read only on request.
 
-    `numpy()`, `torch()` and numpy.asarray(t) read it whole, `t[0:2, ..., 5]` reads a slice of it (whose checksum, which
-    is of the whole, is not compared).
+    name, shape: as in the file, or as a converter made them; the shape counts elements.
+    dtype: a `DType`; `dtype.name` is its name, such as float32.
+    role: '' for a weight; slot, step, average or state for what an optimizer or a training loop keeps beside it.
+    parts: where the elements are stored (see `ckptconv.plugin.Part`).
+
+    `numpy()`, `torch()` and numpy.asarray(t) read the whole tensor and verify its checksum, if the file has one.
+    `t[0:2, ..., 5]` reads a slice, whose checksum cannot be verified.
     """
 
     name: str
@@ -39,17 +44,17 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor when C-contiguous (0 for strings, whose length only reading tells)."""
+        """Bytes of the tensor when C-contiguous; 0 for strings, whose lengths are not known before they are read."""
         return self.count * self.dtype.itemsize
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Read the tensor whole; strings come as an object array of bytes."""
+        """Read the whole tensor; strings become an object array of bytes. CorruptCheckpoint if a checksum differs."""
         from ..moves.read import read_array
 
         return read_array(self)
 
     def torch(self) -> torch.Tensor:
-        """Read the tensor whole, as a torch tensor of the same dtype; MissingExtra without torch."""
+        """Read the whole tensor as a torch tensor of the same dtype; MissingExtra if torch is not installed."""
         from ..moves.torch import to_torch
 
         return to_torch(self.numpy(), self.dtype, self.name)
@@ -64,7 +69,7 @@ class Tensor:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Read a slice, as numpy would give it: integers, slices and `...` read only what lies in their bounds."""
+        """Read a slice as NumPy would return it; integers, slices and `...` read only what lies within their bounds."""
         from ..moves.slices import box
 
         keys = _per_axis(index, self.shape)
@@ -90,14 +95,14 @@ class Tensor:
 
 
 def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
-    """An index of integers, slices and one `...` as one key for each axis; None for all else that numpy takes."""
+    """An index of integers, slices and one `...` as one key for each axis; None for any other index of NumPy."""
     keys = list(index) if isinstance(index, tuple) else [index]
     if not all(isinstance(k, (int, slice)) or k is ... for k in keys) or any(isinstance(k, bool) for k in keys):
         return None
     at = next((i for i, k in enumerate(keys) if k is ...), len(keys))
     given = len(keys) - (at < len(keys))
     if given > len(shape) or any(k is ... for k in keys[at + 1 :]):
-        return None  # numpy says why
+        return None  # NumPy raises the error
     keys[at : at + 1] = [slice(None)] * (len(shape) - given)
     out: list[int | slice] = []
     for k, n in zip(keys, shape, strict=True):
@@ -108,13 +113,13 @@ def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
 
 
 def _bounds(key: slice, size: int) -> tuple[int, int]:
-    """The indices between which a slice lies; a step is taken when they were read."""
+    """The first and last index of a slice, as [low, high); the step is applied after reading."""
     taken = range(*key.indices(size))
     return (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
 
 
 def origin(t: Tensor) -> tuple[object, ...]:
-    """What a tensor is made of; equal for two that are the same stored elements, moved and changed in the same way."""
+    """An identity of the tensor's content: equal for tensors of the same stored elements, moved and changed alike."""
 
     def place(data: Data) -> object:
         return (data.array.ctypes.data, data.array.nbytes) if isinstance(data, Held) else data
@@ -125,7 +130,10 @@ def origin(t: Tensor) -> tuple[object, ...]:
 def contiguous(
     name: str, kind: DType, shape: Sequence[int], data: Data, *, ops: tuple[str, ...] = (), role: Role = ""
 ) -> Tensor:
-    """Make a tensor whose elements lie in `data` whole and in C order."""
+    """Make a tensor whose elements are all of `data`, in C order.
+
+    kind: the dtype, a row of `DTYPES`. ops: operations on the stored elements, by their names in moves/cast.py.
+    """
     shape = tuple(shape)
     strides = c_strides(shape)
     return Tensor(name, kind, shape, (Part(data, kind, shape, 0, strides, 0, strides, ops),), role)
@@ -142,7 +150,7 @@ def view(
     ops: tuple[str, ...] = (),
     role: Role = "",
 ) -> Tensor:
-    """Make a tensor that looks at `data` through an offset and strides (elements, not negative, already validated)."""
+    """Make a tensor from `data` with an offset and strides in elements, not negative; the caller validates them."""
     shape = tuple(shape)
     return Tensor(name, kind, shape, (Part(data, kind, shape, offset, tuple(strides), 0, c_strides(shape), ops),), role)
 
@@ -151,7 +159,7 @@ def tiled(
     name: str, kind: DType, shape: Sequence[int], tiles: Sequence[tuple[Sequence[int], Sequence[int], Data]], *,
     ops: tuple[str, ...] = (),
 ) -> Tensor:  # fmt: skip
-    """Make a tensor from boxes `(start, shape, data)` that cover it without overlap, each C-contiguous in its data."""
+    """Make a tensor from tiles `(start, shape, data)` that cover it without overlap, each C-contiguous in its data."""
     steps = c_strides(shape)
     parts = tuple(
         Part(data, kind, tuple(box), 0, c_strides(box), sum(a * b for a, b in zip(at, steps, strict=True)), steps, ops)
@@ -161,7 +169,7 @@ def tiled(
 
 
 def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
-    """Wrap an array (any strides and byte order) as a tensor; UsageError if no dtype fits."""
+    """Wrap a NumPy array of any strides and byte order as a tensor; UsageError if no dtype fits."""
     import numpy as np
 
     if array.dtype == object:

@@ -1,4 +1,4 @@
-"""One job: bring pieces of tensors into a buffer and write it, in bounded memory.
+"""Run one job: read pieces of tensors into a buffer and write it, in bounded memory.
 
     run_job(job, sources, sink, memory) -> Receipt      one range of one file
 
@@ -80,7 +80,7 @@ def _do(turn: Sequence[Piece], job: Job, sources: Sources, sink: Sink, memory: B
 
 
 def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:
-    """Cut a job into what one buffer holds: small neighbours together, a large piece alone and perhaps in windows."""
+    """Divide a job into what one buffer holds: small neighbours together, a large piece alone, perhaps in windows."""
     block, together = min(BLOCK, memory.window), list[Piece]()
     for piece in pieces:
         if together and piece.at + piece.size - together[0].at > block:
@@ -99,7 +99,7 @@ def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]
 
 
 def _window(piece: Piece, block: int, memory: Budget) -> int:
-    """Bytes of a large piece to do at one go: all, if one read after another brings them in order."""
+    """Bytes of a large piece to process at once: all of them, if sequential reads deliver them in order."""
     if sole_run(piece):
         return piece.size
     return block if all(map(is_contiguous, piece.parts)) else max(memory.window, memory.whole)
@@ -145,7 +145,7 @@ def _decode(coded: Coded, job: Job, sink: Sink, log: Log) -> None:
 
 
 def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: Log) -> None:
-    """Check and write what is in the target: a large piece block by block, again to stay in the cache."""
+    """Checksum and write the buffer: a large piece block by block, again to stay in the cache."""
     base = turn[0].at
     if len(target) <= BLOCK:
         for piece in turn:

@@ -1,12 +1,12 @@
-"""The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run goes on, not over.
+"""The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run can be resumed.
 
     .model.safetensors.resume.journal          JSON lines beside the destination
     {"plan": "9f3c...", "files": ["model.safetensors"]}      the plan and its sources, by their fingerprint
     {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
     {"publish": true}                                        all is written; the files are being renamed
 
-It belongs to one plan: other sources, options, memory or number of threads make another, and the run starts over. A
-line that a kill left unfinished is ignored. The temporary files of such a run have names that the next run finds.
+It belongs to one plan: with other sources, options, memory or number of threads the plan is another one, and the run
+starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 
 class Journal:
-    """What an earlier run of the same plan did, and where this one writes down what it does."""
+    """The record of what an earlier run of the same plan did, to which this run appends."""
 
     def __init__(self, plan: Plan, sources: Sources, *, digest: bool, force: bool = False) -> None:
         if is_remote(plan.folder):
@@ -103,20 +103,20 @@ class Journal:
         return {os.path.realpath(os.path.dirname(path)) for path in self._names.final.values()}
 
     def add(self, receipt: Receipt, out: Destination) -> None:
-        """Note a job that is done; once in a while make all noted ones durable."""
+        """Record a finished job; from time to time make all recorded ones durable."""
         self._pending.append(receipt)
         if time.monotonic() - self._last >= COMMIT:
             self.commit(out)
 
     def commit(self, out: Destination) -> None:
-        """First the data, then the line that says so."""
+        """Make the data durable, then the lines that record it."""
         if self._pending:
             out.fsync()
             self._append({"jobs": [_row(r) for r in self._pending]})
         self._pending, self._last = [], time.monotonic()
 
     def publish(self, out: Destination) -> None:
-        """All is written: from here on a resumed run only renames."""
+        """Record that all is written: from here on a resumed run only renames."""
         self.commit(out)
         out.fsync()
         self._append({"publish": True})
@@ -126,7 +126,7 @@ class Journal:
         self._lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def remove(self) -> None:
-        """The destination is there: the journal has served."""
+        """Remove the journal, once the destination is published."""
         os.unlink(self._lines.path)
 
     def close(self) -> None:
@@ -140,13 +140,13 @@ class Journal:
 
 
 class NoJournal:
-    """What stands in its place when nothing is to be resumed."""
+    """A journal that does nothing, for runs that are not resumed."""
 
     receipts: Sequence[Receipt] = ()
     publishing = False
 
     def add(self, receipt: Receipt, out: Destination) -> None:
-        """Forget it."""
+        """Do nothing."""
 
     def publish(self, out: Destination) -> None:
         """Say nothing."""
@@ -162,7 +162,7 @@ class NoJournal:
 
 
 def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole lines from the start, each with where it ends; nothing after the first that is damaged."""
+    """The complete lines, each with its end, up to the first damaged one."""
     at = 0
     for line in raw.split(b"\n")[:-1]:
         at += len(line) + 1
@@ -195,12 +195,12 @@ def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
 
 
 def _spans(job: Job) -> list[Span]:
-    """The spans of a job, each once, in an order that only depends on the plan."""
+    """The spans of a job, each once, in an order that depends on the plan only."""
     return list(dict.fromkeys(p.data for piece in job.pieces for p in piece.parts if isinstance(p.data, Span)))
 
 
 def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
-    """A hash of all that decides which bytes are written where, and of what tells whether a source has changed."""
+    """A hash of everything that determines which bytes are written where, and of the sources' sizes and times."""
     h = blake2b(digest_size=16)
     urls = set[str]()
     h.update(repr((plan.placement.files, plan.placement.check, digest, plan.memory)).encode())

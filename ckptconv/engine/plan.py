@@ -38,7 +38,12 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything that will happen, before the first byte."""
+    """What a conversion will do, as pure data, decided before any tensor is read; str(plan) is what a dry run shows.
+
+    folder: the destination's. placement: the files and slots of the output. jobs: what is read and written, each one
+    range of one file. tensors: the output's. memory: the buffers in bytes. notes: what the user should know.
+    moved: the source names and the rule of each tensor, if a converter was applied.
+    """
 
     folder: str
     placement: Placement

@@ -1,12 +1,12 @@
-"""The same plan on an existing cluster: jobs become tasks, receipts come back.
+"""Run a plan on an existing cluster: jobs become tasks, which return receipts.
 
     local               threads of this process (run.threads)
     ray                 the Ray cluster of this machine or of RAY_ADDRESS
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
-Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its range, and is gone.
-Any range may be written twice, so that a lost worker costs its task and no more. Whether a worker reaches the paths is
-asked before the first task. No state of ours stays on the cluster.
+Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its range, and ends. Any
+range may be written twice, so a lost worker costs only its task. Before the first task, each node is asked whether it
+reaches the paths. Nothing of ours stays on the cluster.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def engine(name: str) -> Map | None:
 
 
 def _job(do: Work, job: Job) -> Receipt:
-    """What a worker does with one job; the caller has the job, only what became of it travels back."""
+    """Run one job on a worker; only the result is sent back, since the caller has the job."""
     return do(job)._replace(job=job._replace(pieces=()))
 
 
@@ -73,7 +73,7 @@ def _job(do: Work, job: Job) -> Receipt:
 
 @contextmanager
 def cluster(name: str) -> Iterator[Any]:
-    """Connect to the cluster, unless this process is; leave it as it was found."""
+    """Connect to the cluster unless this process is connected; restore that state at the end."""
     try:
         import ray
     except ImportError as e:
@@ -100,7 +100,7 @@ def _silent(why: str) -> UsageError:
 
 
 def _knock(name: str) -> None:
-    """Refuse an address at which nobody listens: Ray would try for minutes, where a cluster is gone for good."""
+    """Refuse an address at which nothing listens: Ray would retry for minutes."""
     try:
         from ray._private.utils import read_ray_address  # what `ray start` left; Ray has no public way to ask
     except ImportError:
@@ -207,7 +207,7 @@ def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
 
 
 def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]:
-    """On a worker: our version, and which files it does not see as the caller does."""
+    """On a worker: our version, and the files that it does not see as the caller does."""
     missing = []
     for url, size in reads.items():
         status = files.stat(url)

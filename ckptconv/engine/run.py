@@ -56,7 +56,7 @@ Confirm = Callable[[Outcome, Callable[[str], str]], None]
 class Work:
     """`run_job` with all but the job: what a `map` is given.
 
-    Pickled, it arrives `detached`: it opens its files by their paths for each job and closes them after it.
+    A pickled copy is `detached`: it opens files by path for each job, and closes them afterwards.
     """
 
     sources: Sources
@@ -129,7 +129,7 @@ class How:
 
 
 def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
-    """Write everything the plan says; the destination appears whole or not at all."""
+    """Write everything that the plan describes; the destination appears whole or not at all."""
     how = how or How()
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
@@ -176,7 +176,7 @@ def _permissions(plan: Plan, how: How) -> int:
 def _run_jobs(
     plan: Plan, sources: Sources, out: Destination, journal: Journal | NoJournal, how: How
 ) -> Sequence[Receipt]:
-    """Do all jobs that an earlier run has not done; the receipts of all, without what the jobs were made of."""
+    """Run all jobs that an earlier run has not done; return the receipts of all, without the jobs' parts."""
     do = Work(sources, out, plan.memory, plan.placement.check, how.digest)
     receipts = [_light(r) for r in journal.receipts]
     ready = {(r.job.file, r.job.start) for r in receipts}
@@ -202,14 +202,14 @@ def _verified(plan: Plan, receipts: Sequence[Receipt], sources: Sources) -> int:
 
 
 def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
-    """Write all that is not a tensor: headers, indexes, checksums, hashes."""
+    """Write everything that is not a tensor: headers, indexes, checksums, hashes."""
     final = how.metadata(outcome, sources) if how.metadata else {}
     for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks, final)):
         out.write(patch.file, patch.start, patch.data)
 
 
 def _confirmed(outcome: Outcome, out: Destination, journal: Journal | NoJournal, how: How) -> Outcome:
-    """Read back what was written; if it is wrong, no later run goes on with it."""
+    """Read back what was written; if it is wrong, no later run resumes it."""
     if how.confirm is None:
         return outcome
     try:
@@ -232,7 +232,7 @@ def _payloads(plan: Plan) -> Iterator[Patch]:
 
 
 def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
-    """Combine the pieces of every slot; tied names share what their slot has."""
+    """Combine the pieces of every slot; tied names share the result of their slot."""
     pieces: dict[str, list[Written]] = defaultdict(list)
     loss: dict[str, Loss] = {}
     for receipt in receipts:

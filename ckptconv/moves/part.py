@@ -94,7 +94,9 @@ Data = Span | Coded | Held
 class Part(NamedTuple):
     """A strided box of `data` and the strided box of the tensor that it fills, both in elements of `dtype`.
 
-    `ops` are names in `cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
+    shape: of the box. offset, strides: its first element and its strides in `data`. start, steps: the same in the
+    tensor, as flat C-order indices. ops: names in `moves.cast.OPS`, applied in order to the stored elements (swap
+    bytes, conjugate, mask to 4 bits ...).
     """
 
     data: Data

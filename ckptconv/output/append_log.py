@@ -39,12 +39,12 @@ class AppendLog:
             raise StorageError(busy, url=self.path)
 
     def read(self) -> bytes:
-        """All that is in it."""
+        """The content of the file."""
         self._file.seek(0)
         return self._file.read()
 
     def cut(self, size: int) -> None:
-        """Forget what lies behind the first `size` bytes."""
+        """Truncate the file to `size` bytes."""
         self._file.truncate(size)
 
     def append(self, lines: bytes) -> None:

@@ -43,7 +43,7 @@ class Destination(Protocol):
 
     @property
     def cleared(self) -> Sequence[str]:
-        """Names of what killed runs had left here, and is gone now."""
+        """Names of what killed runs had left here and this one removed."""
 
     def write(self, name: str, start: int, data: Any) -> None:
         """Write bytes at a position of a file."""
@@ -52,22 +52,22 @@ class Destination(Protocol):
         """The local path of each file until it is published."""
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
-        """Begin to bring a finished range to the disk."""
+        """Start writing a finished range back to the disk."""
 
     def fsync(self) -> None:
-        """Make durable what was written so far."""
+        """Make everything written so far durable."""
 
     def unpublished(self, base: str) -> str:
         """The path by which a reader finds, before it is published, what will be `base` in the folder."""
 
     def publish(self, *, sync: bool = True) -> None:
-        """Bring all files under their names, all or none."""
+        """Give all files their names, or none of them."""
 
     def abandon(self) -> None:
-        """Let nothing stay for a later run: what was written is wrong."""
+        """Leave nothing for a later run: what was written is wrong."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
 
     def __enter__(self) -> Destination: ...
 
@@ -75,7 +75,7 @@ class Destination(Protocol):
 
 
 def foreign(names: Sequence[str], folder: str) -> StorageError:
-    """Of a folder whose files are one checkpoint nobody knows which of the others are an older one's."""
+    """Refuse other files in a folder that is read as one checkpoint: they may belong to an older one."""
     return StorageError(
         f"{len(names)} files there would be read as part of the checkpoint and are not replaced by it; move them away, "
         f"or choose another folder:\n{listing(names)}",
@@ -177,7 +177,7 @@ class OutputNames:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def check_possible(self) -> None:
-        """Refuse what can be no destination, whatever is there."""
+        """Refuse what cannot be a destination, whatever exists there."""
         for name, path in self.final.items():
             if {"", ".", ".."} & set(name.split("/")):
                 raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")

@@ -1,8 +1,8 @@
-"""What is ours: opened without following what a stranger may have laid in its place, and locked while we live.
+"""Our own files: opened without following what somebody else may have put in their place, and locked while we run.
 
-A checkpoint's folder comes from strangers, and the names of our temporary files can be foretold: a link, a pipe or a
-forged file may stand where ours should be. Who merely ships files knows neither the number that the file system gives
-a file nor the time at which it was made here: by these a note (publish.py) and a temporary folder say what is ours.
+A checkpoint's folder may come from an attacker, and the names of our temporary files are predictable: a link, a pipe or
+a forged file may be where ours should be. Whoever only supplies files knows neither the inode number that a file gets
+here nor the time of its creation: by these a note (publish.py) and a temporary folder prove that they are ours.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def audience(mode: int) -> int:
 
 
 def mark(folder: str) -> None:
-    """Lay a file into a new temporary folder by which a later run knows that it is ours."""
+    """Put a file into a new temporary folder, by which a later run recognises it as ours."""
     found = os.lstat(folder)
     with os.fdopen(open_file(os.path.join(folder, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
         f.write(b"%d %d\n" % (found.st_dev, found.st_ino))
@@ -104,7 +104,7 @@ def is_marked(folder: str) -> bool:
 
 
 def identity(path: str) -> Identity:
-    """What nobody can foretell of a file: its number, and when it was last changed; of a folder the number only."""
+    """What nobody can predict of a file: its inode number and, unless it is a folder, the time of its last change."""
     found = os.lstat(path)
     return [found.st_dev, found.st_ino, *([] if S_ISDIR(found.st_mode) else [found.st_ctime_ns])]
 

@@ -1,4 +1,4 @@
-"""Bring finished temporary files under their names, so that a kill leaves the old or the new; and clear what it left.
+"""Rename finished temporary files so that a kill leaves the old or the new ones, and clear what killed runs left.
 
     .model.safetensors.3f9a01bc.part/      a folder of temporary files, locked while its run lives
     .model.safetensors.3f9a01bc.publish    JSON: the renames and removals of a set of files, until all are done
@@ -31,7 +31,7 @@ LONGEST = 200  # bytes of a title: a file's name has at most 255
 
 
 def short(title: str) -> str:
-    """The title as it stands in other names; long ones are cut and told apart by a checksum."""
+    """The title as part of other names; long ones are cut and distinguished by a checksum."""
     raw = os.fsencode(title)
     return title if len(raw) <= LONGEST else f"{raw[: LONGEST - 20].decode(errors='ignore')}-{crc32(raw):08x}"
 
@@ -55,7 +55,7 @@ Steps = list[tuple[str, str]]  # where something is now, and where it was: what 
 def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: Steps) -> None:
     """Do all of it, or what is left of it, or, when a step fails, nothing.
 
-    What is replaced is set aside until all is done. `steps` is empty afterwards, unless they cannot be undone.
+    Replaced files are kept aside until every step succeeds. On return `steps` lists only what could not be undone.
     """
     stages = {os.path.dirname(final): os.path.dirname(made) for made, final in todo.moves}
 
@@ -89,7 +89,7 @@ def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: 
 
 
 def _move(source: str, target: str, steps: Steps) -> None:
-    """Rename; what is not there is done already."""
+    """Rename a file; one that does not exist was renamed before."""
     if os.path.lexists(source):
         steps.append((target, source))
         os.replace(source, target)
@@ -121,7 +121,7 @@ def _exchange(source: str, target: str, name: str, owns: Callable[[str], bool], 
 
 
 def _undo(steps: Steps) -> None:
-    """The last step first; one that was begun but not done is none."""
+    """Undo all steps, the last one first; a step that was begun but not done is skipped."""
     while steps:
         now, was = steps[-1]
         if os.path.lexists(now) and not os.path.lexists(was):
@@ -134,7 +134,7 @@ def _undo(steps: Steps) -> None:
 
 @contextmanager
 def noted(folder: str, title: str, mark: str, todo: Publication, steps: Steps) -> Iterator[None]:
-    """Keep what is to be done written down, durably, until it is done or undone."""
+    """Keep a durable record of the steps until they are done or undone."""
     path = os.path.join(folder, f".{short(title)}.{mark}.publish")
     try:
         _write(path, folder, todo, os.O_EXCL)
@@ -176,7 +176,7 @@ def _gone(path: str) -> None:
 
 
 def sync(folder: str) -> None:
-    """Make a folder's names durable."""
+    """Make the entries of a folder durable."""
     fd = os.open(folder or ".", os.O_RDONLY)
     try:
         os.fsync(fd)

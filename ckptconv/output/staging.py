@@ -1,4 +1,4 @@
-"""Write: files in a temporary folder beside where they go, filled by positioned writes, published whole or not at all.
+"""Write files in a temporary folder beside their destination, with positioned writes; publish all of them or none.
 
 Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
 Paths                     the same files in another process, by their paths
@@ -56,7 +56,7 @@ class Output:
             raise
 
     def _free(self) -> None:
-        """Refuse, before any work, a destination that is taken."""
+        """Refuse a destination that is taken, before any work."""
         if not (self._force or self._whole):
             self._to.check_free()
 
@@ -85,7 +85,7 @@ class Output:
                 raise
 
     def _check_room(self, files: Sequence[OutputFile]) -> None:
-        """Ask before any work for room for all files."""
+        """Check for room for all files before any work."""
         try:
             self._to.check_room({} if self._whole else {f.name: f.size for f in files})
         except OSError as e:
@@ -137,7 +137,7 @@ class Output:
             os.close(fd)
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
-        """Begin to bring a finished range to the disk, so that `publish` has less to wait for.
+        """Start writing a finished range back to the disk, so that `publish` waits less.
 
         The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
         """
@@ -153,11 +153,11 @@ class Output:
         return self._to.unpublished(base)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """What arrives in another process only writes."""
+        """Pickle as `Paths`: another process only writes."""
         return Paths, (self.paths(),)
 
     def fsync(self) -> None:
-        """Make durable what was written so far."""
+        """Make everything written so far durable."""
         try:
             for name in self._ready:
                 with self._open(name) as fd:
@@ -219,7 +219,7 @@ class Output:
             os.close(self._fds.popitem()[1])
 
     def abandon(self) -> None:
-        """Let nothing stay for a later run: what was written is wrong."""
+        """Leave nothing for a later run: what was written is wrong."""
         self._stays = False
 
     def discard(self) -> None:

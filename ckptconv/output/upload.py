@@ -1,7 +1,7 @@
-"""Write to a remote folder: build the files here, then send them, the last one (the index) last.
+"""Write to a remote folder: build the files locally, then send them, the index last.
 
-Every object appears whole or not at all; what was sent is removed again when a later one fails. Object stores cannot
-write at positions, and a checkpoint's header is known last: so the files take room in the temporary folder (TMPDIR).
+Every object appears whole or not at all; if one fails, those already sent are removed. Object stores cannot write at
+positions, and a checkpoint's header is known last, so the files need room in the temporary folder (TMPDIR).
 """
 
 from __future__ import annotations

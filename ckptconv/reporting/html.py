@@ -38,10 +38,12 @@ REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 def report(
     source: Path, target: Path | None = None, *, output: Path, values: bool = True, **given: Unpack[MatchOptions]
 ) -> int:
-    """Write one HTML file that shows a checkpoint, or what a conversion made of it; returns its size in bytes.
+    """Write one HTML file that shows a checkpoint, or a conversion; return its size in bytes.
 
-    With a `target`, give the options of the conversion: the page then shows the rule that moved each tensor. Without
-    `values` only headers are read. Needs the extra `report`.
+    source: the checkpoint. target: the result of converting it; give the options of that conversion as well, and the
+    page shows the rule that moved each tensor. output: the file to write. values: read all values for statistics and
+    pictures; if false, only headers are read. Raises MissingExtra without the extra `report`, and any CkptError of
+    reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
     shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The content of a checkpoint. `extra` has further columns (statistics, hashes) by tensor name."""
+    """The result of `inspect`: tensors in order, totals, and in `extra` more columns (statistics, hashes) by name."""
 
     url: str
     checkpoint: Checkpoint

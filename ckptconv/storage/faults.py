@@ -1,4 +1,4 @@
-"""What a file system or a server refuses, as one of our errors: the cause in a few words, and no secret of a url."""
+"""Turn errors of file systems and servers into ours: the cause in a few words, without secrets of a url."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATUS = {
 
 
 def refused(e: OSError, url: str) -> CkptError:
-    """Say in one sentence what the file system refused."""
+    """Describe in one sentence what the file system refused."""
     if e.errno == errno.ENOSPC:
         return StorageError("the disk is full; nothing was changed", url=url)
     if e.errno == errno.EDQUOT:
@@ -35,7 +35,7 @@ def refused(e: OSError, url: str) -> CkptError:
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from: libraries wrap what the network said, some in `no such file`.
+    """An error and its causes: libraries wrap errors of the network, some of them in `no such file`.
 
     An error of ours that was being handled when this one was raised is no cause of it.
     """
@@ -49,7 +49,7 @@ def causes(e: BaseException | None) -> Iterator[BaseException]:
 
 
 def network(e: BaseException) -> str:
-    """What a server or the way to it said, or ''."""
+    """The error of a server or of the connection to it, or ''."""
     for cause in causes(e):
         if isinstance(cause, socket.gaierror) or "DNS" in type(cause).__name__:
             return "the host is unknown"
@@ -74,7 +74,7 @@ def _status(e: BaseException) -> int:
 
 @contextmanager
 def asking(url: str) -> Iterator[None]:
-    """Make one kind of error of what a file system raises; those of cloud libraries are of no common family."""
+    """Turn whatever a file system raises into one kind of error; those of cloud libraries have no common base class."""
     try:
         yield
     except Exception as e:  # the one place where a file system's surprise becomes our error
@@ -93,7 +93,7 @@ def asking(url: str) -> Iterator[None]:
 
 @contextmanager
 def spooling() -> Iterator[None]:
-    """Name the temporary folder where that is what is full or missing."""
+    """Name the temporary folder if that is what is full or missing."""
     try:
         yield
     except OSError as e:

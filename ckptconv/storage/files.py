@@ -1,4 +1,4 @@
-"""Looking and reading: local files by positioned reads, all else through remote.py. The room `output` writes.
+"""Look at files and read them: local ones with positioned reads, others through remote.py. The room `output` writes.
 
     Seen(url)        what detection needs, looked at once
     Reader(url)      ranges of one file, checked against its size
@@ -48,7 +48,7 @@ def is_dir(url: str) -> bool:
 def walk(
     folder: str, failed: Callable[[str, CkptError], None] | None = None
 ) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
-    """Each folder below (and with) this one: its url, its folders' names and its files; sorted, the outer one first.
+    """Yield this folder and each below it: its url, the names of its folders, and its files; sorted, outer ones first.
 
     Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
     `failed` is given the folders below that cannot be read, instead of an error.
@@ -98,7 +98,7 @@ def stat(url: str) -> Stat | None:
 
 
 def names(folder: str) -> list[str]:
-    """Names of the files and folders in a folder, sorted; none where there is no such folder."""
+    """Names of the files and folders in a folder, sorted; empty if the folder does not exist."""
     try:
         if is_remote(folder):
             return remote.names(folder)
@@ -112,8 +112,10 @@ def names(folder: str) -> list[str]:
 class Seen:
     """What a format may look at to recognise a checkpoint: read once, shared by all formats.
 
-    head, tail: the first and last `PEEK` bytes of a file (empty for a folder or a prefix that is no file);
-    files: names in the folder (the url is one) or beside it that begin with its base name; size: -1 if no file.
+    url, folder, base: the path, and its folder and base name. is_dir: whether it is a folder.
+    size: bytes of the file, -1 if there is no file. head, tail: its first and last `PEEK` bytes, b'' if there is none.
+    files: the names in the folder, or if the url is not a folder, the names beside it that begin with its base name.
+    members: the names in the archive, if it is a zip.
     """
 
     def __init__(self, url: str) -> None:
@@ -129,7 +131,7 @@ class Seen:
 
     @cached_property
     def files(self) -> list[str]:
-        """Listed only when a format asks: a folder of a thousand checkpoints is then not listed a thousand times."""
+        """Listed only on request, so that a folder of a thousand checkpoints is not listed a thousand times."""
         if self.is_dir:
             return names(self.url)
         return [n for n in names(self.folder) if n.startswith(self.base)]
@@ -168,7 +170,10 @@ def record_stamps() -> Iterator[dict[str, Stamp]]:
 
 
 class Reader:
-    """Positioned, checked reads of one file; safe to share between threads."""
+    """Positioned reads of one file, checked against its size; safe to share between threads.
+
+    url, size: of the file, in bytes. StorageError if it does not exist or cannot be read; use it as a context manager.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -185,7 +190,7 @@ class Reader:
 
     def _open(self, url: str) -> None:
         try:
-            # a pipe without a writer would be waited for, for ever
+            # opening a pipe without a writer would block forever
             how = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
             self._fd = os.open(local(url), how)
             status = os.fstat(self._fd)
@@ -194,7 +199,7 @@ class Reader:
             if not S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
             self.size = status.st_size
-            # the last cannot be set back: it tells of a change whose author restored the time of the one before
+            # ctime, the last one, cannot be set back: it reveals a change after which mtime was restored
             self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
         except OSError as e:
             self.close()
@@ -208,7 +213,7 @@ class Reader:
         return self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
 
     def into(self, start: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `start`."""
+        """Fill `view` with the bytes at `start`; CorruptCheckpoint if the file does not hold them."""
         self._check(start, len(view))
         if self.remote is not None:
             self.remote.into(start, view)
@@ -255,7 +260,7 @@ class Reader:
 
 
 def read_all(url: str, limit: int) -> bytes:
-    """Read a small file whole; CorruptCheckpoint if it is larger than `limit` bytes."""
+    """Read a whole small file; CorruptCheckpoint if it is larger than `limit` bytes."""
     with Reader(url) as f:
         if f.size > limit:
             raise CorruptCheckpoint(f"has {f.size} bytes, at most {limit} are sensible here", url=url)

@@ -1,4 +1,4 @@
-"""Names of files, local and remote: taken apart, put together, and kept inside a checkpoint's folder."""
+"""Paths, local and remote: split them, join them, and keep names inside a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_remote(url: str) -> bool:
 
 
 def is_http(url: str) -> bool:
-    """Whether there are no folders to list, only files."""
+    """Whether it is a web address, where folders cannot be listed."""
     return url.startswith(("http://", "https://"))
 
 
@@ -24,7 +24,7 @@ def local(url: str) -> str:
 
 
 def split(url: str) -> tuple[str, str]:
-    """Split into folder and base name, which `join` puts together; the folder of a bare name is '.'.
+    """Split a path into folder and base name, the arguments of `join`; the folder of a bare name is '.'.
 
     Of a chain (zip://a/b.npz::https://host/c.zip) the first link is split, of a web address what its query follows.
     """
@@ -44,6 +44,7 @@ def file_name(url: str) -> str:
 
 
 def join(folder: str, *names: str) -> str:
+    """Join a folder and names, local or remote."""
     if not is_remote(folder):
         return os.path.join(local(folder), *names)
     first, chain, rest = folder.partition("::")
@@ -52,7 +53,9 @@ def join(folder: str, *names: str) -> str:
 
 
 def sibling(url: str, name: str) -> str:
-    """The file `name`, as a checkpoint's index spells it, in the folder of `url`; nothing outside that folder.
+    """The path of the file `name`, as a checkpoint's index spells it, in the folder of `url`.
+
+    UnsafeCheckpoint if the name leaves that folder.
 
     A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
     and snapshots/REV/unet/name one level further up.
@@ -66,7 +69,7 @@ def sibling(url: str, name: str) -> str:
         inside = os.path.dirname(target) == home
         cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
         blob = below != home and os.path.dirname(target) == join(cache, "blobs")
-        # what the user named may itself be a link; its neighbours are then those of the link's target as well
+        # the url may itself be a link; the files beside the link's target then count as beside it as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
         if not (inside or blob or beside):
             where = url.removesuffix(f"{os.sep}.")

@@ -1,10 +1,10 @@
-"""Something with `read(start, size)`: the one shape in which all parts of the program see bytes at rest.
+"""Objects with `read(start, size)`: the one interface by which all parts of the program read stored bytes.
 
 Ranges                        the protocol; storage.files.Reader is the usual one
 Slice(ranges, start, size)    a range of another, as if it were a file: a member of an archive
 InMemory(url, data)           bytes that were decoded, or built
 Spool()                       a temporary file without a name
-FileObject(ranges)            any of them under a library that wants a seekable file object
+FileObject(ranges)            any of them for a library that needs a seekable file object
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ranges(Protocol):
 
 
 class Slice(NamedTuple):
-    """The bytes [start, start+size) of `ranges`, counted from 0; closing it closes what it is a slice of."""
+    """The bytes [start, start+size) of `ranges`, counted from 0; closing it closes `ranges`."""
 
     ranges: Ranges
     start: int
@@ -69,7 +69,7 @@ class InMemory:
 
 
 class Spool:
-    """A private copy of what comes from `url`, in a local file without a name; it is gone with this object.
+    """A private copy of the contents of `url` in a local file without a name, which disappears with this object.
 
     Filled once; then safe to share between threads.
     """
@@ -91,7 +91,7 @@ class Spool:
         return os.pread(self.fd, size, start)
 
     def close(self) -> None:
-        """Stay open for the next reader; the file goes with the last reference."""
+        """Stay open for the next reader; the file disappears with the last reference."""
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

@@ -1,10 +1,10 @@
-"""Files that are not here: what fsspec's file systems answer, in few requests, with their surprises made ours.
+"""Remote files, read through fsspec's file systems in few requests, with their errors turned into ours.
 
     s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH     and all others of fsspec
 
 `RemoteFile` fetches ranges; small reads near one another share a window, which doubles while it is read in order.
-Credentials are the file systems' own business (environment, configuration files); what a url itself holds of them is
-never shown: see messages.redacted.
+Credentials are left to the file systems (environment, configuration files); those in a url are never shown: see
+messages.redacted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PIECE = 2**23  # bytes of one request
 
 
 class Stat(NamedTuple):
-    """What tells whether a file is still the same without reading it; `mtime` in ns, 0 where it is not known."""
+    """The size and time of a file, which tell whether it has changed; `mtime` in ns, 0 if it is not known."""
 
     size: int
     mtime: int
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of a remote url and the path within it; it remembers no listings, files may change."""
+    """The fsspec file system of a remote url and the path within it; it caches no listings, since files may change."""
     with asking(url):
         try:
             fs, path = _connected(url)
@@ -64,7 +64,7 @@ def _connected(url: str) -> tuple[Any, Any]:
 
 
 def info(url: str) -> dict[str, Any] | None:
-    """What the file system tells of a file or folder, or None if there is none."""
+    """The file system's information on a file or folder, or None if there is none."""
     fs, path = filesystem(url)
     try:
         with asking(url):
@@ -133,7 +133,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
 
 
 class RemoteFile:
-    """Ranges of one remote file, checked for length; safe to share between threads."""
+    """Reads of ranges of one remote file, checked for length; safe to share between threads."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -163,7 +163,7 @@ class RemoteFile:
         return bytes(self.view(start, size))
 
     def view(self, start: int, size: int) -> bytes | memoryview:
-        """The same, perhaps without a copy."""
+        """The same, without a copy if possible."""
         if not size:
             return b""
         if self._copy is not None:
@@ -210,7 +210,7 @@ class RemoteFile:
             self._spools[start, size] = spool
 
     def _near(self, start: int, size: int) -> bytes:
-        """Serve a small read from the window; a read that goes on where the window ends makes the next one larger."""
+        """Serve a small read from the window; a read that continues at the window's end doubles the next window."""
         with self._lock:
             skip = start - self._at
             if not 0 <= skip <= len(self._window) - size:
@@ -226,7 +226,7 @@ class RemoteFile:
         return _sized(data, start, size, self.url)
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Several ranges (start, size), some at once where the file system can."""
+        """Read several ranges (start, size), concurrently if the file system can."""
         if len(wanted) == 1:
             yield self._fetch(*wanted[0])
             return
@@ -248,7 +248,7 @@ def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def _ranged(url: str, size: int) -> bool:
-    """Whether the web server answers a request for a range with that range: the last byte is asked for."""
+    """Whether the web server honours range requests, found by a request for the last byte."""
     fs, path = filesystem(url)
     with asking(url):
         try:
@@ -260,7 +260,7 @@ def _ranged(url: str, size: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
-    """A private copy of a file that can only be had whole, or is small; gone when it is forgotten."""
+    """A private copy of a file that is small or can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
     fs, path = filesystem(url)
     with asking(url), spool.filled() as file:

@@ -1,7 +1,7 @@
-"""How the web is asked: redirects stay with the host that the person named, and every request ends.
+"""Requests to web servers: redirects stay on the host that the user named, and every request has a time limit.
 
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
-CKPTCONV_TIMEOUT      seconds that a request may take, beside one for each 64 KiB that are asked for; 60
+CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STORES = {
 
 
 def seconds(size: int) -> float:
-    """How long a request for `size` bytes may take."""
+    """The time in seconds that a request for `size` bytes may take."""
     given = os.environ.get("CKPTCONV_TIMEOUT", "60")
     try:
         return max(1.0, float(given)) + size / RATE
@@ -61,7 +61,7 @@ def client() -> dict[str, Any]:
 
 
 async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
-    """Refuse, before it is followed, a redirect to a host that nobody named."""
+    """Refuse a redirect to a host that the user did not name, before it is followed."""
     from yarl import URL
 
     found = sent.response.headers.get("Location") or sent.response.headers.get("URI") or ""

@@ -79,7 +79,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """All differences of two checkpoints, in the order of A, then of B; and how many tensors are equal."""
+    """The result of `diff`: `pairs`, all differences in the order of A, then of B; `equal`, a count of tensors.
+
+    `same` is the verdict under the `tolerance`; str(d) is what the command line prints.
+    """
 
     equal: int
     pairs: tuple[Pair, ...]
@@ -87,7 +90,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing counts: with a tolerance, a dtype alone does not."""
+        """True if there is no difference; with a tolerance, a different dtype alone does not count."""
         return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
 
     @property

@@ -27,7 +27,7 @@ from ..moves.sources import Sources
 
 
 class Checked(NamedTuple):
-    """The number of tensors, of tensors with a hash, and of bytes with a checksum."""
+    """What `verify` checked: the number of tensors, of tensors with a hash, and of bytes with a checksum."""
 
     tensors: int
     hashed: int
