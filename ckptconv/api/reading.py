@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import checkpoint
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
 from ..errors import UsageError
 from ..formats import detect
@@ -66,6 +66,8 @@ def refuse_streams(url: str) -> None:
 
 def selected(found: Checkpoint, select: Select) -> Checkpoint:
     """Take what was selected."""
+    if not found.tensors:
+        found = replace(found, notes=(*found.notes, Note("hint", "this checkpoint holds no tensors")))
     if select.at:
         found = prefixes.at(found, select.at)
     found = passes.roles(found)

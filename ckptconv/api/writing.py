@@ -169,6 +169,9 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
     if plain and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
         text = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", text)))
+    if (named := table.by_suffix(os.fspath(destination))) and row.name not in named:
+        text = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
+        made = replace(made, notes=(*made.notes, Note("hint", text)))
     return row, made
 
 

@@ -89,6 +89,7 @@ def _refuse_stand_in(seen: Seen) -> None:
         hint = did_you_mean(seen.base, seen.files or present, "similar names" if seen.files else "", count=3)
         if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in present):
             hint = "; a run was killed while it replaced it: the next run that writes it completes that first"
+        hint = foreign.missing(seen.url) or hint
         raise StorageError(f"no such file, folder or checkpoint prefix{hint}", url=seen.url)
     elif seen.size == 0:
         what = "is empty (0 bytes)"

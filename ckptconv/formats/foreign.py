@@ -9,12 +9,15 @@ Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..messages import printable
 from ..storage.files import Seen
 
 MAX_NAMES = 8  # names of files in a message
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
+UNWRITTEN = (".onnx", ".gguf", ".ggml", ".tflite", ".pte", ".mlmodel", ".mlpackage", ".pb", ".pbtxt")
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
@@ -29,6 +32,19 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"BZh", PACKED.format("bzip2")),
     (257, b"ustar", "is a tar; unpack it first"),
 )
+
+
+def missing(url: str) -> str:
+    """What may be meant by a path that is not there, as the end of a message, or ''."""
+    if not url:
+        return ": the path is an empty text"
+    if any(c in url for c in "*?["):
+        return "; `ckptconv zoo` takes globs, other verbs take paths"
+    if url.startswith("~"):
+        return "; ~ is expanded by a shell, where it is not quoted"
+    if REPOSITORY.fullmatch(url):
+        return f"; a repository of the Hugging Face Hub is hf://{url}"
+    return ""
 
 
 def known(seen: Seen) -> str:
@@ -53,7 +69,7 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
     single = [n for n in files if n.lower().endswith(suffixes)]
     if single:
         return f"is not a checkpoint itself; give a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
-    return f"holds no checkpoint: its files are {_some(files)}"
+    return f"holds no checkpoint itself, but {_some(files)}; name one of them, or find all below with `ckptconv zoo`"
 
 
 def _deepspeed(files: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import MissingExtra, UsageError
 from ..messages import did_you_mean
 from ..storage.files import is_dir
+from .foreign import UNWRITTEN
 
 
 class Format(NamedTuple):
@@ -98,10 +99,17 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits and (url.endswith("/") or is_dir(url)):
         raise UsageError(f"{url!r} is a folder; give a file in it, or use to='hf' or to='npy', which write folders")
+    if not fits and (suffix := next((s for s in UNWRITTEN if url.lower().endswith(s)), "")):
+        raise UsageError(f"{url!r}: {suffix} files are not written: they hold a program beside the weights")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
         raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
+
+
+def by_suffix(url: str) -> set[str]:
+    """The names of the formats that a destination's suffix stands for."""
+    return {f.name for _, f in _fitting(TABLE, url)}
 
 
 def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:

@@ -21,7 +21,7 @@ from fnmatch import translate
 from ..checkpoint import Checkpoint, Note, Role, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
-from ..messages import did_you_mean, listing
+from ..messages import did_you_mean, listing, many
 from .averages import AVERAGE
 from .templates import separator
 
@@ -141,6 +141,9 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """Drop optimizer slots, steps, averages and other training state."""
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
+    if left and not keep:
+        roles = ", ".join(sorted({t.role for t in checkpoint.tensors.values()}))
+        raise UsageError(f"weights_only=True leaves none of {many(len(left), 'tensor')}; their roles are {roles}")
     return checkpoint.with_tensors(keep, *([Note("dropped", "not weights, by role", left)] if left else []))
 
 

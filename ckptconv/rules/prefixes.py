@@ -21,6 +21,7 @@ MAX_ENTRIES = 12  # that an error lists
 # The prefixes of DataParallel, torch.compile, DeepSpeed, Lightning and FSDP. Those that begin with an underscore occur
 # nowhere else, so they are removed in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+NESTED = ("state_dict", "model_state_dict", "model_dict")  # of a model within an entry; no module is called so
 
 CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
 
@@ -94,13 +95,15 @@ def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
 
 
 def hinted(checkpoint: Checkpoint) -> Checkpoint:
-    """Note the wrappers' prefixes that all weights have, and the option that removes them."""
+    """Note a state dict that is an entry of the entry, and the wrappers' prefixes of all weights, with the options."""
     weights = [n for n, t in checkpoint.tensors.items() if not t.role]
-    found = _wrapped(weights)
-    if not found:
-        return checkpoint
-    text = f"names have prefixes of wrappers; strip_prefix='{','.join(found)}' removes them"
-    return replace(checkpoint, notes=(*checkpoint.notes, Note("hint", text, tuple(weights[:1]))))
+    main = checkpoint.details.get("entry", {}).get("name", "")
+    inner = [e for e in dict.fromkeys(n.partition(".")[0] for n in weights) if e in NESTED]
+    texts = [f"the state dict is an entry of {main!r}; at='{main}.{inner[0]}' takes it"] if main and inner else []
+    if found := _wrapped(weights):
+        texts.append(f"names have prefixes of wrappers; strip_prefix='{','.join(found)}' removes them")
+    notes = tuple(Note("hint", text, tuple(weights[:1])) for text in texts)
+    return replace(checkpoint, notes=(*checkpoint.notes, *notes)) if notes else checkpoint
 
 
 def _wrapped(names: list[str]) -> list[str]:

@@ -121,7 +121,7 @@ def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtur
 
 FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "nothing": ([], 3, "it is empty"),
-    "no checkpoint": (["readme.txt", "x.py"], 3, "its files are readme.txt, x.py"),
+    "no checkpoint": (["readme.txt", "x.py"], 3, "holds no checkpoint itself, but readme.txt, x.py"),
     "one": (["a.npz"], 3, "give a file in it (a.npz)"),
     "several": (["a.npz", "b.h5", "c.txt"], 3, "give a file in it (a.npz, b.h5)"),
     "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 4, "no node of a database"),

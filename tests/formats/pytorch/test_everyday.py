@@ -459,3 +459,25 @@ def test_settings_need_no_opaque(fake: Any, tmp_path: Path) -> None:
         assert not [n for n in got.notes if "unknown classes" in n.text]
         assert got.details["values"]["path"] == "a/b"
         assert got.details["values"]["namespace.lr"] == 0.1
+
+
+@pytest.mark.parametrize("beside", [{}, {"optimizer": {"lr": 0.1}}, {"ema": {"w": torch.ones(3)}}])
+def test_the_hint_names_the_entry_of_an_entry(beside: dict[str, Any], tmp_path: Path) -> None:
+    """{"checkpoint": {"state_dict": ...}}: the option that the hint names gives the names of state_dict()."""
+    net = Net()
+    saved({"checkpoint": {"state_dict": net.state_dict(), **beside}, "epoch": 3}, tmp_path / "a.pt")
+    (hint,) = [n.text for n in ckptconv.open(tmp_path / "a.pt").notes if n.kind == "hint"]
+    assert "at='checkpoint.state_dict' takes it" in hint
+    got = ckptconv.open(tmp_path / "a.pt", at="checkpoint.state_dict")
+    assert list(got) == list(net.state_dict())
+    assert not [n for n in got.notes if n.kind == "hint"]
+
+
+def test_an_optimizer_alone_has_no_weights(tmp_path: Path) -> None:
+    saved(optimizer(Net()), tmp_path / "optimizer.pt")
+    with pytest.raises(
+        ckptconv.UsageError, match=r"weights_only=True leaves none of \d+ tensors; their roles are slot"
+    ):
+        ckptconv.open(tmp_path / "optimizer.pt", weights_only=True)
+    saved({"epoch": 3}, tmp_path / "epoch.pt")
+    assert "this checkpoint holds no tensors" in [n.text for n in ckptconv.open(tmp_path / "epoch.pt").notes]
