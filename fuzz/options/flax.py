@@ -14,7 +14,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 
-from .common import Case, Values, array, dtype, some_shape
+from .common import Case, Outward, Values, array, dtype, some_shape
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -205,3 +205,6 @@ def make(choose: random.Random, folder: Path) -> Case:
             raw = choose.choice((raw + b"\0", raw[:-1], raw.replace(b"\x01", b"\x02", 1)))
     path.write_bytes(raw)
     return Case(path, "flax", read, folder / "back.msgpack")
+
+
+OUTWARD = (Outward("w.msgpack", "flax", DTYPES, read),)

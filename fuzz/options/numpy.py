@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from .common import Case, Values, array, dtype, some_name, some_shape
+from .common import Case, Outward, Values, array, dtype, some_name, some_shape, strided
 
 PLAIN = (
     "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
@@ -71,21 +71,7 @@ def some_array(choose: random.Random) -> np.ndarray:
         if item.kind == "S":
             return np.array([w.encode()[:3] for w in words], item).reshape(shape)
         return np.array(words, item).reshape(shape)
-    made = array(choose, item, shape)
-    match choose.randrange(8):
-        case 0:
-            return np.asfortranarray(made)
-        case 1:
-            return made.T
-        case 2 if made.ndim:
-            return made[::-1]
-        case 3 if made.ndim:
-            return made[..., ::2]
-        case 4:
-            return np.broadcast_to(made, (choose.randint(1, 3), *made.shape))
-        case 5:
-            return made.transpose(choose.sample(range(made.ndim), made.ndim))
-    return made
+    return strided(choose, array(choose, item, shape))
 
 
 def objects(choose: random.Random) -> np.ndarray:
@@ -258,3 +244,6 @@ def make(choose: random.Random, folder: Path) -> Case:
     path = folder / "m.npz"
     npz(choose, path)
     return Case(path, "npz", read_npz, folder / "back.npz")
+
+
+OUTWARD = (Outward("w.npz", "npz", PLAIN, read_npz), Outward("w", "npy", PLAIN, read_npy))

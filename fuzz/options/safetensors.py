@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 from safetensors import TensorSpec, deserialize, safe_open, serialize_file
 
-from .common import Case, Ours, Values, array, dtype, some_bytes, some_name, some_shape
+from .common import Case, Ours, Outward, Values, array, dtype, some_bytes, some_name, some_shape
 
 # spelling, dtype here, bits of an element
 DTYPES = {
@@ -170,3 +170,7 @@ def make(choose: random.Random, folder: Path) -> Case:
     path = folder / "m.safetensors"
     (by_writer if how < 0.5 else by_hand)(choose, path, some_names(choose))
     return Case(path, "safetensors", read, folder / "back.safetensors")
+
+
+WHOLE = tuple(kind for spelling, (kind, _) in DTYPES.items() if spelling not in ("F4", "F6_E2M3", "F6_E3M2"))
+OUTWARD = (Outward("w.safetensors", "safetensors", WHOLE, read), Outward("w", "hf", WHOLE, read))
