@@ -2,24 +2,32 @@
 
 What Keras holds in memory is what we read from its file. What we write of that, at once or by way of safetensors, is
 loaded by Keras into the same model, whose weights were set to zero. A model serves SHARED seeds, with other values.
+
+Keras takes 50 ms for that. In most cases it therefore does not write and load itself: other values are put into a file
+that it wrote, and are looked for in ours where it looks: at its paths, or at its positions in a legacy file.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import h5py
 import numpy as np
 
-from .common import Case, Choice, Ours, Values, some_bytes
+from .common import Case, Choice, Ours, Values, native, some_bytes
+from .hdf5 import around
 
-SHARED = 25
+SHARED = 50
+LOADED = 10  # one in so many is written and loaded by Keras
 FILES = {"keras": ("m.keras", "m.weights.h5", "m.h5", "m.weights.json"), "tf_keras": ("m.h5", "whole.h5")}
 NAMES = ("dense", "a b", "x.y", "conv", "0", "layer", "Z", "kernel", "gamma", "block_1", "é")
 POLICIES = ("float32", "float32", "float32", "float16", "float64", "bfloat16", "mixed_float16")
@@ -29,6 +37,8 @@ REFUSED = {
     "order of the model is not known": "an order that is not known, where a guess could not be noticed",
 }
 LENIENT: dict[str, str] = {}
+
+__all__ = ["LENIENT", "REFUSED", "around", "as_named", "make", "oracle"]
 
 
 def oracle() -> str:
@@ -210,8 +220,10 @@ def spelled(model: Any, two: bool, file: str) -> list[str]:
 
 def make(choose: Choice, folder: Path) -> Case:
     model, two = built(choose.number // SHARED)
-    file = choose.choice([f for f in FILES["tf_keras" if two else "keras"] if f != "m.h5" or not has_bfloat16(model)])
-    return case(choose, folder, model, two, file)
+    files = [f for f in FILES["tf_keras" if two else "keras"] if f != "m.h5" or not has_bfloat16(model)]
+    if choose.number % LOADED == 0:
+        return case(choose, folder, model, two, choose.choice(files))
+    return variant(choose, folder, choose.number // SHARED, choose.choice([f for f in files if f.endswith("h5")]))
 
 
 def case(choose: random.Random, folder: Path, model: Any, two: bool, file: str) -> Case:
@@ -235,7 +247,123 @@ def case(choose: random.Random, folder: Path, model: Any, two: bool, file: str) 
     back = "back.h5" if two or choose.random() < (0.95 if file == "m.h5" else 0.3) else "back.weights.h5"
     back = "back.weights.h5" if has_bfloat16(model) else back
     via = folder / choose.choice(("via.safetensors", "via.pt", "via.ckpt")) if choose.random() < 0.4 else None
-    return Case(path, None, read, folder / back, {"weights_only": True}, via=via)
+    return Case(
+        path,
+        None,
+        read,
+        folder / back,
+        {"weights_only": True},
+        {"verify": choose.choice(("none", "none", "receipts"))},
+        via,
+    )
+
+
+# --- other values in a file of Keras ----------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """A file that Keras wrote, its weights by name, and the name of each place: a path, or a position in the lists."""
+
+    raw: bytes
+    weights: Values
+    places: dict[Any, str]
+
+
+def places(f: Any) -> dict[Any, str]:
+    """The paths of a file's weights by where Keras looks for them."""
+    base = f.get("model_weights", f)
+    if "layer_names" not in base.attrs and "layer_names0" not in base.attrs:
+        found: dict[Any, str] = {}
+        f.visititems(lambda n, d: found.update({n: n}) if isinstance(d, h5py.Dataset) else None)
+        return found
+    layers = [n.decode() if isinstance(n, bytes) else n for n in base.attrs["layer_names"]]
+    lists = [(n, base[n].attrs["weight_names"]) for n in layers]
+    lists = [(n, names) for n, names in lists if len(names)]
+    text = [
+        (i, j, n, w.decode() if isinstance(w, bytes) else w)
+        for i, (n, ws) in enumerate(lists)
+        for j, w in enumerate(ws)
+    ]
+    return {(i, j): f"{base.name.strip('/')}/{n}/{w}".strip("/") for i, j, n, w in text}
+
+
+def stored(dataset: Any, like: np.ndarray) -> np.ndarray:
+    """A dataset in the dtype of the weight; Keras stores bfloat16 as opaque bytes."""
+    found = np.asarray(dataset[()])
+    return found.view(like.dtype) if found.dtype.kind == "V" else native(found)
+
+
+@lru_cache(maxsize=6)
+def written(seed: int, file: str) -> Written:
+    """By Keras, with values that tell where each weight is; those that another has too have no place."""
+    model, two = built(seed)
+    values = drawn(random.Random(seed), model)
+    with TemporaryDirectory() as home:
+        path = Path(home) / file
+        (model.save if file == "whole.h5" or (file == "m.h5" and not two) else model.save_weights)(str(path))
+        raw = path.read_bytes()
+    weights = dict(zip(spelled(model, two, file), values, strict=True))
+    known = {}
+    with h5py.File(io.BytesIO(raw), "r") as f:
+        for place, name in places(f).items():
+            alike = [n for n, a in weights.items() if a.tobytes() == np.asarray(f[name][()]).tobytes()]
+            known.update({place: alike[0]} if len(alike) == 1 else {})
+    return Written(raw, weights, known)
+
+
+def variant(choose: random.Random, folder: Path, seed: int, file: str) -> Case:
+    """A file of Keras with other values, some datasets in chunks; ours is looked at where Keras would look."""
+    source, path = written(seed, file), folder / file
+    values = dict(source.weights)
+    path.write_bytes(source.raw)
+    with h5py.File(path, "r+") as f:
+        for place, name in places(f).items():
+            if place in source.places:
+                known = source.places[place]
+                like = values[known]
+                values[known] = np.frombuffer(some_bytes(choose, like.nbytes), like.dtype).reshape(like.shape)
+                put(choose, f, name, values[known])
+    legacy = isinstance(next(iter(places_of(source)), ""), tuple)
+    back = "m.h5" if legacy else "m.weights.h5"
+
+    def read(where: Path) -> Values:
+        if where == path:
+            return values
+        with h5py.File(where, "r") as f:
+            there = places(f)
+            found = {n: stored(f[there[place]], values[n]) for place, n in source.places.items() if place in there}
+        return found | {n: a for n, a in values.items() if n not in source.places.values()}
+
+    via = folder / choose.choice(("via.safetensors", "via.pt", "via.ckpt")) if choose.random() < 0.4 else None
+    return Case(
+        path,
+        None,
+        read,
+        folder / "back" / back,
+        {"weights_only": True},
+        {"verify": choose.choice(("none", "none", "receipts"))},
+        via,
+    )
+
+
+def places_of(source: Written) -> dict[Any, str]:
+    with h5py.File(io.BytesIO(source.raw), "r") as f:
+        return places(f)
+
+
+def put(choose: random.Random, f: Any, name: str, value: np.ndarray) -> None:
+    held = f[name]
+    value = value.view(held.dtype) if held.dtype.kind == "V" else value
+    if choose.random() < 0.2 and value.ndim and value.size:
+        attrs, parent = dict(held.attrs), held.parent
+        del f[name]
+        kept = parent.create_dataset(
+            name.removeprefix(parent.name.strip("/") + "/"), data=value, chunks=True, compression="gzip"
+        )
+        for key, said in attrs.items():
+            kept.attrs[key] = said
+    elif value.size:
+        held[...] = value
 
 
 def has_bfloat16(model: Any) -> bool:
