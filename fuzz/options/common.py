@@ -291,13 +291,13 @@ def outcomes(family: Any, seed: int, folder: Path) -> list[Outcome]:
     return found
 
 
-def run(name: str, cases: int, seed: int, keep: Path | None = None) -> tuple[Counter[str], list[str]]:
+def run(name: str, cases: int, seed: int, keep: Path | None = None, step: int = 1) -> tuple[Counter[str], list[str]]:
     """How often each outcome came, and a line for each finding, whose files are copied to `keep`."""
     family = import_module(f"{__package__}.{name}")
     counts: Counter[str] = Counter()
     findings = []
     with tempfile.TemporaryDirectory() as home:
-        for number in range(seed, seed + cases):
+        for number in range(seed, seed + cases * step, step):
             folder = Path(home) / "case"
             folder.mkdir()
             try:

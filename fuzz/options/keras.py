@@ -380,7 +380,7 @@ def as_named(mine: Ours, want: Values) -> Values:
     known: dict[str, str] = {}
     for name in mine.values.keys() - want.keys():
         prefix, _, number = name.rpartition("/var_")
-        own = [n for n in want if n.rpartition("/")[0] == prefix]
+        own = [n for n in want if f"/{prefix}".endswith("/" + n.rpartition("/")[0])]
         if number.isdigit() and int(number) < len(own):
             known[own[int(number)]] = name
         else:
