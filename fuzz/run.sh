@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 minutes=$1
 shift
 families=("${@:-}")
-[ -n "${families[0]}" ] || families=(tf pytorch hdf5 json numpy flax zoo rules)
+[ -n "${families[0]}" ] || families=(tf pytorch hdf5 json numpy flax orbax zoo rules)
 work=${FUZZ_WORK:-/tmp/ckptconv-fuzz}
 logs=${FUZZ_LOGS:-$work/logs}
 mkdir -p "$logs" "$work/findings"

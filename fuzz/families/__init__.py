@@ -6,12 +6,12 @@ rest    the file itself; or, of a way that packs several files or members, recor
 
 from __future__ import annotations
 
-from . import flax, hdf5, json, numpy, pytorch, rules, tf, zoo
+from . import flax, hdf5, json, numpy, orbax, pytorch, rules, tf, zoo
 from .common import LARGEST, ROOT, Family, dictionary, packed, records
 
 FAMILIES: dict[str, Family] = {
     "tf": tf.FAMILY, "pytorch": pytorch.FAMILY, "hdf5": hdf5.FAMILY, "json": json.FAMILY, "numpy": numpy.FAMILY,
-    "flax": flax.FAMILY, "zoo": zoo.FAMILY, "rules": rules.FAMILY,
+    "flax": flax.FAMILY, "orbax": orbax.FAMILY, "zoo": zoo.FAMILY, "rules": rules.FAMILY,
 }  # fmt: skip
 
 __all__ = ["FAMILIES", "LARGEST", "ROOT", "Family", "dictionary", "packed", "records"]

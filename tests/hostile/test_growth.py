@@ -63,7 +63,7 @@ def taken(path: Path, kind: str) -> Took:
     done = subprocess.run([sys.executable, "-c", CHILD, str(path), kind], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     peak, seconds, said = done.stdout.split()
-    return Took(sum(p.stat().st_size for p in path.parent.iterdir()), int(peak), float(seconds), said)
+    return Took(sum(p.stat().st_size for p in path.parent.rglob("*") if p.is_file()), int(peak), float(seconds), said)
 
 
 # --- worst cases: each writes a file of size n into a folder, and says what to open ---------------------------------
@@ -243,6 +243,37 @@ def flax(folder: Path, n: int) -> Path:
     return folder / "x.msgpack"
 
 
+def orbax(folder: Path, n: int) -> Path:
+    """Many small chunks, in a tree of nodes whose keys share a long prefix."""
+    from ckptconv.formats.orbax import btree
+
+    said = {**ZARRAY, "shape": [20_000 * n], "chunks": [1]}
+    name = b"k" * 100
+    entries = [btree.Entry(name + b"/.zarray", 0, len(raw := json.dumps(said).encode()), raw)]
+    entries += [btree.Entry(name + b"/%d" % i, 4 * i, 4) for i in range(20_000 * n)]
+    nodes, manifest = btree.build(sorted(entries), "values", 80_000 * n)
+    folder = folder / "x"
+    folder.mkdir()
+    (folder / "values").write_bytes(bytes(80_000 * n) + nodes)
+    (folder / "manifest.ocdbt").write_bytes(manifest)
+    return folder
+
+
+def orbax_absent(folder: Path, n: int) -> Path:
+    """Every second chunk is absent."""
+    folder = folder / "x"
+    (folder / "w").mkdir(parents=True)
+    side = 2 * int((600 * n) ** 0.5)
+    (folder / "w" / ".zarray").write_text(json.dumps({**ZARRAY, "shape": [side, side], "chunks": [1, 1]}))
+    for i in range(side):
+        for j in range(i % 2, side, 2):
+            (folder / "w" / f"{i}.{j}").write_bytes(b"abcd")
+    return folder
+
+
+ZARRAY = {"zarr_format": 2, "dtype": "<f4", "compressor": None, "fill_value": 0, "filters": None, "order": "C"}
+
+
 def npz_members(folder: Path, n: int) -> Path:
     one = io.BytesIO()
     np.lib.format.write_array(one, np.zeros(0, "f4"))
@@ -296,6 +327,8 @@ CASES: dict[str, tuple[Callable[[Path, int], Path], str]] = {
     "tf-graph: scopes": (graph_scopes, "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
     "flax: maps": (flax, "flax"),
+    "orbax: chunks": (orbax, "orbax"),
+    "orbax: absent chunks": (orbax_absent, "orbax"),
     "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
     "hdf5: links": (hdf5_of("links"), "hdf5"),
     "hdf5: groups": (hdf5_of("groups"), "hdf5"),

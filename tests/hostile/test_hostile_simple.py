@@ -18,7 +18,7 @@ from ckptconv.rules import library
 from ckptconv.rules.lint import lint
 
 HOME = FIXTURES / "hostile"
-KINDS = ("safetensors", "numpy", "flax", "sharded", "dcp", "tf", "strangers")
+KINDS = ("safetensors", "numpy", "flax", "orbax", "sharded", "dcp", "tf", "strangers")
 RULES = json.loads((HOME / "rules" / "expected.json").read_text())
 CASES = [
     (kind, file, error, words)

@@ -46,7 +46,7 @@ def test_found_by_fuzzing(path: Path, families: dict[str, Any], tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("family", ["tf", "pytorch", "hdf5", "json", "numpy", "flax", "zoo"])
+@pytest.mark.parametrize("family", ["tf", "pytorch", "hdf5", "json", "numpy", "flax", "orbax", "zoo"])
 def test_seeds_are_read(family: str, families: dict[str, Any], tmp_path: Path) -> None:
     """A fuzzer that cannot lay out sound files would find nothing, in silence: each way has a seed that is read."""
     ways = families[family].ways
