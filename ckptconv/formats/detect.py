@@ -1,4 +1,4 @@
-"""The table of formats, detection, and the two questions a format answers.
+"""Detect the format of a checkpoint, and open it. A format answers two questions:
 
     where are the bytes?        open(url, how) -> Checkpoint             (headers only)
     where should they go?       writer(url, **options) -> Writer         (pure: offsets, then patches)
@@ -12,7 +12,7 @@ A format is a module with these functions (safetensors.py is the shortest comple
                                          for a string tensor, one bytes object per element
     writer(url, max_shard_size=None) -> Writer      only if the format can be written
 
-and one line in `TABLE`. Third parties register the same `Format` row under the entry point group `ckptconv.formats`.
+and one row in table.py. Third parties register the same `Format` row under the entry point group `ckptconv.formats`.
 Nothing heavy is imported before a format's own function runs.
 """
 
@@ -42,7 +42,7 @@ INDEX = "hf"  # the format that reads shards under the name of the whole, whatev
 
 
 def detect(url: str, *, but: str = "") -> Format:
-    """Find the format of the checkpoint at `url`, by content first and name second; the format `but` is not considered.
+    """Find the format of the checkpoint at `url`, by content first and name second, other than the format `but`.
 
     Raises UnknownFormat with the bytes seen, AmbiguousFormat with the candidates.
     """

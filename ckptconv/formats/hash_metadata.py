@@ -1,4 +1,4 @@
-"""What a file's metadata says of the file itself: content hashes of its tensors, and how it was made.
+"""Metadata about the file itself: content hashes of its tensors, and the options of the conversion that made it.
 
     metadata "ckptconv.xxh3.0": "9f3c..."          32 digits for each tensor, sorted by name; .1, .2 after 1000 each
     metadata "ckptconv.xxh3":   "2 1503 77ab..."   version, number of tensors, and the seal over all of them

@@ -1,4 +1,4 @@
-"""Where a format puts the bytes: slots for tensors, patches for everything else, decided before any data exists."""
+"""The layout of an output: slots for tensors, patches for everything else, decided before any data exists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Slot(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """Bytes that do not belong to a tensor: headers, directories, indexes."""
+    """Bytes that do not belong to a tensor, `data` at byte `start` of an output file: headers, directories, indexes."""
 
     file: str
     start: int
@@ -50,7 +50,7 @@ class Placement(NamedTuple):
     stale: a regular expression for names in the destination's folder that belong to an older checkpoint of this name.
     unit: the output is a folder without an index, which is replaced as a whole.
     renamed: what a tensor will be called when it is read, where the format does not keep its name.
-    notes: what a person should know of this layout, such as an order that was guessed.
+    notes: what the user should know about this layout, such as an order that was guessed.
     """
 
     files: Sequence[OutputFile]

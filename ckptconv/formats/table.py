@@ -14,7 +14,11 @@ from .foreign import UNWRITTEN
 
 
 class Format(NamedTuple):
-    """A row of the table: the format's name, title and module, and the suffixes of its files."""
+    """A row of the table of formats.
+
+    name: as users spell it. title: for people. module: the module that implements it, in full. suffixes: of its files,
+    in lower case. reads, writes: what it can do. detect.py describes the functions of the module.
+    """
 
     name: str
     title: str
@@ -78,7 +82,7 @@ def table() -> dict[str, Format]:
 
 
 def get(name: str) -> Format:
-    """Look up a format by name; UsageError lists all formats."""
+    """Look up a format by name; UsageError suggests a similar name or lists all."""
     name = ALIASES.get(name, name)
     for row in TABLE:  # installed packages are searched only if this fails, because that is slow
         if row.name == name:

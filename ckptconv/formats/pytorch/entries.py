@@ -1,4 +1,4 @@
-"""Which entry of a nested checkpoint is the model's state dict.
+"""Find the entry of a nested checkpoint that is the model's state dict.
 
     {"state_dict": {...}, "optimizer": {...}, "best_score": T}      state_dict: its names are given without the prefix
     {"model": {...}, "model_ema": {...}}                            model; model_ema is its moving average
@@ -69,7 +69,7 @@ class _Entries:
 
 
 def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
-    """Take the prefix off the model's state dict, and say what lies beside it; also details for the passes.
+    """Remove the prefix of the model's state dict, and note what is beside it; return also details for the passes.
 
     details["entry"] = {"name": the entry without its prefix or "", "beside": other entries, "averages": of these,
                         "average": whether the entry itself is one}
@@ -99,7 +99,7 @@ def _beside(leaf: Leaf, names: set[str], averages: list[str]) -> Leaf:
 
 
 def _choose(models: list[str]) -> str:
-    """The entry that is the model, or '' where nobody can tell."""
+    """The entry that is the model, or '' if that is undecidable."""
     plain = [name for name in models if not is_average(name)]
     named = [name for name in plain if name in MODELS]
     if len(named) == 1:

@@ -1,4 +1,4 @@
-"""From what a pickle held to a checkpoint: named leaves become tensors, and everything else is accounted for.
+"""Turn the contents of a pickle into a checkpoint: named leaves become tensors, and everything else is accounted for.
 
     fc.weight  View of a storage        -> a tensor;  two equal views -> a tie;  two that overlap -> a note
     q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note
@@ -176,7 +176,7 @@ def _overlapping(spots: list[tuple[int, int, str]]) -> list[str]:
 
 
 def jsonable(value: Any, room: int = 50) -> Any:
-    """A value as JSON can hold it, cut short where it is long."""
+    """A value as JSON, truncated if it is long."""
     kind = type(value)
     if kind is float and not isfinite(value):
         return str(value)  # JSON has no word for it

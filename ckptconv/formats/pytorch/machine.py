@@ -80,7 +80,7 @@ class Machine:
         return piece.decode("utf-8")
 
     def marked(self) -> list[Any]:
-        """What was pushed since the last MARK."""
+        """The values pushed since the last MARK."""
         items = self.stack
         if not self.below:
             raise CorruptCheckpoint(f"no MARK is open at byte {self.at}", url=self.url)
@@ -120,7 +120,7 @@ class Machine:
         raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}", url=self.url)
 
     def charge(self, values: tuple[Any, ...]) -> None:
-        """Count what a call may copy or walk through."""
+        """Count the elements that a call may copy or visit."""
         if len(values) > MAX_ARGUMENTS:
             raise UnsafeCheckpoint(f"a call at byte {self.at} has {len(values)} arguments", url=self.url)
         self.room -= sum([len(v) for v in values if type(v) in SIZED])
@@ -128,7 +128,7 @@ class Machine:
             raise UnsafeCheckpoint(f"the pickle uses the same values over and over (byte {self.at})", url=self.url)
 
     def key(self, value: Any) -> Any:
-        """Let only small, acyclic keys into a dictionary or a set."""
+        """Refuse keys of dictionaries and sets unless they are small and acyclic."""
         budget, text, todo = MAX_KEY, MAX_KEY_TEXT, [value]
         while todo:
             one, budget = todo.pop(), budget - 1
@@ -148,7 +148,7 @@ class Machine:
             raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values", url=self.url)
 
     def contain(self) -> None:
-        """Count a container, of which a pickle has some for what it holds, not one for each byte."""
+        """Count a container; the number that a pickle may have is bounded by its size."""
         self.containers -= 1
         if self.containers < 0:
             raise UnsafeCheckpoint("the pickle makes containers without end, with nothing in them", url=self.url)

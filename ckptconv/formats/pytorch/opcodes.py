@@ -148,7 +148,7 @@ def _binary(width: int) -> Callable[[Machine], None]:
 
 
 def _byte_string(width: int) -> Callable[[Machine], None]:
-    """Python 2's str: text where it is ASCII; else its bytes, which are text in a name and elements in an array."""
+    """Python 2's str: text if it is ASCII; else its bytes, which are text in a name and elements in an array."""
 
     def op(m: Machine) -> None:
         piece = m.take(int.from_bytes(m.take(width), "little"))

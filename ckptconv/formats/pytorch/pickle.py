@@ -1,4 +1,4 @@
-"""A pickle machine that runs nothing: protocols 2 to 5, with our own functions where pickle would call yours.
+"""A pickle machine that runs no code of the file: protocols 2 to 5, with our own functions in the place of calls.
 
     80 02                      PROTO 2
     7d 28                      EMPTY_DICT MARK
@@ -104,7 +104,7 @@ def _run(m: Machine) -> Any:
 
 
 def _end(m: Machine, op: int) -> Any:
-    """Give the value on STOP, refuse anything else."""
+    """Return the value on STOP, refuse anything else."""
     if op == 0x2E:
         if len(m.stack) != 1 or m.below:
             raise CorruptCheckpoint(f"the pickle ends at byte {m.at} with an untidy stack", url=m.url)

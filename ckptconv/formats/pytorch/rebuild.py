@@ -1,4 +1,4 @@
-"""The functions by which torch rebuilds tensors, each giving exactly torch's tensor or refusing.
+"""The functions by which torch rebuilds tensors; each returns exactly torch's tensor or refuses.
 
     torch._utils._rebuild_tensor_v2(storage, 0, (2, 3), (3, 1), False, OrderedDict())             -> View
     torch._utils._rebuild_tensor_v3(untyped storage, ..., torch.uint16)                           -> View
@@ -83,7 +83,7 @@ def _bits(view: View, grad: Any, metadata: Any) -> View:
 
 
 def _check_grad(value: Any, grad: Any) -> None:
-    """What torch refuses as well: a gradient is a yes or no, and only numbers with fractions have one."""
+    """Refuse what torch refuses: requires_grad is a boolean, and only floating-point and complex tensors have it."""
     if type(grad) is not bool:
         raise CorruptCheckpoint(f"whether a tensor has a gradient is {shown(grad)}")
     row = value.row if type(value) is View else None
@@ -92,7 +92,7 @@ def _check_grad(value: Any, grad: Any) -> None:
 
 
 def bare(value: Any) -> Any:
-    """A tensor without its attributes; a `Hollow` as what its state has made of it."""
+    """A tensor without its attributes; a `Hollow` as its state has filled it."""
     while type(value) is Tagged:
         value = value.value
     return value.value if type(value) is Hollow else value

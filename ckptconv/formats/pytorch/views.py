@@ -1,4 +1,4 @@
-"""What tensors in a pickle are made of: storages, and views of them that are checked here once and trusted afterwards.
+"""Tensors in a pickle: storages, and views of them, which are checked here once and trusted afterwards.
 
 Storage   the bytes of one member or stretch of the file, of one type
 View      dtype, offset, shape, strides in one storage; offsets and strides count elements of the view's dtype
@@ -22,7 +22,7 @@ MAX_EXPANSION = 2**32  # bytes that a view with zero strides may claim beyond it
 
 
 class TorchType(NamedTuple):
-    """torch.float32 and the like; `row` is None where no neutral dtype fits (complex32, bits8, quint4x2)."""
+    """torch.float32 and the like; `row` is None if no neutral dtype fits (complex32, bits8, quint4x2)."""
 
     name: str
     row: DType | None
@@ -52,7 +52,7 @@ class Storage(NamedTuple):
 
 
 class View(NamedTuple):
-    """A tensor: a strided look at a storage. `row` None: a dtype that nothing else can hold, called `torch`."""
+    """A tensor: a strided view of a storage. `row` None: a dtype that nothing else can hold, called `torch`."""
 
     storage: Storage
     row: DType | None
@@ -69,7 +69,7 @@ class View(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """A tensor with attributes: they do not change its elements. `path` is its class where that is unknown, or ''."""
+    """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''."""
 
     value: Any
     path: str
@@ -77,7 +77,7 @@ class Tagged(NamedTuple):
 
 
 class Wrapper(NamedTuple):
-    """A tensor subclass without data of its own: `attributes` hold the tensors that it is made of."""
+    """A tensor subclass without data of its own: `attributes` hold the tensors of which it consists."""
 
     path: str
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class Wrapper(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """A tensor made of tensors. `details` are the numbers that go with them."""
+    """A tensor that consists of tensors. `details` are the numbers that belong to them."""
 
     kind: str
     shape: tuple[int, ...]
@@ -101,7 +101,7 @@ class Absent(NamedTuple):
 
 
 class Hollow:
-    """A tensor made without data by files of 2016 and 2017, which its state then fills."""
+    """A tensor created without data, as in files of 2016 and 2017, and filled by its state."""
 
     __slots__ = ("kind", "value")
 
@@ -164,7 +164,7 @@ def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -
 
 
 def _order(storage: Storage, row: DType) -> tuple[str, ...]:
-    """Torch swaps the bytes of a big-endian file by the storage's type, and those of an untyped storage not at all."""
+    """The byte order: torch swaps a big-endian file by the storage's type, and does not swap an untyped storage."""
     if not storage.swapped:
         return ()
     kind = storage.type.row or (BYTE if storage.type == UNTYPED else None)
@@ -176,7 +176,7 @@ def _order(storage: Storage, row: DType) -> tuple[str, ...]:
 
 
 def typed(storage: Any) -> TorchType:
-    """The dtype of a tensor that does not say it: its storage's."""
+    """The dtype of a tensor that does not name one: its storage's."""
     if type(storage) is not Storage:
         raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
     kind = storage.type

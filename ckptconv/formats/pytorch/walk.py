@@ -1,4 +1,4 @@
-"""Nested containers and recorded objects as one row of named leaves.
+"""Flatten nested containers and recorded objects into a sequence of named leaves.
 
     {"epoch": 3, "state_dict": {"fc.weight": T, ...}, "optimizer": {"state": {0: {"step": 9, "exp_avg": T}}, ...}}
     -> state_dict.fc.weight;  optimizer.state.0.exp_avg (a slot);  optimizer.state.0.step = 9;  epoch = 3
@@ -78,7 +78,7 @@ class Walk:
         self.open.discard(id(value))
 
     def leaf(self, name: str, value: Any, role: WalkRole, top: str) -> Iterator[Leaf]:
-        """One leaf, or none where it is left out or refused."""
+        """Yield one leaf, or none if it is left out or refused."""
         if type(value) is Hollow:
             value = value.value
             if value is None:
@@ -101,7 +101,7 @@ class Walk:
                     self.hung.append(leaf.name)
 
     def children(self, value: Any, name: str) -> list[tuple[str, Any, WalkRole]] | None:
-        """What a container holds: name segment, value, role; None for a leaf."""
+        """The contents of a container: name segment, value, role; None for a leaf."""
         kind = type(value)
         if kind is dict:
             return [(k if type(k) is str else segment(k), v, "") for k, v in value.items()] or None
@@ -115,7 +115,7 @@ class Walk:
         return self.recorded(value) if kind is Inert and value.args is not None else None
 
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
-        """What an object holds."""
+        """The contents of a recorded object."""
         self.left -= len(thing.args) if type(thing.args) is tuple else 0
         found = list(_module(thing) if _has_parameters(thing) else _object(thing)) or None
         if found or thing.path not in HARMLESS:
@@ -123,7 +123,7 @@ class Walk:
         return found
 
     def wrapped(self, tensor: Wrapper, name: str) -> Any:
-        """What stands for a tensor without data: its attributes; of a DTensor whose shard is the whole, that shard."""
+        """Replace a tensor without data by its attributes, or for a DTensor whose shard is the whole, by that shard."""
         held = tensor.attributes
         self.inert[tensor.path] = None
         if tensor.path == JAGGED:
@@ -202,7 +202,7 @@ def _has_parameters(thing: Inert) -> bool:
 
 
 def _module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """What a module's state_dict() holds, in its order; then its other attributes."""
+    """The contents of a module's state_dict(), in its order; then its other attributes."""
     for part in _states(thing):
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
@@ -218,14 +218,14 @@ def _module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
 
 
 def _object(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """The attributes of an object, its items, and what else than scalars it was called with."""
+    """The attributes of an object, its items, and its arguments other than scalars."""
     for part in _states(thing):
         yield from ((segment(k), v, "") for k, v in part.items() if segment(k) not in _NOISE)
     yield from ((name, value, "") for name, value in _items(thing))
 
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
-    """All that is not an attribute: other states, items, arguments."""
+    """Everything that is not an attribute: other states, items, arguments."""
     parts = thing.state if type(thing.state) is tuple else (thing.state,)
     for i, part in enumerate(parts):
         if type(part) not in (dict, Ordered) and type(part) not in SCALARS:
@@ -239,7 +239,7 @@ def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
 
 
 def _complete(spec: Any) -> bool:
-    """Whether each placement of a DTensor is Shard or Replicate: a Partial one is to be summed up."""
+    """Whether each placement of a DTensor is Shard or Replicate; a Partial one would have to be summed."""
     placements = next((part.get("placements") for part in _states(spec)), None) if type(spec) is Inert else None
     if type(placements) is not tuple:
         return False

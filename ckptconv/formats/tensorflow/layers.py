@@ -32,7 +32,7 @@ _ASIDE = re.compile(
 
 
 class _Walk:
-    """One pass over a graph; each node belongs to the first that leads to it."""
+    """One pass over a graph; each node belongs to the first node that leads to it."""
 
     def __init__(self, graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], closed: set[int]) -> None:
         self.graph, self.tensors = graph, tensors  # tensors by checkpoint key
@@ -41,7 +41,7 @@ class _Walk:
         self.integer = {t.name for t in tensors.values() if t.dtype.kind not in "fc"}
 
     def children(self, node: int) -> Iterator[tuple[str, int]]:
-        """The objects in a node, in the order of Keras: its layers by their numbers, then its attributes."""
+        """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
         rows = [
             (c.local_name, c.node_id) for c in self.graph.nodes[node].children if not _ASIDE.fullmatch(c.local_name)
         ]
@@ -50,7 +50,7 @@ class _Walk:
         yield from (row for row in rows if not _LAYER.fullmatch(row[0]))
 
     def variable(self, node: int) -> str:
-        """The tensor that a node holds, '' if it is no variable or not a weight."""
+        """The tensor that a node holds, '' if the node is not a variable or the tensor is not a weight."""
         for a in self.graph.nodes[node].attributes:
             t = self.tensors.get(a.checkpoint_key)
             if a.name == "VARIABLE_VALUE" and t is not None and not t.role:
@@ -59,7 +59,7 @@ class _Walk:
         return ""
 
     def part(self, node: int) -> Part:
-        """The object at a node with all that is in it and was not met before."""
+        """The object at a node, with everything in it that was not visited before."""
         self.seen.add(node)
         made, own = Part(), list[tuple[str, str]]()
         for name, child in self.children(node):
@@ -74,7 +74,7 @@ class _Walk:
         return made
 
     def model(self, node: int = 0) -> int:
-        """The model's node: the root, or the only thing with weights below it that has none of its own."""
+        """The model's node: the root, or its only child with weights if the root has none itself."""
         while True:
             rows = [c for c in self.graph.nodes[node].children if c.node_id != node]
             names = {c.local_name for c in self.graph.nodes[node].children}
@@ -95,7 +95,7 @@ class _Walk:
         return _Walk(self.graph, self.tensors, self.seen)
 
     def layers(self, node: int) -> Iterator[tuple[str, Part]]:
-        """The layers of a model: the objects in it, and those in its lists."""
+        """The layers of a model: its objects, and those in its lists."""
         self.seen.add(node)
         for name, child in self.children(node):
             if child in self.seen or self.variable(child):
@@ -108,7 +108,7 @@ class _Walk:
 
 
 def of_graph(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], closed: set[int]) -> Order | None:
-    """The layers of the model in a graph; None if some of its weights are in none.
+    """The layers of the model in a graph; None if some of its weights are in no layer.
 
     tensors: by checkpoint key. closed: nodes that are optimizers.
     """
@@ -130,7 +130,7 @@ def of_graph(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], clos
 
 
 def _named(rows: list[tuple[str, Part]], full: Mapping[str, str]) -> Layers:
-    """Layers under the names that begin their variables' names, where these are unique."""
+    """Layers under the first segment of their variables' names, if those are unique."""
     heads = {n.split("/")[0] for n in full.values()}
     level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in full.values()) else 0
     called = [{[*full[n].split("/"), ""][level] for n in part.listed()} for _, part in rows]

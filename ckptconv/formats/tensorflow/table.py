@@ -118,7 +118,7 @@ class Table:
         raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
 
     def _of_block(self, n: int, block: bytes) -> list[Place]:
-        """The entries of the block of this number, within what the index says of it."""
+        """The entries of one block, given by its number, checked against the bounds in the index."""
         above, most = self.blocks[n - 1][0] if n else None, self.blocks[n][0]
         found = self._places(block, self.blocks[n][1], above)
         if found and found[-1][0] > most:
@@ -165,7 +165,7 @@ class Table:
         return data
 
     def _places(self, block: bytes, start: int, above: bytes | None = None) -> list[Place]:
-        """All entries of a block; keys increase from `above`. The inner loop of opening."""
+        """All entries of a block, whose keys must increase from `above`. This is the inner loop of opening."""
         restarts, end = self._restarts(block, start)
         found: list[Place] = []
         whole = set[int]()  # where entries begin that share nothing
@@ -216,7 +216,7 @@ class Table:
         return CorruptCheckpoint(f"{what} (at byte {start})", url=self.url)
 
     def _instead(self) -> str:
-        """Say what lies where a table should be."""
+        """Describe what the file is instead of a table."""
         head = self.reader.read(0, min(64, self.reader.size)).lstrip().lower()
         if not self.reader.size:
             return "it is empty (0 bytes)"
