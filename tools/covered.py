@@ -18,7 +18,7 @@ class Covered:
         self._said = dict(self._base.execute("select id, context from context where context like '%|%'"))
         self._runs = dict(self._base.execute("select context_id, count(*) from arc group by context_id"))
 
-    def of(self, path: str, line: int, most: int) -> list[str]:
+    def of(self, path: str, line: int) -> list[str]:
         """Tests that reach a line, or the nearest line above it that any reaches; the most specific first."""
         files = [row[0] for row in self._base.execute("select id from file where path like ?", (f"%/{path}",))]
         reached: dict[int, set[int]] = {}
@@ -30,4 +30,4 @@ class Covered:
         tests = sorted(
             (self._runs[key], self._said[key].rpartition("|")[0]) for key in reached.get(max(reached, default=0), ())
         )
-        return list(dict.fromkeys(test for _, test in tests))[:most]
+        return list(dict.fromkeys(test for _, test in tests))
