@@ -14,7 +14,7 @@ bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
 PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
 
-.PHONY: help quick format lint schemas test check docs fixtures proto fuzz bench build lock audit demo clean
+.PHONY: help quick format lint schemas test check cover docs fixtures proto fuzz bench build lock audit demo clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -51,6 +51,9 @@ check:
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py
 	$(RAY) || $(RAY)
 RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
+
+cover: $(VENV)/test.done ## branch coverage, and which test reaches which line, in .coverage
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py --cov --cov-context=test
 
 docs: $(VENV)/core.done ## the tables in README.md and docs/formats.md
 	$(BIN)/python tools/make_formats.py

@@ -1,0 +1,153 @@
+"""What the command line and Python list and refuse without reading a tensor, in the tests' own process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv import UsageError
+from ckptconv.api.values import bar, floats, names_code
+from ckptconv.bulk import manifest
+from ckptconv.cli import complete
+from ckptconv.formats import table
+from ckptconv.rules import library
+
+
+def test_formats_are_listed(cli: Run) -> None:
+    rows = {r["name"]: r for r in json.loads(cli("formats", "--json").stdout)}
+    assert set(rows) == set(table.table())
+    assert (rows["tf-v1"]["reads"], rows["tf-v1"]["writes"]) == (True, False)
+    said = cli("formats").stdout.splitlines()
+    (line,) = [row for row in said if row.split()[:1] == ["tf-v1"]]
+    assert line.split().count("yes") == 1
+    assert "-" in line.split()
+
+
+def test_converters_are_listed_and_shown(cli: Run) -> None:
+    rows = json.loads(cli("converters", "--json").stdout)
+    assert [r["name"] for r in rows] == library.names()
+    name = rows[0]["name"]
+    assert any(line.startswith(name) for line in cli("converters").stdout.splitlines())
+    there = json.loads(cli("converters", "show", name, "--json").stdout)
+    back = json.loads(cli("converters", "show", name, "--inverse", "--json").stdout)
+    assert there["rules"]
+    assert {tuple(r["to"]) for r in back["rules"]} <= {tuple(r["from"]) for r in there["rules"]} | {()}
+    said = cli("converters", "show", name).stdout
+    assert said.startswith(f"{name}: {there['title']}\n")
+    assert there["rules"][0]["from"][0] in said
+
+
+def test_lint_says_what_is_wrong(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[[rule]]\nfrom = '{x}/a'\nto = 'b'\n")
+    done = cli("converters", "lint", "bad.toml")
+    assert (done.returncode, "{x} is on one side only" in done.stdout) == (1, True)
+    (tmp_path / "good.toml").write_text("[[rule]]\nfrom = '{x}/a'\nto = '{x}.b'\n")
+    done = cli("converters", "lint", "good.toml")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "good.toml: sound\n")
+
+
+def test_words_that_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-x.toml", "r.toml", "r.txt", "r s.toml"):
+        (tmp_path / name).write_text("")
+    assert complete.converters("r") == [*(n for n in library.names() if n.startswith("r")), "r.toml"]
+    assert complete.converters("nowhere/") == []
+    assert "auto" in complete.converters("")
+    assert complete.dtypes("b") == ["bfloat16"]
+    assert "tf-v1" in complete.readable("tf")
+    assert "tf-v1" not in complete.writable("tf")
+    assert {"size", "-size"} <= {*complete.columns(""), *complete.columns("-")}
+    names = {f"net/layer_{i}/w": np.ones(1) for i in range(3)} | {"net.x": np.ones(1)}
+    ckptconv.save(names, tmp_path / "m.npz")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect m.npz none.npz --include net")
+    assert complete.tensors("net/l") == ["net/layer_0/*", "net/layer_1/*", "net/layer_2/*"]
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect 'm.npz")
+    assert complete.tensors("net/l") == []
+
+
+# --- Python -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a:b", True), ("a.b:c.d", True), ("_a1:B_2", True), ("a", False), ("a/b:c", False), ("gs://a", False),
+        ("a:b:c", False), ("1a:b", False), ("a.:b", False), ("", False),
+    ],
+)  # fmt: skip
+def test_what_names_code(text: str, code: bool) -> None:
+    assert names_code(text) is code
+
+
+def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Any] = []
+
+    class Bar:
+        n = total = 0
+
+        def __init__(self, **how: Any) -> None:
+            moved.append(how)
+
+        def update(self, by: int) -> None:
+            self.n += by
+            moved.append((self.n, self.total))
+
+        def close(self) -> None:
+            moved.append("closed")
+
+    package, auto = ModuleType("tqdm"), ModuleType("tqdm.auto")
+    auto.tqdm = Bar  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm", package)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
+    move = bar("tqdm")
+    assert move is not None
+    for done in (3, 5, 9):
+        move(done, 9)
+    assert moved == [{"unit": "B", "unit_scale": True}, (3, 9), (5, 9), (9, 9), "closed"]
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ckptconv.MissingExtra, match="pip install tqdm"):
+        bar("tqdm")
+    assert bar(None) is bar(False) is None
+    with pytest.raises(UsageError, match="not 3"):
+        bar(3)
+    assert set(floats()) >= {"float32", "bfloat16"}
+    assert "int32" not in floats()
+
+
+def test_nothing_to_open() -> None:
+    with pytest.raises(UsageError, match="no source was given"):
+        ckptconv.convert([], "x.npz")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"source": "a", "options": "[]"}, "options must be an object"),
+        ({"source": ""}, "it has no source"),
+        ({"source": "a", "destination": "../b"}, "is not below the output folder"),
+        ({"source": "a", "destination": "/b"}, "is not below the output folder"),
+        ({"source": "a", "destination": "s3://b/c"}, "is not below the output folder"),
+        ({"source": "a", "opaqe": True}, "unknown key 'opaqe'; did you mean opaque"),
+        ({"source": "a", "opaque": 1}, "opaque is a bool, not 1"),
+        ({"source": "a", "max_shard_size": True}, "max_shard_size is a int, not True"),
+        ({"source": "a", "include": "w"}, "Expecting value"),
+    ],
+)
+def test_rows_of_a_manifest(row: dict[str, Any], words: str) -> None:
+    from ckptconv.api.options import Change, Select, Target
+
+    default = manifest.Settings(Select(), Change(), Target())
+    with pytest.raises(ValueError, match=words):
+        manifest._row(row, "/data", default)
+    good = manifest._row({"source": "a", "opaque": "TRUE", "include": '["w"]', "destination": "x/"}, "/data", default)
+    assert (good.source, good.destination) == ("/data/a", "x")
+    assert good.settings.select.opaque is True
+    assert good.settings.select.include == ("w",)
