@@ -1,0 +1,172 @@
+"""Every limit by its own name: what just fits passes, what is one more is refused, on the limit's own words.
+
+A file that breaks a limit often breaks something else as well, and is refused for that where the limit is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from kit import refused
+from pickles import Raw, pickled
+
+import ckptconv
+from ckptconv.formats import safetensors
+from ckptconv.formats.containers import msgpack as walker
+from ckptconv.formats.numpy import npy
+from ckptconv.formats.pytorch import opcodes, pickle, walk
+from ckptconv.formats.tensorflow import locate
+from ckptconv.moves import prefetch
+from ckptconv.rules import axes, layout, library, pieces, templates, toml
+
+ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
+
+
+def flax(folder: Path, value: Any) -> Path:
+    (folder / "a.msgpack").write_bytes(msgpack.packb(value))
+    return folder / "a.msgpack"
+
+
+def header(folder: Path) -> Path:
+    said = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(64)
+    (folder / "a.safetensors").write_bytes(len(said).to_bytes(8, "little") + said + bytes(4))
+    return folder / "a.safetensors"
+
+
+def texts() -> object:
+    said = b"{'descr': '<U0', 'fortran_order': False, 'shape': (3, 5), }".ljust(117) + b"\n"
+    return npy.parse_head(npy.MAGIC + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
+
+
+def nested(folder: Path) -> Path:
+    (folder / "a.pkl").write_bytes(pickled({"a": {"b": {"c": 1}}}))
+    return folder / "a.pkl"
+
+
+def marks(count: int) -> bytes:
+    return pickled(Raw(b"(" * count + b"t" * count))
+
+
+def rules(text: str) -> Callable[[Path], object]:
+    return lambda _: library.parse(text, "test")
+
+
+Case = tuple[ModuleType, str, int, Callable[[Path], object], str]
+LIMITS: dict[str, Case] = {
+    "a header of safetensors": (
+        safetensors, "MAX_HEADER", 64, lambda p: ckptconv.open(header(p)), "claims a header of 64 bytes; at most 63 are"
+    ),
+    "the depth of msgpack": (
+        walker, "MAX_DEPTH", 5, lambda p: ckptconv.open(flax(p, {"a": {"b": {"c": ARRAY}}})), "nested deeper than 4"
+    ),
+    "the values of msgpack": (
+        walker, "MAX_VALUES", 6, lambda p: ckptconv.open(flax(p, {"a": {"b": {"c": ARRAY}}})), "has more than 5 values"
+    ),
+    "the texts of msgpack": (
+        walker, "MAX_TEXT", 9, lambda p: ckptconv.open(flax(p, {"a" * 9: ARRAY})), "text of at most 8 bytes is expected"
+    ),
+    "texts of no characters": (npy, "MAX_EMPTY", 15, lambda _: texts(), "holds 15 strings without"),
+    "the depth of a pickle's value": (
+        walk, "MAX_DEPTH", 3, lambda p: ckptconv.open(nested(p)), "its containers are nested or shared without"
+    ),
+    "the stack of a pickle": (
+        opcodes, "MAX_STACK", 7, lambda _: pickle.load(pickled(Raw(b"(" + b"N" * 7 + b"t"))), "stacks more than 6"
+    ),
+    "the marks of a pickle": (
+        opcodes, "MAX_STACK", 4, lambda _: pickle.load(marks(4)), "the pickle nests more than 3 marks"
+    ),
+    "the steps of a pickle": (
+        pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
+    ),
+    "the path in a state file": (
+        locate, "MAX_PATH", 6, lambda _: locate._parts("x", "a/bcde"), "the state file names 'a/bcde', which is not a"
+    ),
+    "the length of a layout": (
+        axes, "MAX_PATTERN", 10, lambda _: axes.Parser("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
+    ),
+    "the parentheses of a layout": (
+        axes, "MAX_DEPTH", 2, lambda _: axes.Parser("((i o)) -> o i").sides(), "has more than 1 nested parentheses"
+    ),
+    "the blocks of a layout": (
+        layout, "MAX_BLOCKS", 3, lambda _: layout.parse.__wrapped__("(a + b + c) -> (c + b + a)"), "more than 2 blocks"
+    ),
+    "the captures of a template": (
+        templates, "MAX_ANY", 2, lambda _: templates.template("{a...}x{b...}"), "has more than 1 captures"
+    ),
+    "the text of a template": (
+        toml, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"), "grows beyond 7"
+    ),
+    "the numbers of a fill": (
+        toml, "MAX_FILL", 3, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nfill = { c = [1, 2, 3] }"), "nor a list of up to 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_limits(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, least, do, words = LIMITS[what]
+    assert getattr(module, name) >= least
+    monkeypatch.setattr(module, name, least)
+    do(tmp_path)
+    monkeypatch.setattr(module, name, least - 1)
+    with refused(words):
+        do(tmp_path)
+
+
+def test_names_that_are_too_long_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = templates.Matcher([(templates.template("{x...}"), {})])
+    monkeypatch.setattr(templates, "MAX_NAME", 4)
+    assert made.first("abcd") is not None
+    assert made.first("abcde") is None
+
+
+def test_pieces_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layout.parse("(a + b + c) -> (c + b + a)")
+    before = ckptconv.Checkpoint({"t": ckptconv.checkpoint.held("t", np.arange(6.0))})["t"]
+    monkeypatch.setattr(pieces, "MAX_PIECES", 4)
+    (after,) = made.apply([before], {"a": 1, "b": 2})
+    assert after[0] == (6,)
+    monkeypatch.setattr(pieces, "MAX_PIECES", 3)
+    with pytest.raises(ckptconv.LayoutError, match="needs more than 3 pieces for one part; convert in two steps"):
+        made.apply([before], {"a": 2, "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "joined"),
+    [
+        ([(0, 4), (4, 4)], [(0, 8)]),
+        ([(4, 4), (0, 4)], [(0, 8)]),
+        ([(0, 4), (7, 1)], [(0, 8)]),
+        ([(0, 4), (8, 1)], [(0, 4), (8, 1)]),
+        ([(0, 9), (2, 3)], [(0, 9)]),
+        ([(0, 9), (8, 2)], [(0, 10)]),
+        ([(0, 9), (9, 2)], [(0, 9), (9, 2)]),
+        ([(0, 10), (3, 1), (10, 1)], [(0, 10), (10, 1)]),
+        ([], []),
+    ],
+)
+def test_requests_are_joined(ranges: Any, joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_GAP", 3)
+    monkeypatch.setattr(prefetch, "MAX_REQUEST", 10)
+    assert prefetch.merged(ranges) == joined
+
+
+def test_an_index_of_names(tmp_path: Path) -> None:
+    """Of a JSON index: names twice, numbers that JSON does not have, no map."""
+    for text, words in (
+        ('{"weight_map": {"a": "b", "a": "c"}}', "the name 'a' occurs twice"),
+        ('{"weight_map": {"a": NaN}}', "NaN is not JSON"),
+        ('{"weight_map": ' + "[" * 100_000, "is nested too deeply"),
+        ('{"weight_map": ["a"]}', "has no weight_map from tensors to files"),
+        (json.dumps({"weight_map": {"a": 3}}), "has no weight_map from tensors to files"),
+    ):
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        with refused(words):
+            ckptconv.open(tmp_path / "model.safetensors.index.json")
