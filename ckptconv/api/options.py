@@ -85,6 +85,9 @@ class Target:
     verify: Verify = option("receipts", "Read every byte back, or not even headers.", clean=verification)
     sync: bool = option(True, "Wait until the output is on the disk.")
     hash: bool | None = option(None, "Carry hashes in the metadata (default: where the format has no checksums).")
+    copy_files: bool | None = option(
+        None, "Copy config, tokenizer and the like along (default: from a folder to a folder of hf)."
+    )
     resume: bool = option(False, "Go on where a killed run stopped; if this one is, keep what it did.")
 
 
@@ -212,6 +215,7 @@ class TargetOptions(TypedDict, total=False):
     verify: bool | Verify
     sync: bool
     hash: bool | None
+    copy_files: bool | None
     resume: bool
 
 

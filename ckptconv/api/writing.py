@@ -16,7 +16,7 @@ from ..engine import ray
 from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Metadata, Outcome, execute
 from ..errors import UsageError
-from ..formats import table
+from ..formats import companions, table
 from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..formats.placement import Writer
@@ -95,12 +95,14 @@ def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
 
 
 def plan_for(
-    checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources
+    checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources, sources: Sequence[Path] = ()
 ) -> tuple[Plan, Writer, Format]:
-    """Lay the checkpoint out at the destination."""
+    """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
     url = os.fspath(destination)
     row = _row(checkpoint, url, target)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
+    if folder := _beside(row, target, sources):
+        writer = companions.along(writer, url, folder)
     if target.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(target, row):
@@ -121,6 +123,18 @@ def plan_for(
     return compile_plan(checkpoint, placement, folder, memory), writer, row
 
 
+def _beside(row: Format, target: Target, sources: Sequence[Path]) -> str:
+    """The folder whose small files are copied, or ''."""
+    if target.copy_files and (row.name != "hf" or len(sources) != 1):
+        raise UsageError("copy_files=True copies from one source into a folder: use to='hf'")
+    if row.name != "hf" or len(sources) != 1 or target.copy_files is False:
+        return ""
+    source = os.fspath(sources[0])
+    if files.is_dir(source):
+        return source
+    return files.split(source)[0] if target.copy_files else ""
+
+
 def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
     refuse_streams(url)
     row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
@@ -136,7 +150,8 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
     found = bundle(given)
     row, checkpoint = _prepared(list_of(sources), destination, found)
-    return plan_for(order.fitted(checkpoint, row.name), destination, found.target, found.resources)[0]
+    made = order.fitted(checkpoint, row.name)
+    return plan_for(made, destination, found.target, found.resources, list_of(sources))[0]
 
 
 @takes(*CONVERT)
@@ -190,7 +205,7 @@ def write(
     verification(target.verify)
     url = os.fspath(destination)
     checkpoint = order.fitted(checkpoint, _row(checkpoint, url, target).name)
-    made, writer, row = plan_for(checkpoint, destination, target, resources)
+    made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
         at = unpublished(files.split(url.rstrip("/"))[1])

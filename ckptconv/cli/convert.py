@@ -20,7 +20,7 @@ EXAMPLES = """Examples:
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       say what would be done
 """
-HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "resume")
+HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "copy_files", "resume")
 COST = ("max_memory", "jobs", "engine")
 
 if TYPE_CHECKING:

@@ -50,6 +50,7 @@ SPELLINGS: dict[str, Spelling] = {
     "engine": Spelling(TEXT, (), "local|ray|ray://HOST:PORT"),
     "verify": Spelling(SWITCH, ("--verify/--no-verify",)),
     "hash": Spelling(SWITCH, ("--hash/--no-hash",)),
+    "copy_files": Spelling(SWITCH, ("--copy-files/--no-copy-files",)),
     "force": Spelling(bool, ("--force", "-f")),
 }
 

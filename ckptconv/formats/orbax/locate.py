@@ -59,8 +59,9 @@ def _step(url: str, there: Sequence[str]) -> Place | None:
     folders = [n for n in there if n not in ASIDE and not n.startswith(".")]
     if len(folders) > MAX_ITEMS:
         return None
-    found = {n: sibling(join(url, "."), n) for n in folders if UNFINISHED not in n and not STEP.fullmatch(n)}
-    items = {n: at for n, at in found.items() if _holds_arrays(at, names(at), deep=False)}
+    likely = [n for n in folders if UNFINISHED not in n and not STEP.fullmatch(n)]
+    held = [n for n in likely if _holds_arrays(at := join(url, n), names(at), deep=False)]
+    items = {n: sibling(join(url, "."), n) for n in held}  # only now: links of other folders are not for us to refuse
     if not items:
         return None
     return Place({"": next(iter(items.values()))} if len(items) == 1 else items, "",

@@ -1,0 +1,87 @@
+"""The small files that stand beside a model's weights in a Hugging Face folder, copied so that the result loads.
+
+    config.json  generation_config.json  tokenizer.json  vocab.txt  ...        by name: no code, and nothing unknown
+
+A file that is there already stays as it is. A link that leaves the source's folder, what is not a regular file and what
+is larger than `MAX_SIZE` is left out with a note.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..errors import CkptError, CorruptCheckpoint
+from ..output.destination import OutputFile
+from ..storage.files import Reader, exists, is_remote, join, local, names, sibling, split, stat
+from .placement import Patch, Placement, Writer
+
+MAX_SIZE = 64 * 2**20  # bytes of a file: the largest tokenizer.json that models have are 35 MB
+KNOWN = frozenset({
+    "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json",
+    "image_processor_config.json", "video_preprocessor_config.json", "feature_extractor_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json",
+    "vocab.json", "vocab.txt", "merges.txt", "normalizer.json", "tokenizer.model", "spiece.model", "spm.model",
+    "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Along:
+    """A writer of a folder whose output has other files as well: their urls by name, with their sizes in bytes."""
+
+    inside: Writer
+    at: str
+    found: Mapping[str, tuple[str, int]]
+    notes: Sequence[Note]
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return self.inside.cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        placed = self.inside.place(checkpoint)
+        beside = [OutputFile(self.at + name, size, shared=True) for name, (_, size) in self.found.items()]
+        return placed._replace(files=[*beside, *placed.files], notes=(*placed.notes, *self.notes))
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        copied = [Patch(self.at + name, 0, _content(*at)) for name, at in self.found.items()]
+        return [*copied, *self.inside.seal(checks, metadata)]
+
+
+def along(writer: Writer, url: str, source: str) -> Writer:
+    """The writer of the folder `url`, with the small files of the folder `source`."""
+    found: dict[str, tuple[str, int]] = {}
+    left: list[str] = []
+    wanted = [name for name in names(source) if name in KNOWN]
+    there = tuple(name for name in wanted if exists(join(url, name)))
+    for name in sorted(set(wanted) - set(there)):
+        try:
+            path = sibling(join(source, "."), name)
+        except CkptError:
+            left.append(name)
+            continue
+        status = stat(path)
+        regular = status is not None and (is_remote(path) or os.path.isfile(local(path)))
+        if status is None or not regular or status.size > MAX_SIZE:
+            left.append(name)
+        else:
+            found[name] = path, status.size
+    notes = [Note("hint", "copied beside the weights as they are", tuple(found))] if found else []
+    if there:
+        notes.append(Note("hint", "there already, and not replaced", there))
+    if left:
+        text = "not copied: a link out of the folder, not a regular file, or too large"
+        notes.append(Note("skipped", text, tuple(left)))
+    return Along(writer, split(url.rstrip("/"))[1] + "/", found, notes) if notes else writer
+
+
+def _content(url: str, size: int) -> bytes:
+    with Reader(url) as f:
+        if f.size != size:
+            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+        return f.read(0, size)
+
+
+__all__ = ["along"]
