@@ -55,7 +55,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
         entries = [(name, *_entry(name, header.pop(name), url)) for name in list(header)]  # pop halves the memory
-        _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url)
+        _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url, how)
     tensors = {
         name: contiguous(name, row, shape, Span(url, start + begin, end - begin))
         for name, row, shape, begin, end in entries
@@ -140,15 +140,18 @@ def _check_text(name: str, url: str) -> None:
         raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url) from None
 
 
-def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str) -> None:
-    """Check that the sorted ranges cover the buffer from 0 to the end without holes and overlaps."""
+def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: Reading) -> None:
+    """Check that the sorted ranges cover the buffer from 0 to the end without holes and overlaps.
+
+    With `how.salvage`, ranges behind the end of the file are not an error here but when one of them is read.
+    """
     at = 0
     for begin, end, name in sorted(ranges):
         if begin != at:
             what = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
             raise CorruptCheckpoint(f"begins at {begin} instead of {at}: it {what}", url=url, tensor=name)
         at = end
-    if at != size:
+    if at != size and not (how.salvage and at > size):
         why = "truncated?" if at > size else "trailing bytes"
         raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})", url=url)
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,60 @@ def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> Non
     assert set(got) | set(report.damaged) == set(want)
     assert not set(got) & set(report.damaged)
     assert all(same(got[n].numpy(), np.asarray(want[n])) for n in got)
+
+
+CUT = {  # what is left of the file, and how many of its tensors at least
+    "safetensors": ("", "m.safetensors", {0.5: 9, 0.97: 19, 0.999: 19}),
+    "sizes in local headers": ("", "m.pt", {0.5: 9, 0.8: 14, 0.999: 20}),
+    "sizes behind the bytes": ("torch/training.pt", "m.pt", {0.5: 10, 0.7: 20, 0.97: 22}),
+    "TorchScript": ("torch/frozen.pt", "m.pt", {0.9: 4}),
+    "legacy": ("torch/stream.pt", "m.pt", {0.9: 4, 0.999: 12}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "left"), [(what, left) for what, row in CUT.items() for left in row[2]])
+def test_keep_going_with_a_cut_file(what: str, left: float, fixtures: Path, tmp_path: Path, cli: Run) -> None:
+    fixture, name, least = CUT[what]
+    path = tmp_path / name
+    if fixture:
+        shutil.copy(fixtures / fixture, path)
+    else:
+        ckptconv.save({f"w{i}": np.full(400, i, "f4") for i in range(20)} | {"none": np.zeros((0, 3), "f4")}, path)
+    want = {n: t.numpy() for n, t in ckptconv.open(path, opaque=True).items()}
+    os.truncate(path, int(path.stat().st_size * left))
+    assert cli(name, "-o", "out.npz", "--opaque").returncode == 4
+    done = cli(name, "-o", "out.npz", "--opaque", "--keep-going", "--json")
+    damaged, got = json.loads(done.stdout)["damaged"], ckptconv.open(tmp_path / "out.npz")
+    assert done.returncode == (1 if damaged else 0), done.stderr
+    assert (set(got) | set(damaged), set(got) & set(damaged)) == (set(want), set())
+    assert len(got) >= least[left]
+    assert all(same(got[n].numpy(), want[n]) for n in got)
+    assert all("truncated" in why for why in damaged.values())
+
+
+def test_what_a_cut_file_lost_without_a_name_is_said(fixtures: Path, tmp_path: Path, cli: Run) -> None:
+    path = tmp_path / "m.pt"
+    shutil.copy(fixtures / "torch" / "training.pt", path)
+    os.truncate(path, path.stat().st_size - 5)
+    assert "the end of the file is gone" in cli("m.pt", "-o", "out.npz", "--keep-going").stderr
+    raw = (fixtures / "torch" / "frozen.pt").read_bytes()
+    path.write_bytes(raw[: raw.index(b"constants.pkl") + 20])
+    assert [n.names for n in ckptconv.open(path, keep_going=True).notes if n.kind == "damaged"] == [
+        (),
+        ("constants.pkl",),
+    ]
+
+
+def test_a_cut_file_gives_no_bytes_of_a_stranger(tmp_path: Path) -> None:
+    """A tensor holds what ends a member, with a wrong length or the right one: it is whole, or it is listed."""
+    torch = pytest.importorskip("torch")
+    ends = b"PK\7\x08" * 4, b"abcd" + b"PK\7\x08" + struct.pack("<3L", 0, 4, 4) + b"PK\3\4"
+    good, bad = (torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in ends)
+    torch.save({"first": good, "next": torch.ones(3), "bad": bad}, tmp_path / "m.pt")
+    os.truncate(tmp_path / "m.pt", (tmp_path / "m.pt").stat().st_size - 100)
+    found = ckptconv.open(tmp_path / "m.pt", keep_going=True)
+    assert list(found) == ["first", "next"]
+    assert same(found["first"].numpy(), good.numpy())
 
 
 def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
 from ..containers.inflate import contents
 from ..containers.zip import STORED, Member, members
+from ..containers.zip_cut import whole_members
 from ..placement import Writer
 from ..reading import Reading
 from .dense import densified
@@ -58,7 +59,7 @@ def claim(seen: Seen, *, script: bool) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        archive = enter(f)
+        archive = enter(f, salvage=how.salvage)
         raw = archive.pickle(f, "data.pkl")
         root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=how.opaque, url=url)
         made = checkpoint(root, len(raw), url=url, format="torch", notes=archive.notes())
@@ -81,6 +82,7 @@ class Archive:
     members: dict[str, Member]
     swapped: bool
     known: dict[str, Storage] = field(default_factory=dict)
+    cut: int = 0  # the size of the file, if its end is gone and members with it
 
     def pickle(self, f: Ranges, name: str) -> bytes:
         """Read one of the pickles, and check it."""
@@ -116,6 +118,8 @@ class Archive:
     def _storage(self, name: str, kind: StorageType, count: int) -> Storage:
         m = self.members.get(name)
         size = -(-count * kind.bits // 8)
+        if self.cut and (m is None or m.size != size):  # an error when it is read
+            return Storage(kind, name, Span(self.url, self.cut, size), size, swapped=self.swapped)
         if m is None:
             raise CorruptCheckpoint(f"has no member {printable(name)}, which a tensor needs", url=self.url)
         if m.size != size:
@@ -136,15 +140,21 @@ class Archive:
         return Coded(__name__, self.url, m.name, size)
 
     def notes(self) -> list[Note]:
-        """What no tensor referred to."""
+        """What no tensor referred to, and what is lost with the end of the file."""
         used = self.known
         left = [n for n in self.members if n.startswith(("data/", "constants/")) and n not in used and n[-1] != "/"]
-        return [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
+        notes = [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
+        if self.cut:
+            notes.append(Note("damaged", "the end of the file is gone; what is whole was found without its directory"))
+        return notes
 
 
-def enter(f: Ranges, base: int = 0) -> Archive:
-    """Check the container and find its root folder, byte order and version."""
-    found = members(f)
+def enter(f: Ranges, base: int = 0, *, salvage: bool = False) -> Archive:
+    """Check the container and find its root folder, byte order and version.
+
+    With `salvage`, storages that a file without its end lacks are not an error here but when one is read.
+    """
+    found, cut = _found(f, salvage)
     roots = {name.partition("/")[0] if "/" in name else "" for name in found}
     if len(roots) != 1 or "" in roots:
         raise UnsafeCheckpoint("the zip's members do not lie in one folder; torch reads only the first's", url=f.url)
@@ -156,7 +166,17 @@ def enter(f: Ranges, base: int = 0) -> Archive:
     version = _read(f, inner["version"], 16).strip() if "version" in inner else b"3"
     if not version.isdigit() or int(version) not in VERSIONS:
         raise CorruptCheckpoint(f"its version is {shown(version)}; 1 to 10 can be read", url=f.url)
-    return Archive(f.url, base, inner, order == b"big")
+    return Archive(f.url, base, inner, order == b"big", cut=cut)
+
+
+def _found(f: Ranges, salvage: bool) -> tuple[dict[str, Member], int]:
+    """The members, and the size of the file if its end is gone and with it some of them."""
+    try:
+        return members(f), 0
+    except CorruptCheckpoint:
+        if not salvage or not (left := whole_members(f)):
+            raise
+        return left, f.size
 
 
 def _read(f: Ranges, m: Member, limit: int) -> bytes:

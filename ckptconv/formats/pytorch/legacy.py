@@ -56,8 +56,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         size, keys = stream.at - start, stream.pickle()
         if type(keys) is not list or not all(type(k) is str for k in keys):
             raise CorruptCheckpoint("the list of storage keys is damaged", url=url)
-        left = f.size - storages.place(f, stream.at, keys)
-        notes = [Note("unread", f"{left} bytes that follow the last storage")] if left else []
+        left = f.size - storages.place(f, stream.at, keys, salvage=how.salvage)
+        notes = [Note("unread", f"{left} bytes that follow the last storage")] if left > 0 else []
         stream.at = start
         made = checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy", notes=notes)
     return densified(made) if how.densify else made
@@ -130,19 +130,23 @@ class Storages:
         part = whole._replace(size=size * whole.type.bits // 8, start=offset)
         return part if whole.data is None else self.made.setdefault(own, part)
 
-    def place(self, f: Reader, at: int, keys: list[str]) -> int:
-        """Walk over the storages that follow the pickles; return where they end. What follows torch does not read."""
+    def place(self, f: Reader, at: int, keys: list[str], *, salvage: bool = False) -> int:
+        """Walk over the storages that follow the pickles; return where they end. What follows torch does not read.
+
+        With `salvage`, storages behind the end of the file are not an error here but when one of them is read.
+        """
         for key in keys:
             if key not in self.types or key in self.placed:
                 raise CorruptCheckpoint(f"the storage {printable(key)} is listed, but not once used", url=f.url)
             kind, count = self.types[key]
-            found = int.from_bytes(f.read(at, 8), "little", signed=True)
+            cut = salvage and at + 8 > f.size
+            found = count if cut else int.from_bytes(f.read(at, 8), "little", signed=True)
             if found != count:
                 raise CorruptCheckpoint(
                     f"the storage {printable(key)} has {found} elements where {count} are due", url=f.url
                 )
             size = -(-count * kind.bits // 8)
-            if at + 8 + size > f.size:
+            if at + 8 + size > f.size and not salvage:
                 raise CorruptCheckpoint(
                     f"the storage {printable(key)} ends at byte {at + 8 + size} of {f.size} (truncated?)", url=f.url
                 )

@@ -33,7 +33,7 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        archive = enter(f)
+        archive = enter(f, salvage=how.salvage)
         made = []
         for name, folder in (("data", "data"), ("constants", "constants")):
             if name + ".pkl" not in archive.members and name == "constants":
@@ -43,7 +43,10 @@ def open(url: str, how: Reading) -> Checkpoint:
             root = load(raw, allowed=TORCH, persistent_load=archive.storage(folder), opaque=foreign, url=url)
             value: Any = root if name == "data" else {"constants": root}
             made.append(checkpoint(value, len(raw), url=url, format="torchscript", quiet=True))
-    return _joined(made, archive.notes())
+    notes = archive.notes()
+    if archive.cut and "constants.pkl" not in archive.members:
+        notes.append(Note("damaged", "lost with the end of the file", ("constants.pkl",)))
+    return _joined(made, notes)
 
 
 def _joined(made: list[Checkpoint], notes: list[Note]) -> Checkpoint:

@@ -1,0 +1,83 @@
+"""What is whole in a zip whose end, and so the directory (zip.py), is gone: members by their local headers.
+
+A local header says the sizes, or leaves them to the descriptor behind the bytes, as torch has it:
+
+    "PK\\7\\10" crc packed size      u32 each, or the sizes u64; another header follows, or the directory
+
+Bytes end at the first descriptor that gives the number of bytes before it. Where a member is not whole, those behind
+it are given up as well: nothing says where they begin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from ...storage.ranges import Ranges
+from .zip import (
+    _DESCRIPTOR,
+    _ENCRYPTED,
+    _LOCAL,
+    _MAX32,
+    _SIGNED,
+    DEFLATED,
+    RATIO,
+    STORED,
+    Member,
+    _check_names,
+    _check_other_name,
+    _name,
+    _wide,
+)
+
+_PIECE = 2**20
+_LONGEST = 28  # bytes of a descriptor and of the signature that follows it
+_FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
+
+
+def whole_members(f: Ranges) -> dict[str, Member]:
+    """The members before the first that is cut, with the checks of names that a directory gets."""
+    found = list(_members(f))
+    _check_names([m.name for m in found], f.url, True)
+    return {m.name: m for m in found}
+
+
+def _members(f: Ranges) -> Iterator[Member]:
+    at = 0
+    while at + _LOCAL.size <= f.size:
+        magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(f.read(at, _LOCAL.size))
+        start = at + _LOCAL.size + n + extra
+        if magic != b"PK\3\4" or flags & _ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
+            return
+        raw, more = f.read(at + _LOCAL.size, n), f.read(at + _LOCAL.size + n, extra)
+        _check_other_name(more, raw, f.url)
+        if flags & _DESCRIPTOR:
+            described = _described(f, start)
+            if described is None:
+                return
+            crc, packed, size, at = described
+        else:
+            size, packed = _wide(more, [size, packed], f.url) if _MAX32 in (size, packed) else (size, packed)
+            at = start + packed
+        if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
+            return
+        yield Member(_name(raw, flags, f.url), start, packed, size, crc, method)
+
+
+def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
+    """CRC and sizes of the bytes at `start` by the descriptor that ends them, and where that ends itself."""
+    at = start
+    while at + _FORMS[0].size <= f.size:
+        window = f.read(at, min(_PIECE + _LONGEST, f.size - at))
+        found = window.find(_SIGNED)
+        while 0 <= found < _PIECE:
+            for form in _FORMS:
+                after = found + form.size
+                if after > len(window):
+                    break
+                _, crc, packed, size = form.unpack_from(window, found)
+                if packed == at + found - start and window[after : after + 4] in (b"PK\3\4", b"PK\1\2", b""):
+                    return crc, packed, size, at + after
+            found = window.find(_SIGNED, found + 1)
+        at += _PIECE
+    return None
