@@ -18,7 +18,8 @@ Nothing heavy is imported before a format's own function runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint, uncollected
@@ -37,6 +38,19 @@ from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
 from .table import TABLE, Format, get, table
 
+# A file with a signature is shown first to the formats that have it: to import all the others takes longer than to
+# convert a small file. What a format lists here too much costs time, what it lists too little is found all the same.
+SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
+    (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
+    (lambda seen: seen.head.startswith(b"PK") or b"PK\5\6" in seen.tail,
+     ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
+    (lambda seen: any(seen.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)),
+     ("hdf5", "keras", "keras3")),
+    (lambda seen: seen.head[8:9] == b"{" and seen.head[4:8] == bytes(4), ("safetensors",)),
+    (lambda seen: seen.head.startswith(b"\x93NUMPY"), ("npy",)),
+    (lambda seen: seen.tail.endswith(b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"), ("tf", "tf-v1")),
+)  # fmt: skip
+SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")  # of TensorFlow: its first bytes are those of a tensor
 PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
@@ -47,8 +61,11 @@ def detect(url: str, *, but: str = "") -> Format:
     Raises UnknownFormat with the bytes seen, AmbiguousFormat with the candidates.
     """
     seen = Seen(url)
-    claims = _claims(TABLE, seen, but)
-    best = max(claims.values())
+    claims = _claims(_likely(seen), seen, but)
+    best = max(claims.values(), default=0)
+    if best < 2:  # none of the formats with this signature knows the content
+        claims |= _claims([f for f in TABLE if f.name not in claims], seen, but)
+        best = max(claims.values())
     if best < 3:  # no claim is certain: ask installed packages
         claims |= _claims([f for f in table().values() if f.name not in claims], seen, but)
         best = max(claims.values())
@@ -63,6 +80,15 @@ def detect(url: str, *, but: str = "") -> Format:
         what = foreign.other(seen) or f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
         raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read", url=url)
     return get(candidates[0])
+
+
+def _likely(seen: Seen) -> Sequence[Format]:
+    """The formats that have one of the signatures or the suffix of what is there; all, if it has no signature."""
+    if SHARD.search(seen.base):
+        return TABLE
+    names = {name for has, known in SIGNATURES for name in known if has(seen)}
+    suffixed = [f for f in TABLE if f.name in names or f.name == INDEX or seen.base.lower().endswith(f.suffixes)]
+    return suffixed if names else TABLE
 
 
 def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
