@@ -20,7 +20,7 @@ from . import cuts, orders
 from .bundles import FUSED
 from .cells import FORGET
 from .conventions import is_kernel
-from .doubt import FLAT, KEPT_GATES
+from .doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
 from .orders import Order
 from .pairs import Pair, leaf, parent
 
@@ -40,7 +40,7 @@ def alternatives(
 ) -> Iterator[Alternative]:
     """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
-    likely = {k: p for k, p in unsure.items() if FLAT in p.why}
+    likely = {k: p for k, p in unsure.items() if FLAT in p.why or FLAT_NOT in p.why}
     yield from _flattened(likely, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
@@ -54,13 +54,20 @@ def _flattened(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iter
     channels = sorted({t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}, reverse=True)
     for k, p in unsure.items():
         shape = source[p.sources[0]].shape
-        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or "(" in p.order.text:
+        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or ("(" in p.order.text and not _flat(p)):
             continue
-        turned = orders.essence(p.order, shape) == (1, 0)
+        turned = p.order.text == FLATTENED or orders.essence(p.order, shape) == (1, 0)
         inputs = shape[0] if turned else shape[1]
+        if _flat(p):
+            yield Alternative(f"{p.targets[0]} behind no image", {k: p._replace(order=Order("i o -> o i"))})
         for c in [c for c in channels if 1 < c < inputs and inputs % c == 0][:MAX_CHANNELS]:
-            order = Order("(s c) o -> o (c s)" if turned else "o (s c) -> o (c s)", (("c", c),))
-            yield Alternative(f"{p.targets[0]} behind an image of {c} channels", {k: p._replace(order=order)})
+            order = Order(FLATTENED if turned else "o (s c) -> o (c s)", (("c", c),))
+            if order != p.order:
+                yield Alternative(f"{p.targets[0]} behind an image of {c} channels", {k: p._replace(order=order)})
+
+
+def _flat(p: Pair) -> bool:
+    return p.order.text == FLATTENED
 
 
 def _turned(
@@ -69,7 +76,7 @@ def _turned(
     """Other orders of axes that the shapes allow."""
     groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
-        if len(p.sources) != 1 or len(p.targets) != 1 or FLAT in p.why or KEPT_GATES in p.why:
+        if len(p.sources) != 1 or len(p.targets) != 1 or {FLAT, FLAT_NOT, KEPT_GATES} & {*p.why}:
             continue
         a, b = source[p.sources[0]].shape, target[p.targets[0]]
         done = {orders.essence(p.order, a)}

@@ -14,14 +14,20 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .names import likeness
 from .pairs import parent
 from .units import Unit, natural
 from .words import words
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
 MAX_BLOCKS = 200  # of one family; beyond, the k-th goes with the k-th if there are as many
+MAX_CELLS = 100_000  # pairs of blocks that are compared
 MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
 HELD = 0.5  # of the modules of two families that must find one of their signature
 WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
@@ -32,7 +38,7 @@ BEFORE, AFTER = {"pre", "before", "input"}, {"post", "after", "output"}
 DIMENSION = re.compile(r"(?i)(?<=conv|norm)[123]d")
 KIND = {"conv", "convolution", "bn", "ln", "norm", "batch", "batchnorm", "layer", "layernorm", "normalization"}
 MAX_NAMED = 16  # modules that one word of a name names
-Both = tuple[str, str]  # the homes of two modules
+Held = Counter[Hashable]  # the signatures of the modules of a block
 Signature = Callable[[Unit], Hashable]
 
 
@@ -51,14 +57,13 @@ class Aligned(NamedTuple):
 
     blocks: Mapping[str, str]  # of the source: of the target
     back: Mapping[str, str]
-    inside: Mapping[tuple[str, str], float]  # by the homes of two modules
+    inside: Mapping[str, Mapping[str, float]]  # by the homes of two modules
 
-    def agree(self, a: str, b: str) -> float:
-        """1 if two modules stand in blocks that go together, -1 if in others, 0 if nothing is known."""
-        here, there = [p for p in prefixes(a) if p in self.blocks], set(prefixes(b))
-        if not here or not any(q in self.back for q in there):
+    def agree(self, a: Sequence[str], b: Sequence[str]) -> float:
+        """1 if blocks within each other go together with others, -1 if they do not, 0 if nothing is known."""
+        if not a or not b:
             return 0.0
-        return 2 * sum(self.blocks[p] in there for p in here) / len(here) - 1
+        return 2 * sum(self.blocks[p] in b for p in a) / len(a) - 1
 
 
 def prefixes(home: str) -> list[str]:
@@ -75,14 +80,13 @@ def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Align
         return Aligned({}, {}, {})
     like = likeness(*([words(f"{family[0].name}/x") for family in many] for many in sides))
     found = []
-    for i, x in enumerate(held[0]):
-        for j, y in enumerate(held[1]):
-            same, pairs = _in_order(x, y)
-            total = sum(c.total() for side in (x, y) for c in side)
-            if 2 * same >= HELD * total:
-                found.append((2 * same / total + WORDS * float(like[i, j]), same, i, j, pairs))
+    for i, j in _worth_trying(held, like):
+        same, pairs = _in_order(held[0][i], held[1][j])
+        total = sum(c.total() for side in (held[0][i], held[1][j]) for c in side)
+        if 2 * same >= HELD * total:
+            found.append((2 * same / total + WORDS * float(like[i, j]), same, i, j, pairs))
     blocks: dict[str, str] = {}
-    inside: dict[tuple[str, str], float] = {}
+    inside: dict[str, dict[str, float]] = {}
     depth: dict[str, int] = {}
     used: tuple[set[int], set[int]] = (set(), set())
     for _, _, i, j, pairs in sorted(found, key=lambda f: (-f[0], -f[1], f[2], f[3])):
@@ -94,6 +98,23 @@ def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Align
         blocks |= {x.name: y.name for x, y in both}
         _inside(both, signature, inside, depth)
     return Aligned(blocks, {y: x for x, y in blocks.items()}, inside)
+
+
+def _worth_trying(held: Sequence[Sequence[Sequence[Held]]], like: Array) -> list[tuple[int, int]]:
+    """Families that may share half of their modules, the likeliest first, as many as there is time for."""
+    sums = [[sum(family, Counter()) for family in many] for many in held]
+    found = []
+    for i, x in enumerate(sums[0]):
+        for j, y in enumerate(sums[1]):
+            share = 2 * (x & y).total() / (x.total() + y.total())
+            if share >= HELD:
+                found.append((-share - WORDS * float(like[i, j]), i, j))
+    out, cells = [], 0
+    for _, i, j in sorted(found):
+        cells += len(held[0][i]) * len(held[1][j])
+        if cells <= MAX_CELLS:
+            out.append((i, j))
+    return out
 
 
 def _families(many: Sequence[Unit]) -> list[Family]:
@@ -111,7 +132,7 @@ def _families(many: Sequence[Unit]) -> list[Family]:
     return sorted(found, key=lambda f: -sum(len(x.members) for x in f))[:MAX_FAMILIES]
 
 
-def _in_order(a: Sequence[Counter[Hashable]], b: Sequence[Counter[Hashable]]) -> tuple[int, list[tuple[int, int]]]:
+def _in_order(a: Sequence[Held], b: Sequence[Held]) -> tuple[int, list[tuple[int, int]]]:
     """How many modules two families share if their blocks follow one another, forwards or backwards; and the pairs."""
     if max(len(a), len(b)) > MAX_BLOCKS:
         pairs = [(k, k) for k in range(len(a))] if len(a) == len(b) else []
@@ -127,7 +148,7 @@ def _in_order(a: Sequence[Counter[Hashable]], b: Sequence[Counter[Hashable]]) ->
     return ahead if ahead[0] >= back[0] else (back[0], [(len(a) - 1 - i, j) for i, j in back[1]])
 
 
-def _shared(known: dict[tuple[int, int], int], key: tuple[int, int], x: Counter[Hashable], y: Counter[Hashable]) -> int:
+def _shared(known: dict[tuple[int, int], int], key: tuple[int, int], x: Held, y: Held) -> int:
     if key not in known:
         known[key] = (x & y).total()
     return known[key]
@@ -155,7 +176,7 @@ def _best(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
 def _inside(
     both: Sequence[tuple[Block, Block]],
     signature: Signature,
-    found: dict[tuple[str, str], float],
+    found: dict[str, dict[str, float]],
     depth: dict[str, int],
 ) -> None:
     """How far each two modules of one signature belong together: the share of blocks that have both names or none.
@@ -176,10 +197,10 @@ def _inside(
             for n in classes.get(signature(u), ()):
                 fits[m, n] += 1
                 homes.append((u.home, y.members[n].home, m, n))
-    for stale in [k for k in found if k[0] in {h[0] for h in homes}]:
-        del found[stale]
+    for home in {h[0] for h in homes}:
+        found[home] = {}
     for a, b, m, n in homes:
-        found[a, b] = fits[m, n] / (counts[0][m] + counts[1][n] - fits[m, n])
+        found[a][b] = fits[m, n] / (counts[0][m] + counts[1][n] - fits[m, n])
 
 
 class Named(NamedTuple):

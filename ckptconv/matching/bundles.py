@@ -19,6 +19,7 @@ from itertools import chain
 from ..checkpoint import Tensor
 from . import conventions, cuts, orders
 from .doubt import Judge, Judged
+from .gates import gated
 from .orders import LETTERS, Order
 from .pairs import DIGITS, leaf
 from .side import Bundle, Side
@@ -35,7 +36,7 @@ Found = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it w
 
 def bundled(a: Side, b: Side) -> tuple[Side, Side]:
     """Both sides with pieces replaced by bundles, where that brings the sides closer."""
-    sides = [a, b]
+    sides = [gated(a), b]
     for _ in range(MAX_STEPS):
         now = _agreement(*sides)
         best = (now + GAIN, -1, sides[0])

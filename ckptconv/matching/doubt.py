@@ -23,7 +23,9 @@ TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices 
 KEPT_GATES = "the order of the gates is that of Keras and torch"
 CHOSEN = "a convention chose among the orders of axes that the shapes allow"
 SHAPED = "only the shapes tell the order of axes"
-FLAT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
+FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+FLATTENED = "(s c) o -> o (c s)"
 EVERY = ("", "")  # words of all matrices
 VOTED = "the order of axes is that of the other matrices"
 
@@ -37,10 +39,12 @@ class Judged(NamedTuple):
 
 
 class Judge:
-    """What is known of the source as a whole: which widths its layers have."""
+    """What is known of the source as a whole: which widths its layers have; and whether the target is a module."""
 
-    def __init__(self, a: Mapping[str, Tensor]) -> None:
+    def __init__(self, a: Mapping[str, Tensor], *, module: bool = False) -> None:
+        self.module = module
         self.channels = {t.shape[-1] for t in a.values() if len(t.shape) in (3, 4, 5) and t.shape[-1] > 1}
+        self.branches = _branches(a.values())
         self.widths = {t.shape[-1] for t in a.values() if len(t.shape) == 2} | self.channels
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
@@ -57,17 +61,34 @@ class Judge:
         if orders.distinct(known, a.shape) > 1:
             if convention is None:
                 return Judged(found, f"shapes allow {len(known)} orders of axes and no convention is known", True)
-            return Judged(found, self._flattened(a) or CHOSEN, bool(self._flattened(a)))
+            return self._flattened(a, found) or Judged(found, CHOSEN)
         if convention is None and a.shape != b.shape:
             return Judged(found, SHAPED)
-        return Judged(found, self._flattened(a), bool(self._flattened(a)))
+        return self._flattened(a, found) or Judged(found)
 
-    def _flattened(self, a: Tensor) -> str:
-        """Doubt, if a dense layer may stand behind a flattened image."""
+    def _flattened(self, a: Tensor, found: Order) -> Judged | None:
+        """The order of a dense layer that may stand behind a flattened image: a module of torch has channels first.
+
+        A file of somebody's port is taken as it is, as many of them permute the image before they flatten it.
+        """
         if len(a.shape) != 2 or not conventions.is_kernel(leaf(a.name)):
-            return ""
+            return None
         n = a.shape[0]
-        return FLAT if n not in self.widths and any(n % c == 0 for c in self.channels) else ""
+        channels = max((c for c in self.channels if n % c == 0), default=0)
+        if n in self.widths or not channels:
+            return None
+        if not self.module or found.text != orders.KERNELS[2] or n in self.branches:
+            return Judged(found, FLAT_NOT, True)
+        return Judged(Order(FLATTENED, (("c", channels),)), FLAT, True)
+
+
+def _branches(tensors: Iterable[Tensor]) -> set[int]:
+    """The widths of convolutions of one input that may be put side by side: not of an image that was flattened."""
+    beside: dict[int, list[int]] = defaultdict(list)
+    for t in tensors:
+        if len(t.shape) in (3, 4, 5):
+            beside[t.shape[-2]].append(t.shape[-1])
+    return {sum(many[k : k + n]) for many in beside.values() for n in range(2, 9) for k in range(len(many) - n + 1)}
 
 
 def voted(pairs: Iterable[Pair], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Pair]:
@@ -123,4 +144,4 @@ def _matrix(p: Pair, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
         return False
     matrices = all(sum(n != 1 for n in t.shape) == 2 for t in (a[names[0]], b[names[1]]))
     looked_up = any(word in n.lower() for n in names for word in TABLES)
-    return matrices and leaf(names[1]) == "weight" and not looked_up
+    return matrices and leaf(names[1]) == "weight" and not looked_up and "(" not in p.order.text

@@ -20,6 +20,7 @@ from .doubt import TABLES
 from .names import assigned, likeness
 from .pairs import LISTED, Pair
 from .side import Side
+from .surroundings import Near, beside
 from .units import SIGNATURES, Unit, units
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ ROUNDS = 3  # neighbours that were paired in one round are evidence in the next
 SAME = 0.5  # weight of equal words
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
 TIE = 0.03  # weight of the alphabet, where nothing else tells
-BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
 CLEAR = 0.1  # likeness by which a pair must be above all others of its class to be said by its names
-INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
-ROLE = 0.4  # weight of standing in the same blocks
-NAMED = 0.3  # weight of the module that a normalisation is named after or stands beside
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
 
 ONLY = "the only module of its shape on both sides"
@@ -47,7 +44,6 @@ SOME = "several modules have this shape, not as many on both sides"
 
 
 Place = Callable[[Unit], Any]
-Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
 
 
 def counted(u: Unit) -> Any:
@@ -135,19 +131,22 @@ def _solved(sides: Sides, a: Side, b: Side, place: Place) -> tuple[float, list[M
     done = dict(sides.known)
     total, out = 0.0, _known(sides)
     near_by = (lambda u: u.natural) if place is counted else place
-    beside = _beside(sorted(sides.all_a, key=near_by)), _beside(sides.all_b)
+    around = beside(sorted(sides.all_a, key=near_by)), beside(sides.all_b)
     norms = {u.home for u in sides.all_b if "norm" in u.kind}
-    rows = {home for home in norms if norms & set(beside[1][home])}
+    rows = {home for home in norms if norms & set(around[1][home])}
     for signature, even in [(s, e) for e in (True, False) for s in SIGNATURES]:
-        classes = [(x, y) for x, y in _classes(sides, done, signature) if len(x) == len(y) or not even]
-        made: list[tuple[float, Match]] = []
-        for _ in range(ROUNDS if any(len(x) > 1 or len(y) > 1 for x, y in classes) else 1):
-            pairs = {**sides.paired, **done, **{m.a.home: m.b.home for _, m in made}}
-            near = Near(pairs, beside, sides.blocks, sides.named, rows)
-            made = [m for x, y in classes for m in _class(sorted(x, key=place), y, (a, b), near, place)]
-        done |= {m.a.home: m.b.home for _, m in made}
-        total += sum(score for score, _ in made)
-        out += [m for _, m in made]
+        classes = [
+            Class(x, y, (a, b), place) for x, y in _classes(sides, done, signature) if len(x) == len(y) or not even
+        ]
+        found: list[tuple[Class, float, int, int]] = []
+        for _ in range(1 if all(x.alone for x in classes) else ROUNDS):
+            pairs = {**sides.paired, **done, **{x.a[r].home: x.b[c].home for x, _, r, c in found}}
+            near = Near(pairs, around, sides.blocks, sides.named, rows)
+            found = [(x, *solved) for x in classes for solved in x.solved(near)]
+        made = [x.judged(r, c) for x, _, r, c in found]
+        done |= {m.a.home: m.b.home for m in made}
+        total += sum(score for _, score, _, _ in found)
+        out += made
     return total, out
 
 
@@ -171,83 +170,65 @@ def _classes(
     return [(x, y) for x, y in found.values() if x and y and max(len(x), len(y)) <= MAX_CLASS]
 
 
-def _beside(many: Sequence[Unit]) -> Beside:
-    """The neighbours of each module, before it and after it."""
-    homes = ["", *(u.home for u in many), ""]
-    return {home: (homes[k - 1], homes[k + 1]) for k, home in enumerate(homes) if home}
+class Class:
+    """Modules of one signature on both sides, and how well their words and places agree."""
 
+    def __init__(self, a: list[Unit], b: list[Unit], sides: tuple[Side, Side], place: Place) -> None:
+        self.a, self.b = sorted(a, key=place), b
+        self.alone = len(a) == len(b) == 1
+        self.last: tuple[Array, list[tuple[float, int, int]]] | None = None  # what was solved, and the solution
+        if self.alone:
+            return
+        import numpy as np
 
-class Near(NamedTuple):
-    """What is known of the surroundings of modules: pairs, neighbours on both sides, and the blocks that hold them."""
+        ids: dict[tuple[str, ...], int] = {}
+        self.words = [np.array([ids.setdefault(u.words, len(ids)) for u in many]) for many in (self.a, b)]
+        tables = [np.array([_table(u, side) for u in many]) for many, side in zip((self.a, b), sides, strict=True)]
+        self.like = likeness([u.words for u in self.a], [u.words for u in b])
+        self.like += SAME * (self.words[0][:, None] == self.words[1][None, :])
+        self.like -= TABLE * (tables[0][:, None] != tables[1][None, :])
+        columns = np.linspace(0, 1, len(b))[None, :]
+        self.base = self.like - ORDER * (_ranks(self.a, place)[:, None] - columns) ** 2
+        self.base -= TIE * (_ranks(self.a, lambda u: u.natural)[:, None] - columns) ** 2
 
-    pairs: Mapping[str, str]
-    beside: tuple[Beside, Beside]
-    blocks: Aligned
-    named: tuple[Mapping[str, Named], Mapping[str, Named]]  # the modules that normalisations are named after
-    rows: set[str]  # normalisations of the target that stand beside each other: their place says nothing
+    def solved(self, near: Near) -> list[tuple[float, int, int]]:
+        """The pairs that agree best, and how well."""
+        if self.alone:
+            return [(1.0, 0, 0)]
+        agree = self.base + near.gains(self.a, self.b)
+        if self.last is None or (agree != self.last[0]).any():
+            self.last = agree, [(float(agree[r, c]), r, c) for r, c in assigned(agree + 10)]
+        return self.last[1]
 
-    def gain(self, a: str, b: str) -> float:
-        """What speaks for a pair of homes."""
-        around = zip(self.beside[0][a], self.beside[1][b], strict=True)
-        both = sum(bool(x) and self.pairs.get(x) == y for x, y in around)
-        block = INSIDE * self.blocks.agree(a, b) + ROLE * self.blocks.inside.get((a, b), 0.0)
-        return BESIDE * both + NAMED * self._named(a, b) + block
+    def judged(self, r: int, c: int) -> Match:
+        """A pair with what is doubtful about it."""
+        u, v = self.a[r], self.b[c]
+        if self.alone:
+            return Match(u, v, (ONLY,), False, ())
+        import numpy as np
 
-    def _named(self, a: str, b: str) -> float:
-        """Whether what the one is named after goes with what the other stands beside or is named after."""
-        if not (mine := self.named[0].get(a)):
-            return 0.0
-        before, after = self.beside[1][b] if b not in self.rows else ("", "")
-        ours = self.named[1].get(b)
-        their = {*([after] * mine.before), *([before] * mine.after), *(ours.homes if ours else ())}
-        return mine.share * any(self.pairs.get(x) in their for x in mine.homes)
-
-
-def _class(
-    a: list[Unit], b: list[Unit], sides: tuple[Side, Side], near: Near, place: Place
-) -> list[tuple[float, Match]]:
-    """Pair the modules of one class."""
-    if len(a) == len(b) == 1:
-        return [(1.0, Match(a[0], b[0], (ONLY,), False, ()))]
-    import numpy as np
-
-    like = likeness([u.words for u in a], [u.words for u in b])
-    tables = [np.array([_table(u, side) for u in many]) for many, side in zip((a, b), sides, strict=True)]
-    same = np.array([[u.words == v.words for v in b] for u in a])
-    like += SAME * same - TABLE * (tables[0][:, None] != tables[1][None, :])
-    rows, columns = _ranks(a, place), np.linspace(0, 1, len(b))
-    agree = like - ORDER * (rows[:, None] - columns[None, :]) ** 2
-    agree -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns[None, :]) ** 2
-    for r, u in enumerate(a):
-        for c, v in enumerate(b):
-            agree[r, c] += near.gain(u.home, v.home)
-    chosen = assigned(agree + 10)
-    return [(float(agree[r, c]), _judged(a, b, r, c, like)) for r, c in chosen]
+        twins = self.words[1] == self.words[1][c], self.words[0] == self.words[0][r]
+        others = [*self.like[r, ~twins[0]], *self.like[~twins[1], c]]
+        if self.like[r, c] >= max(others, default=0.0) + CLEAR and twins[0].sum() == twins[1].sum():
+            numbered = (NUMBERS,) if twins[0].sum() > 1 else ()
+            return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
+        order = np.lexsort((np.abs(np.arange(len(self.b)) - c), -self.like[r].round(2)))
+        near = [int(k) for k in order[: LISTED + 1] if k != c]
+        why = PLACE if len(self.a) == len(self.b) else SOME
+        return Match(u, v, (why,), True, tuple(self.b[k].home for k in near[:LISTED]))
 
 
 def _ranks(many: Sequence[Unit], place: Place) -> Array:
     """The place of each module among all, 0 to 1; those of one place share it."""
     import numpy as np
 
-    keys = [place(u) for u in many]
-    known = {k: np.mean([i for i, other in enumerate(sorted(keys)) if other == k]) for k in set(keys)}
-    return np.array([known[k] for k in keys]) / max(1, len(many) - 1)
+    at: dict[Any, list[int]] = defaultdict(list)
+    for k, key in enumerate(sorted(place(u) for u in many)):
+        at[key].append(k)
+    return np.array([np.mean(at[place(u)]) for u in many]) / max(1, len(many) - 1)
 
 
 def _table(u: Unit, side: Side) -> bool:
     """Whether a matrix is looked up rather than multiplied, as its class or its name says."""
     kind = side.kinds.get(u.members[u.main].name, "")
     return kind == "embedding" if kind else any(word in u.home.lower() for word in TABLES) or "embeddings" in u.words
-
-
-def _judged(a: list[Unit], b: list[Unit], r: int, c: int, like: Array) -> Match:
-    """A pair of a class with what is doubtful about it."""
-    u, v = a[r], b[c]
-    twins = [w.words == v.words for w in b], [w.words == u.words for w in a]
-    others = [float(like[r, k]) for k, same in enumerate(twins[0]) if not same]
-    others += [float(like[k, c]) for k, same in enumerate(twins[1]) if not same]
-    if like[r, c] >= max(others, default=0.0) + CLEAR and sum(twins[0]) == sum(twins[1]):
-        numbered = (NUMBERS,) if sum(twins[0]) > 1 else ()
-        return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
-    near = sorted((k for k in range(len(b)) if k != c), key=lambda k: (-round(float(like[r, k]), 2), abs(k - c)))
-    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))

@@ -45,7 +45,7 @@ class Known(NamedTuple):
 def known_of(sides: Sides, trained: bool) -> Known:
     unique = Unique(*(items(side.tensors, dict.fromkeys(side.tensors)) for side in sides))
     statistics = [any(words(n)[-1:] == ("running_var",) for n in side.tensors) for side in sides]
-    return Known(Judge(sides[0].tensors), unique, trained, statistics == [True, False])
+    return Known(Judge(sides[0].tensors, module=bool(sides[1].kinds)), unique, trained, statistics == [True, False])
 
 
 def left(sides: Sides, pairs: Iterable[Pair], done: tuple[set[str], set[str]]) -> Sides:

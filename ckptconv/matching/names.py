@@ -29,6 +29,7 @@ BEGINS = 4  # letters of a word that say nearly what it does
 FEW = 500  # names of equal tensors that are compared one by one
 CHUNK = 500  # rows of likeness at a time, where all would not fit
 ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
+MAX_SOLVED = 600  # rows or columns of an assignment that is solved exactly
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
 
 
@@ -78,13 +79,29 @@ def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any
 
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
-    """The pairs with the greatest sum of gains."""
+    """The pairs with the greatest sum of gains; of many, what is each other's best, and the rest in order."""
     if gain.shape == (1, 1):
         return [(0, 0)] if gain[0, 0] > 0 else []
-    from scipy.optimize import linear_sum_assignment
+    import numpy as np
 
-    rows, columns = linear_sum_assignment(gain, maximize=True)
-    return [(int(r), int(c)) for r, c in zip(rows, columns, strict=True) if gain[r, c] > 0]
+    out: list[tuple[int, int]] = []
+    rows, columns = (np.arange(n) for n in gain.shape)
+    for _ in range(ROUNDS if max(gain.shape) > MAX_SOLVED else 0):  # solving takes the cube of the number
+        if max(len(rows), len(columns)) <= MAX_SOLVED or not len(rows) or not len(columns):
+            break
+        part = gain[np.ix_(rows, columns)]
+        best = part.argmax(axis=1)
+        mutual = part.argmax(axis=0)[best] == np.arange(len(rows))
+        out += zip(rows[mutual].tolist(), columns[best[mutual]].tolist(), strict=True)
+        rows, columns = rows[~mutual], np.delete(columns, best[mutual])
+    if max(len(rows), len(columns)) > MAX_SOLVED:
+        out += zip(rows.tolist(), columns.tolist(), strict=False)
+    elif len(rows) and len(columns):
+        from scipy.optimize import linear_sum_assignment
+
+        chosen = linear_sum_assignment(gain[np.ix_(rows, columns)], maximize=True)
+        out += zip(rows[chosen[0]].tolist(), columns[chosen[1]].tolist(), strict=True)
+    return [(r, c) for r, c in sorted(out) if gain[r, c] > 0]
 
 
 def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]:
@@ -159,10 +176,13 @@ def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tup
     last = [np.array([s.words[-1] if s.words else "" for s in side]) for side in (a, b)]
     known = [np.isin(x, list(KINDS)) for x in last]
     like[(last[0][:, None] != last[1][None, :]) & known[0][:, None] & known[1][None, :]] *= 0.05
-    if homes:
-        for r, s in enumerate(a):
-            for c, t in enumerate(b):
-                like[r, c] += homes.get((" ".join(s.words[:-1]), " ".join(t.words[:-1])), 0.0)
+    places = [defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)]
+    for side, many in enumerate((a, b) if homes else ()):
+        for k, s in enumerate(many):
+            places[side][" ".join(s.words[:-1])].append(k)
+    for (x, y), gain in homes.items():
+        if places[0][x] and places[1][y]:
+            like[np.ix_(places[0][x], places[1][y])] += gain
 
 
 def _gain(like: Array, a: Sequence[Sort], b: Sequence[Sort]) -> Array:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .orders import Order
@@ -78,6 +79,7 @@ WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
+@lru_cache(maxsize=2**16)
 def leaf(name: str) -> str:
     """The last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
     bare = re.sub(r":[0-9]+$", "", name)

@@ -14,7 +14,7 @@ class Bundle(NamedTuple):
     """Tensors of one shape that are matched as one: stacked along a new first axis, or fused behind each other."""
 
     names: tuple[str, ...]
-    kind: Literal["stacked", "fused"]
+    kind: Literal["stacked", "fused", "gates"]
     shape: tuple[int, ...]  # of each
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..checkpoint import Tensor
-from . import bundles, cells, modules
+from . import bundles, cells, gates, modules
 from .named import Known, Sides, folds
 from .pairs import Pair
+from .side import Side
 
 
 def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair], every: Sides) -> list[Pair]:
@@ -19,17 +20,19 @@ def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair], every: Sides) 
     out: list[Pair] = []
     for m in modules.pair(*whole, pairs, every):
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
-            out += [_of_cell(m, piece) for piece in cells.cell(m.a, m.b, known.judge)]
+            out += [_of_cell(m, piece, whole[0]) for piece in cells.cell(m.a, m.b, known.judge)]
         else:
             out += _of_module(m, whole, known)
     return out
 
 
-def _of_cell(m: modules.Match, piece: cells.Piece) -> Pair:
+def _of_cell(m: modules.Match, piece: cells.Piece, source: Side) -> Pair:
     why = (*m.why, piece.why)
+    bundle = source.bundles.get(piece.sources[0])
+    order = gates.parted(piece.order, bundle) if bundle else piece.order
     return Pair(
-        piece.sources, piece.targets, piece.order, "names", False, why, _rivals(m, piece.targets[0]), piece.axis,
-        m.real or piece.real, piece.fills,
+        tuple(source.named(piece.sources)), piece.targets, order, "names", False, why, _rivals(m, piece.targets[0]),
+        piece.axis, m.real or piece.real, piece.fills,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
 TABLE = ("embedding", "embeddings")
+CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
 
 
@@ -102,7 +103,7 @@ def _place(name: str, cells: set[str], separable: set[str]) -> tuple[str, str]:
         layer = re.search(r"_l([0-9]+)", last)
         return f"{home}/{'backward/' if m[2] else ''}l{layer[1] if layer else 0}", m[1]
     if home in cells:
-        return home, {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih"}.get(last, last)
+        return home, CELL.get(last, last)
     if home in separable:
         kind = "depthwise" if last == "depthwise_kernel" else "pointwise"
         return f"{home}/{kind}", "bias" if last == "bias" else "weight"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from functools import lru_cache
 
 from ..rules.templates import MAX_NAME
 from .pairs import WORDS, Item, folded, leaf, parent
@@ -35,6 +36,7 @@ KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_i
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 
 
+@lru_cache(maxsize=2**16)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name in the order they stand, numbers as #, spellings made one."""
     name = re.sub(r":[0-9]+$", "", name)

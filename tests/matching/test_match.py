@@ -305,20 +305,20 @@ def ports() -> Any:
     return importlib.import_module("match_ports")
 
 
-PORTS = [
+PORTS = [  # those that load by names alone
     "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet",
-    "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit",
+    "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit", "vgg",
+    "eegnet", "ocr", "keras1", "flax-lstm", "cudnn", "gru", "spleeter", "wave", "banks", "conv-lstm", "haiku-gpt", "graph",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PORTS)
 def test_ports_into_fresh_modules(name: str, tmp_path: Path) -> None:
     """No values to compare: names, shapes and the order of modules decide, and nothing that is wrong is unmarked."""
-    row = ports().run(ports().PORTS[name], tmp_path, check=name == "conv-bn")
+    row = ports().run(ports().PORTS[name], tmp_path, check=False)
     assert row.unmarked == 0
-    assert row.names is (name != "conv-bn")  # its dense layer behind the image is only seen by its outputs
-    assert row.total - row.right <= (name == "conv-bn")
-    assert row.checked is (name == "conv-bn")
+    assert row.names
+    assert row.right == row.total
 
 
 def test_a_bias_of_a_norm_never_meets_one_of_a_convolution() -> None:

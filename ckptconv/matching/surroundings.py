@@ -1,0 +1,93 @@
+"""What speaks for a pair of modules besides their words: neighbours, blocks, and what they are named after.
+
+batch_normalization_3 after conv2d_3      blocks.1.bn after blocks.1.conv      their neighbours are a pair
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .blocks import Aligned, Named, prefixes
+from .units import Unit
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
+INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
+ROLE = 0.4  # weight of standing in the same blocks
+NAMED = 0.3  # weight of the module that a normalisation is named after or stands beside
+
+Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
+
+
+def beside(many: Sequence[Unit]) -> Beside:
+    """The neighbours of each module, before it and after it."""
+    homes = ["", *(u.home for u in many), ""]
+    return {home: (homes[k - 1], homes[k + 1]) for k, home in enumerate(homes) if home}
+
+
+class Near(NamedTuple):
+    """What is known of the surroundings of modules: pairs, neighbours on both sides, and the blocks that hold them."""
+
+    pairs: Mapping[str, str]
+    beside: tuple[Beside, Beside]
+    blocks: Aligned
+    named: tuple[Mapping[str, Named], Mapping[str, Named]]  # the modules that normalisations are named after
+    rows: set[str]  # normalisations of the target that stand beside each other: their place says nothing
+
+    def gains(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
+        """What speaks for each pair of two modules."""
+        out = self._blocks([u.home for u in a], [u.home for u in b])
+        places = {u.home: c for c, u in enumerate(b)}
+        near, named = self._neighbours(places)
+        for r, u in enumerate(a):
+            for at, x in enumerate(self.beside[0][u.home]):
+                if (c := near[at].get(self.pairs.get(x, ""), -1)) >= 0:
+                    out[r, c] += BESIDE
+            mine = self.named[0].get(u.home)
+            goals = {self.pairs.get(x, "") for x in mine.homes} if mine else set()
+            found = {c for y in goals for at, c in named.get(y, ()) if mine and (mine.before, mine.after, True)[at]}
+            for c in found:
+                out[r, c] += NAMED * (mine.share if mine else 0)
+        return out
+
+    def _neighbours(self, places: Mapping[str, int]) -> tuple[list[dict[str, int]], dict[str, list[tuple[int, int]]]]:
+        """The modules that stand behind and before each home; and those to which it gives a name, and how.
+
+        How is 0 if they stand before it, 1 if behind it, 2 if their names say so.
+        """
+        near: list[dict[str, int]] = [{}, {}]
+        named: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for home, c in places.items():
+            for at, y in enumerate(self.beside[1][home]):
+                if y:
+                    near[at][y] = c
+                    if home not in self.rows:
+                        named[y].append((1 - at, c))
+            for y in self.named[1][home].homes if home in self.named[1] else ():
+                named[y].append((2, c))
+        return near, named
+
+    def _blocks(self, a: Sequence[str], b: Sequence[str]) -> Array:
+        """What the blocks say: those that go together, and the names inside them."""
+        import numpy as np
+
+        chains: tuple[dict[tuple[str, ...], int], dict[tuple[str, ...], int]] = ({}, {})
+        known = self.blocks.blocks, self.blocks.back
+        at = [
+            np.array([chain.setdefault(tuple(p for p in prefixes(home) if p in found), len(chain)) for home in homes])
+            for homes, chain, found in zip((a, b), chains, known, strict=True)
+        ]
+        table = np.array([[self.blocks.agree(x, y) for y in chains[1]] for x in chains[0]])
+        out = np.asarray(INSIDE * table[np.ix_(*at)], "f8")
+        places = {home: c for c, home in enumerate(b)}
+        for r, home in enumerate(a):
+            for other, share in self.blocks.inside.get(home, {}).items():
+                if other in places:
+                    out[r, places[other]] += ROLE * share
+        return out
