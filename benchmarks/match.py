@@ -72,11 +72,11 @@ def applied(found: Proposal, source: Checkpoint) -> Checkpoint:
 
 def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str], values: bool) -> Score:
     """Count against the truth; a tie counts where its first name does."""
-    moved = truth.details["moved"]
+    moved = truth.moved
     names = list(truth)
     if not values:  # that names share a tensor is not seen without values: once is right
-        once = {tuple(moved[n]["from"]): n for n in reversed(names)}
-        names = [n for n in names if once[tuple(moved[n]["from"])] == n or len(truth[n].parts) > 1]
+        once = {moved[n].sources: n for n in reversed(names)}
+        names = [n for n in names if once[moved[n].sources] == n or len(truth[n].parts) > 1]
     by_target = {t: p for p in found.pairs for t in p.targets}
     ties = {n: g[0] for g in found.ties for n in g[1:]}
     computed = {n for n in names if any(op.startswith("fill") for p in truth[n].parts for op in p.ops)}
@@ -94,7 +94,7 @@ def score(found: Proposal, source: Checkpoint, truth: Checkpoint, lost: set[str]
         seen.add(id(pair))
         have, want = got[name].numpy(), truth[name].numpy()
         same = have.shape == want.shape and have.tobytes() == want.tobytes()
-        origin = values or set(pair.sources) <= set(moved[name]["from"])
+        origin = values or set(pair.sources) <= set(moved[name].sources)
         right += same and origin
         wrong += not (same and origin)
         unmarked += not (same and origin) and pair.sure

@@ -21,7 +21,7 @@ class Port(NamedTuple):
     build: Callable[[], nn.Module]
     store: Callable[[State], Arrays]
     inputs: Callable[[], tuple[Tensor, ...]]
-    human: str = "nothing"  # what a person still has to do
+    lacking: str = ""  # what no rule can say, which a person has to do
 
 
 def kernel(w: Array) -> Array:

@@ -161,15 +161,21 @@ def flax_lstm(s: State) -> Arrays:
     return dict(sorted((out | dense(s, "out", "params/Dense_0")).items()))
 
 
+class HaikuLstm(Lstm):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            for k in (0, 1):
+                getattr(self.lstm, f"bias_hh_l{k}")[16:32] = 1.0
+
+
 def haiku_lstm(s: State) -> Arrays:
     """Haiku: inputs and state in one matrix, gates i g f o, one added to the forget gate when it runs."""
     out = {"embed/embeddings": s["embed.weight"]}
     for k in (0, 1):
-        joint = np.concatenate(matrices(s, "lstm", str(k)))
-        both = bias(s, "lstm", str(k)).copy()
-        both[16:32] -= 1
         home = f"lstm{'_1' if k else ''}/linear"
-        out |= {f"{home}/w": gates(joint, (0, 2, 1, 3)), f"{home}/b": gates(both, (0, 2, 1, 3))}
+        joint = np.concatenate(matrices(s, "lstm", str(k)))
+        out |= {f"{home}/w": gates(joint, (0, 2, 1, 3)), f"{home}/b": gates(s[f"lstm.bias_ih_l{k}"], (0, 2, 1, 3))}
     return out | dense(s, "out", "linear", "w", "b")
 
 
@@ -517,8 +523,14 @@ PORTS = {
     "cudnn": Port("Keras CuDNNLSTM (textgenrnn)", Generator, generator, ids(40)),
     "keras1": Port("Keras 1 LSTM, a matrix for each gate", Lstm, per_gate, ids(40)),
     "flax-lstm": Port("Flax LSTMCell, a matrix for each gate", Lstm, flax_lstm, ids(40)),
-    "flax-gru": Port("Flax GRUCell, a matrix for each gate", FlaxGru, flax_gru, ids(40)),
-    "haiku-lstm": Port("Haiku LSTM, inputs and state in one", Lstm, haiku_lstm, ids(40)),
+    "flax-gru": Port(
+        "Flax GRUCell, a matrix for each gate",
+        FlaxGru,
+        flax_gru,
+        ids(40),
+        "copy `hn/bias` into the last third of `bias_hh`",
+    ),
+    "haiku-lstm": Port("Haiku LSTM, inputs and state in one", HaikuLstm, haiku_lstm, ids(40)),
     "bilm": Port("TF1 stacked bidirectional LSTMCell", BiLm, bilm, ids(40)),
     "flax-vit": Port("Flax ViT into nn.MultiheadAttention", VisionTransformer, vision, image(3, 16)),
     "t5": Port("T5X encoder and decoder", T5, t5x, ids(40)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from .pairs import Proposal, parent
-from .proof import Proof
+from .proof import SECONDS, Proof
 from .proof import prove as search
 
 if TYPE_CHECKING:
@@ -24,12 +24,15 @@ def prove(
     source: Checkpoint,
     inputs: Mapping[str, Array],
     wanted: Mapping[str, Array],
+    *,
+    seconds: float = SECONDS,
 ) -> Proof:
     """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
 
     `inputs` are the arguments of `forward`, by its names or in order. `wanted` are arrays: those under the name of a
     submodule, or of a module of the source that is paired with one, are its output; all others are the outputs of the
-    whole, in order. Arrays whose channels come last are turned where only that fits. The module keeps what is found.
+    whole, in order. Arrays whose channels come last are turned where only that fits. The search ends after so many
+    seconds. The module keeps what is found.
 
     Raises UsageError if the module cannot be run with the inputs.
     """
@@ -44,7 +47,7 @@ def prove(
             got = runner.outputs()
         except RUNNING:
             raise UsageError(f"the module cannot be run with these inputs: {str(e).splitlines()[0]}") from e
-    return search(proposal, source, runner, _places(proposal, got, wanted))
+    return search(proposal, source, runner, _places(proposal, got, wanted), seconds=seconds)
 
 
 def _arguments(module: Any, names: list[str], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
