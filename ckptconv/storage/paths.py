@@ -73,7 +73,8 @@ def sibling(url: str, name: str) -> str:
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
         if not (inside or blob or beside):
             where = url.removesuffix(f"{os.sep}.")
-            raise UnsafeCheckpoint(f"{printable(name)} is a symlink that leaves the checkpoint's folder", url=where)
+            what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
+            raise UnsafeCheckpoint(f"{what}; if you made it, name what it leads to", url=where)
     return path
 
 

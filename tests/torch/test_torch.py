@@ -64,6 +64,17 @@ def saved(tmp_path: Path, wide: int = 5) -> Path:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
+def test_what_does_not_fit_is_not_said_to_be_loaded(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 3)
+    before = module.weight.detach().clone()
+    ckptconv.save({"weight": np.ones((3, 2), "f4")}, tmp_path / "a.safetensors")
+    with pytest.raises(ckptconv.ConversionError) as e:
+        into.load_into(module, tmp_path / "a.safetensors")
+    assert "nothing was loaded\n1 tensor would fit\n1 missing" in str(e.value)
+    assert "1 tensor loaded" not in str(e.value)
+    assert torch.equal(module.weight, before)
+
+
 def test_load_into(tmp_path: Path) -> None:
     source, module = saved(tmp_path), Net()
     memory = module.a.weight.data_ptr()
