@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,61 @@ def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytes
     assert "1.4" in capsys.readouterr().err
     with pytest.raises(ckptconv.UsageError, match="progress is a function"):
         ckptconv.convert(path, tmp_path / "p.npz", progress="loud")
+
+
+def test_a_bar_of_tqdm_moves_by_what_was_done(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tqdm counts what is added, a conversion says what is done in all; the bar ends with it."""
+    bars: list[Bar] = []
+
+    class Bar:
+        n, total, closed = 0, 0, False
+
+        def __init__(self, *, unit: str, unit_scale: bool) -> None:
+            assert (unit, unit_scale) == ("B", True)
+            bars.append(self)
+
+        def update(self, more: int) -> None:
+            assert not self.closed
+            assert more >= 0
+            self.n += more
+
+        def close(self) -> None:
+            self.closed = True
+
+    module = ModuleType("tqdm.auto")
+    module.tqdm = Bar  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
+    for name in ("n.npz", "o.npz"):
+        ckptconv.convert(path, tmp_path / name, progress="tqdm")
+    assert [(bar.n, bar.total, bar.closed) for bar in bars] == [(1440, 1440, True)] * 2
+
+
+def test_the_real_tqdm(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    ckptconv.convert(path, tmp_path / "n.npz", progress="tqdm")
+    assert "1.44k/1.44k" in capsys.readouterr().err
+
+
+def test_without_tqdm_the_error_says_what_to_install(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ckptconv.MissingExtra, match="needs a package: pip install tqdm"):
+        ckptconv.convert(path, tmp_path / "n.npz", progress="tqdm")
+    assert not (tmp_path / "n.npz").exists()
+
+
+def test_a_bar_of_rich_ends_with_the_conversion(capsys: pytest.CaptureFixture[str]) -> None:
+    from ckptconv.api.values import bar
+
+    move = bar("rich")
+    assert move is not None
+    for done in (0, 500, 1000):
+        move(done, 1000)
+    assert "1.0/1.0 kB" in capsys.readouterr().err
+    assert bar(None) is bar(False) is None
 
 
 # --- slices -----------------------------------------------------------------------------------------------------------
