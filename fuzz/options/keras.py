@@ -98,8 +98,8 @@ class Builder:
             return layer(x, x)
         if type(layer).__name__ in ("Attention", "AdditiveAttention"):
             return layer([x, x])
-        x = layer(x)
-        return layer(x) if self.rng.random() < 0.15 else x
+        twice = self.rng.random() < 0.15 and type(layer).__name__ != "Embedding"
+        return layer(layer(x)) if twice else layer(x)
 
     def embedding(self) -> Any:
         return self.k.layers.Embedding(self.rng.randint(1, 5), 4, name=self.name())
@@ -247,15 +247,8 @@ def case(choose: random.Random, folder: Path, model: Any, two: bool, file: str) 
     back = "back.h5" if two or choose.random() < (0.95 if file == "m.h5" else 0.3) else "back.weights.h5"
     back = "back.weights.h5" if has_bfloat16(model) else back
     via = folder / choose.choice(("via.safetensors", "via.pt", "via.ckpt")) if choose.random() < 0.4 else None
-    return Case(
-        path,
-        None,
-        read,
-        folder / back,
-        {"weights_only": True},
-        {"verify": choose.choice(("none", "none", "receipts"))},
-        via,
-    )
+    how = {"verify": choose.choice(("none", "none", "receipts"))}
+    return Case(path, None, read, folder / back, {"weights_only": True}, how, via)
 
 
 # --- other values in a file of Keras ----------------------------------------------------------------------------
@@ -335,15 +328,9 @@ def variant(choose: random.Random, folder: Path, seed: int, file: str) -> Case:
         return found | {n: a for n, a in values.items() if n not in source.places.values()}
 
     via = folder / choose.choice(("via.safetensors", "via.pt", "via.ckpt")) if choose.random() < 0.4 else None
-    return Case(
-        path,
-        None,
-        read,
-        folder / "back" / back,
-        {"weights_only": True},
-        {"verify": choose.choice(("none", "none", "receipts"))},
-        via,
-    )
+    format = choose.choice((None, *["keras" if legacy else "keras3"] * 3))  # None: detected, which takes longer
+    how = {"verify": choose.choice(("none", "none", "receipts"))}
+    return Case(path, format, read, folder / "back" / back, {"weights_only": True}, how, via)
 
 
 def places_of(source: Written) -> dict[Any, str]:
