@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -501,6 +502,24 @@ def test_a_target_of_another_dtype_is_matched_as_if_cast() -> None:
     found = match(checkpoint(a), checkpoint(b))
     assert [p.evidence for p in found.pairs] == ["values", "values"]
     assert found.notes == ("the target is float16: convert with dtype='float16'",)
+
+
+class Odd:
+    """A class that only an opaque reader passes over."""
+
+
+def test_what_is_selected_is_selected_on_both_sides(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(3, 4)), rng.normal(size=(5,))
+    np.savez(tmp_path / "a.npz", **{"enc/w": a, "enc/b": b, "extra/x": np.ones(7)})
+    held = {"enc.w": a, "enc.b": b, "extra.x": np.zeros(7), "odd": Odd()}
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps(held))
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="Odd"):
+        ckptconv.match(tmp_path / "a.npz", tmp_path / "b.pkl")
+    for select in ({"exclude": ["extra*"]}, {"include": ["enc*"]}):
+        text = ckptconv.match(tmp_path / "a.npz", tmp_path / "b.pkl", opaque=True, **select).rules
+        assert "enc" in text
+        assert "extra" not in text
 
 
 def test_a_target_that_is_not_trained_is_matched_by_names() -> None:
