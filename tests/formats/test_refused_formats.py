@@ -334,6 +334,14 @@ def test_formats_that_only_read_or_claim_alike(tmp_path: Path, monkeypatch: pyte
         detect.detect(str(tmp_path / "x"))
 
 
+def test_a_name_that_says_no_format() -> None:
+    with pytest.raises(UsageError, match="does not determine the format; use to= with one of") as e:
+        table.target("x.unknown")
+    assert "npz (.npz)" in e.value.message
+    assert "hf (-)" in e.value.message
+    assert "tf-v1" not in e.value.message
+
+
 def test_what_a_format_raises_unexpectedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "a.npy", np.ones(1))
     for raised, words in (

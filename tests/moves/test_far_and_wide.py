@@ -78,6 +78,17 @@ def test_views_past_their_storage(far: Any, offset: int, shape: Any, strides: An
         t.numpy()
 
 
+def test_a_view_of_bytes_past_their_storage_by_one(far: Any) -> None:
+    byte = DTYPES["uint8"]
+    for size, inside in ((far[0].size, True), (far[0].size + 1, False)):
+        t = Tensor("v", byte, (size,), (Part(far[0], byte, (size,), 0, (1,), 0, (1,)),))
+        if inside:
+            assert t.numpy().shape == (size,)
+            continue
+        with refused("a view reaches past its storage"):
+            t.numpy()
+
+
 def test_handles_are_closed_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handles, "MAX_HANDLES", 2)
     for name in "abc":

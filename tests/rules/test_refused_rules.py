@@ -12,7 +12,7 @@ import pytest
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ckptconv.rules import layout, library, passes, templates, toml
+from ckptconv.rules import layout, library, passes, prefixes, templates, toml
 from ckptconv.rules.apply import apply
 from ckptconv.rules.averages import averages
 from ckptconv.rules.lint import lint
@@ -196,6 +196,13 @@ def test_tensors_that_are_left_out() -> None:
     after = passes.without(tensors((1,), (1,), (1,)), ["c", "a"], "why not")
     assert list(after) == ["b"]
     assert [(n.kind, n.text, n.names) for n in after.notes] == [("dropped", "why not", ("c", "a"))]
+
+
+def test_what_is_not_in_an_entry_is_noted() -> None:
+    after = prefixes.at(made({}, m__w=(1,), m__b=(1,), o__w=(1,)), "m")
+    assert list(after) == ["w", "b"]
+    assert [(n.kind, n.names) for n in after.notes if n.kind == "dropped"] == [("dropped", ("o.w",))]
+    assert not [n for n in prefixes.at(made({}, m__w=(1,)), "m").notes if n.kind == "dropped"]
 
 
 def test_scopes() -> None:

@@ -115,6 +115,16 @@ def test_what_an_archive_may_hold(tmp_path: Path) -> None:
         assert [n.names for n in got.notes if n.kind == "unread"] == [("data/3",)]
 
 
+@pytest.mark.parametrize(("kind", "count", "size"), [("QUInt2x4", 9, 3), ("QUInt4x2", 5, 3), ("ComplexHalf", 2, 8)])
+def test_packed_storages(kind: str, count: int, size: int, tmp_path: Path) -> None:
+    """Elements of less than a byte fill whole bytes."""
+    value = {"s": stored(count=count, kind=Global(f"torch.{kind}Storage"))}
+    assert list(opened(tmp_path / "a.pt", archive(value, {"0": bytes(size)}))) == []
+    for wrong in (size - 1, size + 1):
+        with refused(f"data/0 has {wrong} bytes where {count} elements of {kind}Storage need {size}"):
+            opened(tmp_path / "a.pt", archive(value, {"0": bytes(wrong)}))
+
+
 def test_archives_of_which_nothing_is_left(tmp_path: Path) -> None:
     """A bare storage, a NumPy array of a dtype that nothing else has, keys that are not text."""
     long = np.zeros(2, np.longdouble)

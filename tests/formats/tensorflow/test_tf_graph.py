@@ -13,6 +13,7 @@ import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import nodes
 
 tf = pytest.importorskip("tensorflow")
 
@@ -124,6 +125,16 @@ def test_a_splat_of_a_terabyte_costs_nothing_to_open(tmp_path):
     graph = pb.GraphDef(node=[constant("x", 1, (2**20, 2**20), float_val=[0.5])])
     (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
     assert ckptconv.open(tmp_path / "g.pb")["x"].nbytes == 2**42
+
+
+def test_inputs_that_control_are_those_of_tensorflows_ops():
+    from tensorflow.python.framework import op_def_registry
+
+    for op, inputs in nodes._CONTROL.items():
+        known = op_def_registry.get(op)
+        assert known is not None, op
+        listed = any(a.number_attr or a.type_list_attr for a in known.input_arg)
+        assert listed or all(i < len(known.input_arg) for i in inputs), op
 
 
 # --- SavedModels ------------------------------------------------------------------------------------------------
