@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from documents import Step, fits, run, session, steps
-from kit import ROOT
+from kit import FIXTURES, ROOT
 
 import ckptconv
 
@@ -76,7 +77,7 @@ to = "encoder.embeddings.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """model.ckpt (12 layers, Adam's slots), tuned.ckpt (some values differ), a series in train/, two parts of a GAN."""
+    """model.ckpt (12 layers, Adam's slots), tuned.ckpt (some values differ), a series in train/, a GAN, Orbax's run."""
     home = tmp_path / "home"
     home.mkdir()
     ckptconv.save(encoder(12, 1000), home / "model.ckpt")
@@ -91,6 +92,9 @@ def folder(tmp_path: Path) -> Path:
     for part in ("generator", "discriminator"):
         ckptconv.save({"conv/kernel": ramp(3, 3, 4, 8), "conv/bias": np.zeros(8, "f4")}, home / f"{part}.ckpt")
     (home / "rules.toml").write_text(RULES)
+    shutil.copytree(FIXTURES / "orbax" / "several", home / "run")
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
+    (home / "jax.toml").write_text(block)
     (home / "checkpoint").unlink()
     return home
 
