@@ -34,12 +34,12 @@ from ..storage.files import (
     local,
     names,
     read_all,
-    sibling,
     split,
     stat,
     walk,
 )
 from ..storage.paths import file_name
+from . import links
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
@@ -85,7 +85,7 @@ def discover(
     out: list[FoundCheckpoint] = []
     for source in sources:
         if is_glob(source):
-            out += _globbed(source)
+            out += _globbed(source, follow)
         elif source in roots:
             base = split(source.rstrip("/"))[1]
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
@@ -137,9 +137,13 @@ def _file(source: str) -> FoundCheckpoint:
     return FoundCheckpoint(source, *_stem(base), ((source, status),))
 
 
-def _globbed(pattern: str) -> Iterator[FoundCheckpoint]:
-    """The checkpoints that a shell pattern matches (`**`: any depth), mirrored from its first wildcard on."""
-    if is_remote(pattern):
+def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
+    """The checkpoints that a shell pattern matches (`**`: any depth), mirrored from its first wildcard on.
+
+    Links may not leave the folder before the first wildcard, unless they are to be followed.
+    """
+    remote = is_remote(pattern)
+    if remote:
         fs, path = filesystem(pattern)
         scheme = pattern.split("://")[0] + "://"
         matches = [scheme + str(p).lstrip("/") for p in fs.glob(path)]
@@ -152,16 +156,30 @@ def _globbed(pattern: str) -> Iterator[FoundCheckpoint]:
     folders: dict[str, set[str]] = {}
     for path in sorted(matches):
         folder, base = split(path)
-        if is_dir(path):
-            yield from _below(path, path[len(root) :].strip("/") + "/", "", False)
+        whole = is_dir(path)
+        if not (remote or follow) and links.leaves(path if whole else folder, root or "."):
+            yield _problem(path, path[len(root) :], UnsafeCheckpoint(links.TEXT, url=path))
+        elif whole:
+            yield from _below(path, path[len(root) :].strip("/") + "/", "", follow)
         else:
             folders.setdefault(folder, set()).add(base)
     for folder, chosen in folders.items():
         files = next(f for _, _, f in walk(folder))
         under = (folder + "/")[len(root) :].strip("/")
+        for name, e in {} if remote else links.bad(folder, root or ".", follow).items():
+            files.pop(name, None)
+            if name in chosen:
+                yield _problem(join(folder, name), f"{under}/{name}", e)
         for f in group(folder, files, under + "/" if under else ""):
             if chosen & {split(url)[1] for url, _ in f.files}:
                 yield f
+
+
+def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
+    """What cannot be converted, by its path below the root."""
+    above, slash, base = path.strip("/").rpartition("/")
+    stem, suffix = _stem(base)
+    return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
 
 
 def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
@@ -187,32 +205,12 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
         leave = {n for n in folders if n.startswith(".") or join(folder, n) == skip}
         leave |= {"blobs"} if "snapshots" in folders else set()
         folders[:] = [n for n in folders if n not in leave]
-        for name, e in {} if is_remote(folder) else _bad_links(folder, root, follow).items():
+        for name, e in {} if is_remote(folder) else links.bad(folder, root, follow).items():
             files.pop(name, None)
             if name.lower().endswith((*_suffixes(), *INDEXES)) or SHARD.fullmatch(name):
-                problems.append(FoundCheckpoint(join(folder, name), at + _stem(name)[0], _stem(name)[1], (), e))
+                problems.append(_problem(join(folder, name), at + name, e))
         yield from group(folder, files, at)
     yield from problems
-
-
-def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
-    """Links to nothing, and those that leave the tree other than to the blobs of a Hugging Face cache."""
-    bad: dict[str, CkptError] = {}
-    home = os.path.realpath(local(root))
-    with os.scandir(local(folder)) as entries:
-        links = [e.name for e in entries if e.is_symlink()]
-    for name in links:
-        url = join(folder, name)
-        target = os.path.realpath(local(url))
-        if not os.path.exists(target):
-            bad[name] = StorageError("is a link to a file that is not there", url=url)
-        elif not follow and os.path.commonpath([home, target]) != home:
-            try:
-                sibling(join(folder, "."), name)
-            except CkptError:
-                text = "is a link that leaves the folder that was named; follow_links=True follows it"
-                bad[name] = UnsafeCheckpoint(text, url=url)
-    return bad
 
 
 def _is_whole(folder: str, files: Mapping[str, Stat]) -> bool:

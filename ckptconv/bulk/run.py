@@ -12,18 +12,18 @@ output of several files has a folder of its own: OUT/a/model/model.ckpt.
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from .. import api
 from ..api import MEMORY, Resources
 from ..engine import ray as ray_engine
-from ..errors import CkptError, UsageError
-from ..messages import in_bytes, listing, many, redacted
+from ..errors import CkptError, StorageError, UsageError
+from ..messages import redacted
 from ..output import publish
 from ..storage import files
 from . import pool
@@ -31,63 +31,12 @@ from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
 from .planning import DEFAULT, Conversion, content, identity, plan, remembered, written
+from .summary import Summary, summary
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
 MAX_PROBES = 1000  # sources whose accessibility is checked on a cluster's workers beforehand
-MAX_CAUSES = 20  # causes that are shown; the ledger has all
 COMMIT_INTERVAL = 1.0  # seconds between two durable batches
 FREE = Resources()
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of `zoo`: checkpoints converted and up to date, ledger entries of failures, bytes and seconds."""
-
-    done: int
-    skipped: int
-    failed: tuple[LedgerEntry, ...]
-    bytes: int
-    seconds: float
-
-    @property
-    def causes(self) -> list[tuple[str, str, list[str]]]:
-        """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-        groups: dict[tuple[str, str], list[LedgerEntry]] = {}
-        for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
-            groups.setdefault((e.error, _pattern(e.message)), []).append(e)
-        ordered = sorted(groups.values(), key=len, reverse=True)
-        return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
-
-    def __str__(self) -> str:
-        """The summary that the command line prints: each cause of failures with its checkpoints, and the totals."""
-        lines = []
-        for _, message, sources in self.causes[:MAX_CAUSES]:
-            lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
-        if len(self.causes) > MAX_CAUSES:
-            lines.append(f"failed: {len(self.causes) - MAX_CAUSES} more causes are in the ledger")
-        if not self.done + self.skipped + len(self.failed):
-            lines.append("warning: no checkpoint was found")
-        rate = self.done / max(self.seconds, 1e-9)
-        lines.append(
-            f"{self.done} converted, {self.skipped} up to date, {len(self.failed)} failed; "
-            f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
-        )
-        return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
-        return {
-            "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "causes": [{"error": k, "message": m, "sources": s} for k, m, s in self.causes],
-        }  # fmt: skip
-
-
-def _pattern(message: str) -> str:
-    """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
-    first, *listed = message.split("\n")
-    reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
-    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", "\n".join([first, *reasons]))
 
 
 # --- what to do -------------------------------------------------------------------------------------------------
@@ -139,18 +88,23 @@ def convert(
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         new_folders = _folders(folder, todo)
-        failed, size = [_outcome(i, i.found.problem) for i in bad if i.found.problem], 0
-        _record(book, failed, folder, said)
-        results = _results(todo, folder, hashed, resources, book.path)
-        for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
-            entries = [_outcome(item, result) for item, result in batch]
+        entries = [_outcome(i, i.found.problem) for i in bad if i.found.problem]
+        skipped = len(items) - len(todo)
+        try:
             _record(book, entries, folder, said)
-            failed += [e for e in entries if e.state == "failed"]
-            size += sum(e.size for e in entries)
+            with closing(_results(todo, folder, hashed, resources, book.path)) as results:
+                for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
+                    more = [_outcome(item, result) for item, result in batch]
+                    entries += more
+                    _record(book, more, folder, said)
+        except StorageError as e:
+            if e.url != book.path:
+                raise
+            why = f"{e.message.partition(';')[0]}: the run ends here, and resume=True does what the ledger lacks again"
+            raise StorageError(f"{why}\n{summary(entries, skipped, began)}", url=book.path) from e
         for path in new_folders:
             _quietly_rmdir(path)
-    done = len(todo) + len(bad) - len(failed)
-    return Summary(done, len(items) - len(todo), tuple(failed), size, time.monotonic() - began)
+    return summary(entries, skipped, began)
 
 
 def _record(
@@ -188,7 +142,7 @@ class WorkerConfig(NamedTuple):
 
 def _results(
     todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
-) -> Iterator[tuple[Conversion, Done | CkptError] | None]:
+) -> Generator[tuple[Conversion, Done | CkptError] | None, None, None]:
     """Run the pool, or the tasks of a cluster; the workers of a pool share the memory."""
     if not todo:
         return

@@ -6,6 +6,7 @@ The journal of a conversion and the ledger of a zoo are such files. A kill leave
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from ..errors import StorageError
 from ..storage.faults import refused
@@ -20,7 +21,7 @@ class AppendLog:
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             # durable lines are of this run only: a file that a stranger laid here is neither read nor written
-            self._file = os.fdopen(own.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode), "a+b")
+            self._fd = own.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
         except OSError as e:
             raise refused(e, path) from e
         try:
@@ -31,7 +32,7 @@ class AppendLog:
 
     def _lock(self, busy: str) -> None:
         try:
-            alone = own.lock(self._file.fileno())
+            alone = own.lock(self._fd)
         except OSError as e:
             why = f"this file system has no locks ({(e.strerror or str(e)).lower()}), so that two runs could meet here"
             raise StorageError(why, url=self.path) from e
@@ -40,24 +41,31 @@ class AppendLog:
 
     def read(self) -> bytes:
         """The content of the file."""
-        self._file.seek(0)
-        return self._file.read()
+        with open(self._fd, "rb", closefd=False) as f:
+            f.seek(0)
+            return f.read()
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes."""
-        self._file.truncate(size)
+        """Forget what lies behind the first `size` bytes."""
+        os.ftruncate(self._fd, size)
 
     def append(self, lines: bytes) -> None:
-        """Write lines and make them durable."""
+        """Write lines and make them durable; StorageError if not all can be, and then none is there."""
+        before = os.fstat(self._fd).st_size
         try:
-            self._file.write(lines)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
         except OSError as e:
+            with suppress(OSError):
+                os.ftruncate(self._fd, before)
             raise refused(e, self.path) from e
 
     def close(self) -> None:
-        self._file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 __all__ = ["AppendLog"]

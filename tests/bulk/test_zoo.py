@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.bulk import run
+from ckptconv.bulk import run, summary
 from ckptconv.bulk.discover import discover
 from ckptconv.errors import CkptError, StorageError, UsageError
 
@@ -444,6 +446,34 @@ def test_one_bad_thing_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None
     assert sorted(p.name for p in (tmp_path / "listed").iterdir()) == [run.NAME, "y.npz"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+@pytest.mark.parametrize("glob", ["*.npz", "*", "**/*", "**/*.npz", "*/*.npz", "a[w]ay", "away/*"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_glob_does_not_leave_its_tree(
+    glob: str, relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "in" / "good.npz")
+    save(tmp_path / "in" / "below" / "good.npz")
+    save(tmp_path / "home" / "secret.npz")
+    (tmp_path / "in" / "leaves.npz").symlink_to("../home/secret.npz")
+    (tmp_path / "in" / "below" / "inside.npz").symlink_to("../good.npz")
+    (tmp_path / "in" / "away").symlink_to("../home")
+    monkeypatch.chdir(tmp_path / "in")
+    pattern = glob if relative else str(tmp_path / "in" / glob)
+    if glob == "away/*":  # the link is named by who asks
+        assert [f.problem for f in discover([pattern])] == [None]
+        return
+    found = discover([pattern])
+    sound = {os.path.realpath(f.source) for f in found if not f.problem}
+    assert not any("home" in path for path in sound)
+    problems = [f for f in found if f.problem]
+    assert all("follow_links=True" in str(f.problem) for f in problems)
+    assert problems, "what is left out is listed"
+    followed = discover([pattern], follow=True)
+    assert {f.problem for f in followed} == {None}
+    assert any("home" in os.path.realpath(f.source) for f in followed)
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users")
 def test_an_unreadable_folder_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "in" / "good.npz")
@@ -461,6 +491,36 @@ def test_an_unreadable_folder_is_a_failure(tmp_path: Path, monkeypatch: pytest.M
     assert [(Path(e.source).name, e.message) for e in done.failed] == [("locked", "permission denied")]
 
 
+def test_a_full_disk_under_the_ledger(tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a write that fits in part nothing stays; the summary is said, and the next run does the rest."""
+    for i in range(4):
+        save(tmp_path / "in" / f"m{i}.npz")
+    ledger, real, room = tmp_path / "out" / run.NAME, os.write, [0]
+
+    def full(fd: int, data: bytes) -> int:
+        if not os.path.samestat(os.fstat(fd), os.stat(ledger)):
+            return real(fd, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        size, room[0] = min(len(data), room[0]), max(0, room[0] - len(data))
+        return real(fd, data[:size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        done = cli("zoo", "in", "-o", "out")
+        assert (done.returncode, ledger.read_bytes()) == (9, b"")
+        assert "the disk is full" in done.stderr
+        room[0] = 4 * 150
+        done = cli("zoo", "in", "-o", "out")
+    lines = ledger.read_bytes()
+    assert done.returncode == 9, done.stderr
+    assert "the disk is full: the run ends here, and --resume does what the ledger lacks again" in done.stderr
+    assert re.search("[1-4] converted, 0 up to date, 0 failed", done.stderr)
+    assert lines.count(b"planned") == lines.count(b"\n") == 4
+    assert lines.endswith(b"\n")
+    assert run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True).done == 4
+
+
 def test_failures_of_different_reasons_are_different_causes() -> None:
     """The first line is the same sentence; the reasons are below it, after the names."""
     first = "safetensors cannot hold {} of {} tensors; leave them out with exclude=:\n"
@@ -469,7 +529,7 @@ def test_failures_of_different_reasons_are_different_causes() -> None:
         first.format(3, 3) + "  b: it has no dtype string\n  c: it has no dtype string",
         first.format(2, 9) + "  d: it has no dtype complex128",
     ]
-    made = [run._pattern(m) for m in messages]
+    made = [summary._pattern(m) for m in messages]
     assert made[0] == made[2] != made[1]
 
 

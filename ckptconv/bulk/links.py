@@ -1,0 +1,33 @@
+"""Links in a tree in which checkpoints are looked for: they may not leave it, unless they are to be followed."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import CkptError, StorageError, UnsafeCheckpoint
+from ..storage.files import join, local, sibling
+
+TEXT = "is a link that leaves the folder that was named; follow_links=True follows it"
+
+
+def bad(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
+    """Links in a folder to nothing, and those that leave the tree other than to the blobs of a Hugging Face cache."""
+    found: dict[str, CkptError] = {}
+    with os.scandir(local(folder)) as entries:
+        links = [e.name for e in entries if e.is_symlink()]
+    for name in links:
+        url = join(folder, name)
+        if not os.path.exists(local(url)):
+            found[name] = StorageError("is a link to a file that is not there", url=url)
+        elif not follow and leaves(url, root):
+            try:
+                sibling(join(folder, "."), name)
+            except CkptError:
+                found[name] = UnsafeCheckpoint(TEXT, url=url)
+    return found
+
+
+def leaves(url: str, root: str) -> bool:
+    """Whether a path lies outside the tree when all links in it are followed."""
+    home = os.path.realpath(local(root))
+    return os.path.commonpath([home, os.path.realpath(local(url))]) != home

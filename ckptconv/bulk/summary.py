@@ -1,0 +1,74 @@
+"""What a zoo's run says in the end: the sums, and failures by their causes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..messages import in_bytes, listing, many
+from .ledger import LedgerEntry
+
+MAX_CAUSES = 20  # causes that are shown; the ledger has all
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of `zoo`: checkpoints converted and up to date, ledger entries of failures, bytes and seconds."""
+
+    done: int
+    skipped: int
+    failed: tuple[LedgerEntry, ...]
+    bytes: int
+    seconds: float
+
+    @property
+    def causes(self) -> list[tuple[str, str, list[str]]]:
+        """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
+        groups: dict[tuple[str, str], list[LedgerEntry]] = {}
+        for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
+            groups.setdefault((e.error, _pattern(e.message)), []).append(e)
+        ordered = sorted(groups.values(), key=len, reverse=True)
+        return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+
+    def __str__(self) -> str:
+        """The summary that the command line prints: each cause of failures with its checkpoints, and the totals."""
+        lines = []
+        for _, message, sources in self.causes[:MAX_CAUSES]:
+            lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
+        if len(self.causes) > MAX_CAUSES:
+            lines.append(f"failed: {len(self.causes) - MAX_CAUSES} more causes are in the ledger")
+        if not self.done + self.skipped + len(self.failed):
+            lines.append("warning: no checkpoint was found")
+        rate = self.done / max(self.seconds, 1e-9)
+        lines.append(
+            f"{self.done} converted, {self.skipped} up to date, {len(self.failed)} failed; "
+            f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
+        )
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        return {
+            "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "causes": [{"error": k, "message": m, "sources": s} for k, m, s in self.causes],
+        }  # fmt: skip
+
+
+def _pattern(message: str) -> str:
+    """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
+    first, *listed = message.split("\n")
+    reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
+    return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", "\n".join([first, *reasons]))
+
+
+def summary(entries: Sequence[LedgerEntry], skipped: int, began: float) -> Summary:
+    """The summary of the entries `done` and `failed` of a run that began at this time of the monotonic clock."""
+    failed = tuple(e for e in entries if e.state == "failed")
+    return Summary(len(entries) - len(failed), skipped, failed, sum(e.size for e in entries), time.monotonic() - began)
+
+
+__all__ = ["Summary", "summary"]
