@@ -160,6 +160,19 @@ def test_a_run_can_be_named_by_its_files() -> None:
         assert_equal(ckptconv.open(GOLDEN / "mesh_chunks" / name), expected(GOLDEN / "expected.npz"))
 
 
+def test_random_keys_are_noted(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "not_arrays", tmp_path / "x")
+    file = tmp_path / "x" / "array_metadatas" / "process_0"
+    said = {"param_name": "np", "ext_metadata": {"random_key_impl": "threefry2x32"}}
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"array_metadatas": [{"array_metadata": said}]}))
+    (note,) = (n for n in ckptconv.open(tmp_path / "x").notes if "random keys" in n.text)
+    assert note.names == ("np",)
+    file.write_text('{"array_metadatas": [1]}')
+    with refused("does not list arrays"):
+        ckptconv.open(tmp_path / "x")
+
+
 Change = Callable[[dict[str, Any]], object]
 REFUSED: dict[str, tuple[Change, str]] = {
     "dtype": (lambda m: m.update(dtype="<M8[ns]"), "the dtype '<M8"),

@@ -86,8 +86,15 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     made.check(known, found)
     filled = Note("damaged" if known.complete else "assumed", "chunks are absent: the fill value is read",
                   tuple(made.absent))  # fmt: skip
+    keys = tuple(made.name(known.leaves[n].path) for n in sorted(tree.random_keys(root)) if n in known.leaves)
     skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in known.leaves.values() if leaf.other)
-    notes = (filled, Note("skipped", "leaves that are not arrays", skipped), Note("unread", "files", tuple(aside)))
+    random = Note("assumed", "JAX's random keys: the integers that make them up are read", keys)
+    notes = (
+        filled,
+        random,
+        Note("skipped", "leaves that are not arrays", skipped),
+        Note("unread", "files", tuple(aside)),
+    )
     used = [v for name in found for v in chunks[name].values()]
     urls = (*_heads(root), *files_of(used))
     return Checkpoint(made.tensors, known.metadata, format="orbax", urls=urls,

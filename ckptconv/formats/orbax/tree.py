@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 from ...checkpoint import Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
-from ...storage.files import read_all
+from ...storage.files import join, names, read_all
 from .. import flax
 from ..containers.msgpack import Other
 from ..pytorch.entries import is_average
 from ..shard_index import parse_json
+from .values import inside
 
 METADATA, MSGPACK = "_METADATA", "checkpoint"
 MAX_JSON = 2**28  # bytes
+MAX_PROCESSES = 64  # whose descriptions of arrays are read; all of a run's processes have the same names
 MAX_PATH = 100  # keys of a path
 DICT, SEQUENCE = 2, 1
 NOT_ARRAYS = {"None", "Dict", "List", "Tuple", "NamedTuple", "string"}
@@ -83,6 +85,20 @@ def _leaf(label: str, entry: Any, url: str) -> Leaf:
         printable(brief(str(kind), 100)) if skipped or kind in ("None", "Dict", "List", "NamedTuple", "string") else ""
     )
     return Leaf(tuple(k for k, _ in keys), tuple(t for _, t in keys), other)
+
+
+def random_keys(root: str) -> set[str]:
+    """The arrays that were JAX's random keys, by what each process says of its arrays."""
+    folder = join(root, "array_metadatas")
+    found = set()
+    for name in names(folder)[:MAX_PROCESSES]:
+        url = inside(root, f"array_metadatas/{name}")
+        try:
+            rows = [row["array_metadata"] for row in parse_json(read_all(url, MAX_JSON), url)["array_metadatas"]]
+            found |= {str(row["param_name"]) for row in rows if "random_key_impl" in (row.get("ext_metadata") or ())}
+        except (KeyError, TypeError, AttributeError):
+            raise CorruptCheckpoint("does not list arrays with their names", url=url) from None
+    return found
 
 
 def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
