@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
@@ -17,6 +16,7 @@ from ..rules import library, passes
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
 from .reading import list_of, opened, prepare, selected, whole
+from .values import path as text
 from .writing import MADE_WITH, holdable
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def diff(
     from ..verification import compare
 
     select, change, _, resources = bundle(given, *READ)
-    left = prepare([a], select, change)
+    left = prepare(list_of(a), select, change)
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
-    right = opened(os.fspath(b), other)
+    right = opened(text(b), other)
     if select.include or select.exclude:
         renames = change.converter or change.renames
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
@@ -71,11 +71,11 @@ def verify(
     """
     found = bundle(given, *VERIFY)
     if destination is not None:
-        return _derived(list_of(sources), os.fspath(destination), found)
+        return _derived(list_of(sources), text(destination), found)
     idle = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
     if idle:
         raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in idle)}; give its source and its result")
-    return check_itself(os.fspath(list_of(sources)[0]), found)
+    return check_itself(text(list_of(sources)[0]), found)
 
 
 def check_itself(source: str, how: Options) -> Checked:

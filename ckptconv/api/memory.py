@@ -26,6 +26,9 @@ def gathered(tensors: Any) -> Checkpoint:
     known: dict[object, str] = {}
     ties: dict[str, list[str]] = {}
     for name, value in found.items():
+        if not isinstance(name, str):
+            bad[repr(name)] = "a name is a text"
+            continue
         shared = _storage(value)
         if shared is not None and shared in known:
             made[name] = replace(made[known[shared]], name=name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from ..errors import UsageError
 from ..messages import did_you_mean
-from .values import Verify, bar, params, renames, several, size, verification
+from .values import Verify, bar, kind, params, renames, several, size, verification
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
@@ -71,7 +71,7 @@ class Change:
         (), "Rename a prefix, 'old/=new/', or by a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
     )
     scopes: Sequence[str] = option((), "Put a source's names under NAME (one for each source).", "scope", several)
-    dtype: str | None = option(None, "Cast floating-point tensors.")
+    dtype: str | None = option(None, "Cast floating-point tensors.", clean=kind)
 
 
 @dataclass(frozen=True)

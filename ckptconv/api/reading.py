@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ..messages import listing
 from ..rules import passes, prefixes
 from ..rules.averages import averages
 from .options import SELECT, Change, Path, Select, bundle, takes
+from .values import path as text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +34,7 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     later is compared with the hashes that the checkpoint carries.
     """
     chosen = bundle(select, *SELECT).select
-    found = whole(os.fspath(path), replace(chosen, format=format) if format else chosen)
+    found = whole(text(path), replace(chosen, format=format) if format else chosen)
     if found.hashes:
         from ..verification.hashes import watched
 
@@ -112,7 +113,8 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
 
 def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     """One path, or many."""
-    return [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    several = isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike, Mapping))
+    return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
 
 
 __all__ = ["list_of", "open", "opened", "prepare", "refuse_streams", "selected", "whole"]

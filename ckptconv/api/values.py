@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -20,6 +21,19 @@ def size(value: int | str) -> int:
     if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
     return count
+
+
+def path(value: Any) -> str:
+    """A path or URL as text; UsageError for all else, a checkpoint that is open for instance."""
+    if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
+        return found
+    hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
+    raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
+
+
+def kind(value: Any) -> str:
+    """The name of a dtype, also of numpy.float16 and torch.float16."""
+    return value if isinstance(value, str) else str(getattr(value, "__name__", value)).rpartition(".")[2]
 
 
 def several(value: str | Iterable[str]) -> tuple[str, ...]:

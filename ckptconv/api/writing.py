@@ -32,6 +32,7 @@ from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
 from .reading import list_of, prepare, refuse_streams
 from .values import Verify, verification
+from .values import path as text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,7 +99,7 @@ def plan_for(
     checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources, sources: Sequence[Path] = ()
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
-    url = os.fspath(destination)
+    url = text(destination)
     row = _row(checkpoint, url, target)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if folder := _beside(row, target, sources):
@@ -177,16 +178,16 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
 def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[Format, Checkpoint]:
     """What the target shall hold, with what its metadata shall say of how it was made, and its format."""
     made = prepare(sources, found.select, found.change, guard=found.target.verify != "none")
-    row = _row(made, os.fspath(destination), found.target)
+    row = _row(made, text(destination), found.target)
     if (said := departing(found, *MADE_WITH)) and _hashed(found.target, row):
         made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(said)})
     plain = not (found.change.converter or found.change.renames) and made.format in FOREIGN
     if plain and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
-        text = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
-        made = replace(made, notes=(*made.notes, Note("hint", text)))
+        told = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
+        made = replace(made, notes=(*made.notes, Note("hint", told)))
     if (named := table.by_suffix(os.fspath(destination))) and row.name not in named:
-        text = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
-        made = replace(made, notes=(*made.notes, Note("hint", text)))
+        told = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
+        made = replace(made, notes=(*made.notes, Note("hint", told)))
     return row, made
 
 
@@ -203,7 +204,7 @@ def write(
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
     verification(target.verify)
-    url = os.fspath(destination)
+    url = text(destination)
     checkpoint = order.fitted(checkpoint, _row(checkpoint, url, target).name)
     made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
 

@@ -140,7 +140,7 @@ def _run(argv: list[str]) -> None:
         if option := meant.OPTIONS.get(getattr(e, "option_name", "")):
             raise UsageError(f"no such option: {e.option_name}; {option} does that") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
-            raise meant.without_destination(e.ctx.params["sources"]) from e
+            raise meant.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
         what = e.format_message().rstrip(".")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e

@@ -54,9 +54,11 @@ def glob_safe(word: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in word)
 
 
-def without_destination(sources: Sequence[str]) -> UsageError:
+def without_destination(sources: Sequence[str], verb: str) -> UsageError:
     """For `ckptconv X` and `ckptconv A B`: the commands that may have been meant."""
     shown = [shlex.quote(s) for s in sources]
+    if verb == "zoo":
+        return UsageError(f"where to? `ckptconv zoo {' '.join(shown)} -o DIR` converts all that is found")
     if len(shown) == 1:
         return UsageError(
             f"where to? `ckptconv {shown[0]} -o DST` converts; `ckptconv inspect {shown[0]}` lists what is inside"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import api
 from ..api.options import SELECT, Path, takes
+from ..api.values import path as text
 from ..checkpoint import Checkpoint, Tensor, uncollected
-from ..messages import redacted
+from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
 from . import outline
 from .outline import Graph, Totals
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..api.options import ReadOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """The result of `inspect`: tensors in order, totals, and in `extra` more columns (statistics, hashes) by name."""
 
@@ -31,6 +31,24 @@ class Inspection:
     totals: Totals
     extra: Mapping[str, Mapping[str, Any]]
     graph: Graph | None = None
+
+    def __str__(self) -> str:
+        """The tensors with their columns, and the sum."""
+        more = list(next(iter(self.extra.values()), ()))
+        rows = [
+            (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_bytes(t.nbytes), t.role,
+             *(in_digits(self.extra[t.name][k]) for k in more))
+            for t in self.tensors
+        ]  # fmt: skip
+        head = ("name", "dtype", "shape", "parameters", "size", "role", *more)
+        return "\n".join([*table(head, rows, "lllrrl" + "r" * len(more)), self._sum()])
+
+    def __repr__(self) -> str:
+        return f"<Inspection {self._sum()}>"
+
+    def _sum(self) -> str:
+        count, size = many(self.totals.tensors, "tensor"), in_bytes(self.totals.bytes)
+        return f"{self.checkpoint.format}: {count}, {size}, {self.totals.parameters:,} parameters in weights"
 
     def to_json(self) -> dict[str, Any]:
         """The inspection as JSON values."""
@@ -67,7 +85,7 @@ def inspect(
     parameters, dtype, shape or role; a leading `-`, as in `-size`, reverses the order.
     """
     select, _, _, resources = api.bundle(given, *SELECT, "jobs")
-    url = os.fspath(path)
+    url = text(path)
     checkpoint = api.opened(url, select)
     tensors = outline.ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hashes, resources.workers)

@@ -255,6 +255,41 @@ def test_flat_functions_take_the_options_of_the_command_line(path: Path, tmp_pat
     assert (done.done, len(done.failed)) == (1, 0)
 
 
+def test_a_dtype_may_be_that_of_numpy_or_torch(path: Path, tmp_path: Path) -> None:
+    for i, dtype in enumerate((np.float16, np.dtype("float16"), "float16", "half")):
+        ckptconv.convert(path, tmp_path / f"{i}.npz", dtype=dtype)
+        assert {t.dtype.name for t in ckptconv.open(tmp_path / f"{i}.npz").values()} == {"float16"}
+    torch = pytest.importorskip("torch")
+    ckptconv.convert(path, tmp_path / "t.safetensors", dtype=torch.bfloat16)
+    assert ckptconv.open(tmp_path / "t.safetensors")["layer_1/kernel"].dtype.name == "bfloat16"
+
+
+def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None:
+    """A checkpoint that is open is a mapping, whose names are not paths either."""
+    c, out = ckptconv.open(path), tmp_path / "o.npz"
+    for call, says in (
+        (lambda: ckptconv.open(None), "a path is needed, not NoneType"),
+        (lambda: ckptconv.convert(c, out), "a path is needed, not Checkpoint; save"),
+        (lambda: ckptconv.convert({"a": np.ones(3)}, out), "a path is needed, not dict; save"),
+        (lambda: ckptconv.convert(path, 3), "a path is needed, not int"),
+        (lambda: ckptconv.diff(path, c), "a path is needed, not Checkpoint"),
+        (lambda: ckptconv.verify(c), "a path is needed, not Checkpoint"),
+        (lambda: ckptconv.inspect(b"x"), "a path is needed, not bytes"),
+        (lambda: ckptconv.save({1: np.ones(3)}, out), "1: a name is a text"),
+    ):
+        with pytest.raises(ckptconv.UsageError, match=says):
+            call()
+    with pytest.raises(AttributeError, match=r"no attribute 'load_file'; open\(path\) opens a checkpoint"):
+        ckptconv.load_file  # noqa: B018
+    assert not out.exists()
+
+
+def test_an_inspection_shows_itself(path: Path) -> None:
+    found = ckptconv.inspect(path, include="layer_0*", stats=True)
+    assert repr(found) == "<Inspection safetensors: 1 tensor, 48 B, 12 parameters in weights>"
+    assert str(found).splitlines()[1].split()[:3] == ["layer_0/kernel", "float32", "3x4"]
+
+
 def test_every_error_speaks_python(path: Path) -> None:
     for call in (
         lambda: ckptconv.convert(path, path),
