@@ -58,7 +58,7 @@ def sibling(url: str, name: str) -> str:
     UnsafeCheckpoint if the name leaves that folder.
 
     A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
-    and snapshots/REV/unet/name one level further up.
+    and snapshots/REV/unet/name one level further up, or into a folder that CKPTCONV_LINKS lists (separated as PATH is).
     """
     folder, _ = split(url)
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
@@ -71,11 +71,18 @@ def sibling(url: str, name: str) -> str:
         blob = below != home and os.path.dirname(target) == join(cache, "blobs")
         # the url may itself be a link; the files beside the link's target then count as beside it as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
-        if not (inside or blob or beside):
+        if not (inside or blob or beside or may_lead(target)):
             where = url.removesuffix(f"{os.sep}.")
             what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
-            raise UnsafeCheckpoint(f"{what}; if you made it, name what it leads to", url=where)
+            how = f"name what it leads to, or allow it: CKPTCONV_LINKS={printable(os.path.dirname(target))}"
+            raise UnsafeCheckpoint(f"{what}; if you made it, {how}", url=where)
     return path
+
+
+def may_lead(target: str) -> bool:
+    """Whether a symlink's target is in a folder that CKPTCONV_LINKS lists: a cache of DVC, a scratch disk."""
+    roots = [os.path.realpath(r) for r in os.environ.get("CKPTCONV_LINKS", "").split(os.pathsep) if os.path.isabs(r)]
+    return any(os.path.commonpath([root, target]) == root for root in roots)
 
 
 def _quoted(name: str, url: str) -> str:
@@ -87,4 +94,4 @@ def _quoted(name: str, url: str) -> str:
     return name
 
 
-__all__ = ["file_name", "is_http", "is_remote", "join", "local", "sibling", "split"]
+__all__ = ["file_name", "is_http", "is_remote", "join", "local", "may_lead", "sibling", "split"]

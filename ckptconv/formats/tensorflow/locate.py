@@ -18,6 +18,7 @@ from ...checkpoint import Note
 from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ...messages import brief, listing
 from ...storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
+from ...storage.paths import may_lead
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE = b"model_checkpoint_path"
@@ -156,9 +157,9 @@ def _parts(folder: str, path: str) -> list[str]:
 
 
 def within(path: str, folder: str) -> bool:
-    """Whether a path is inside a folder after symlinks are resolved."""
-    home = os.path.realpath(local(folder))
-    return os.path.commonpath([home, os.path.realpath(local(path))]) == home
+    """Whether a path is inside a folder after symlinks are resolved, or where symlinks may lead."""
+    home, target = os.path.realpath(local(folder)), os.path.realpath(local(path))
+    return os.path.commonpath([home, target]) == home or may_lead(target)
 
 
 def _named(folder: str, base: str) -> Location | None:
