@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import pytest
 from kit import FIXTURES, refused
 
 import ckptconv
-from ckptconv.formats.orbax import arrays
+from ckptconv.formats.orbax import arrays, codecs
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
+from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py
 
@@ -251,3 +254,34 @@ def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
         (tmp_path / "6" / "ocdbt.process_0").mkdir(parents=True)
         (tmp_path / "6" / "_METADATA").write_text("{}")
         ckptconv.open(tmp_path / "6")
+
+
+# --- large chunks -----------------------------------------------------------------------------------------------
+
+
+def unpack(packed: bytes, announced: int) -> bytes:
+    file = InMemory("x", b"before" + packed + b"behind")
+    return b"".join(bytes(p) for p in codecs.unpack(["zstd"], file, 6, len(packed), announced))
+
+
+@pytest.mark.parametrize("level", [-5, 1, 3, 19])
+def test_a_large_chunk_is_unpacked_between_files(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "IN_MEMORY", 1000)
+    rng = np.random.default_rng(3)
+    for data in (bytes(300_000), rng.bytes(300_000), b"abc" * 70_000 + rng.bytes(99_999), rng.bytes(1001)):
+        packed = bytes(cramjam.zstd.compress(data, level))
+        assert unpack(packed, len(data)) == data
+        damaged = bytearray(packed)
+        damaged[len(packed) // 2] ^= 255
+        with suppress(ckptconv.CorruptCheckpoint):
+            unpack(bytes(damaged), len(data))
+        for cut in (packed[:-1], packed[: len(packed) // 2], packed + b"x", b"\0" * 2000):
+            with pytest.raises(ckptconv.CorruptCheckpoint, match=r"ends too early|bytes follow|no zstd|damaged"):
+                unpack(cut, len(data))
+
+
+def test_a_frame_that_can_become_far_more_than_announced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "IN_MEMORY", 1000)
+    packed = bytes(cramjam.zstd.compress(bytes(2**24), 1))
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="can become 16777216, where 10000 are announced"):
+        unpack(packed, 10_000)
