@@ -55,6 +55,8 @@ def known(seen: Seen) -> str:
             return what
     if head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
         return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
+    if seen.base.lower().endswith(".json") and head.lstrip()[:1] == b"{":
+        return "is JSON that lists no tensors; give the file of the weights, or the folder"
     if seen.base.lower().endswith(".onnx"):
         return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
     return ""
