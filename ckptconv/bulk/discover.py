@@ -5,6 +5,7 @@
     x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its shards
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
+    run/3/params/manifest.ocdbt, step_1/target.w/.zarray    one: run/3/params, step_1
     any other file                                          one, if its suffix or its content belongs to a format
 
 Only names and indexes are read, and a few kilobytes of files without a known suffix. Files whose names begin with a dot
@@ -54,6 +55,7 @@ WHOLE = {
     "_sharding",
     "manifest.ocdbt",
 }
+ARRAYS = (".zarray", "zarr.json")  # in folders of a folder of arrays
 MAX_INDEX = 2**26  # bytes
 
 
@@ -196,7 +198,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
             continue
         inside = folder[len(root.rstrip("/")) :].strip("/")
         at = f"{under}{inside}/" if inside else under
-        if _is_whole(folder, files):
+        if _is_whole(folder, folders, files):
             whole.append(folder)
             folders.clear()
             name = at.rstrip("/") or split(os.path.abspath(root))[1]
@@ -213,10 +215,11 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
     yield from problems
 
 
-def _is_whole(folder: str, files: Mapping[str, Stat]) -> bool:
+def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) -> bool:
     """Whether the folder itself is one checkpoint."""
     npys = bool(files) and all(n.endswith(".npy") for n in files)
-    if not npys and not WHOLE & files.keys():
+    arrays = bool(folders) and any(stat(join(folder, folders[0], n)) for n in ARRAYS)
+    if not npys and not arrays and not WHOLE & files.keys():
         return False
     try:
         detect.detect(folder)

@@ -15,6 +15,7 @@ import pytest
 from kit import FIXTURES, refused
 
 import ckptconv
+from ckptconv.bulk.discover import discover
 from ckptconv.formats.orbax import arrays, codecs
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
@@ -150,6 +151,33 @@ def test_t5x(tmp_path: Path) -> None:
     shutil.rmtree(folder / "target.enc.w")
     with refused("not stored:\n  target/enc/w|not stored:\n  optimizer/target/enc/w"):
         ckptconv.open(folder)
+
+
+def test_a_folder_of_t5x_is_converted_like_its_msgpack(tmp_path: Path) -> None:
+    whole = ckptconv.open(FIXTURES / "t5x" / "t5x--1.1.msgpack")
+    for name, t in whole.items():
+        for top, values in (("target", t.numpy()), ("state.param_states", np.zeros_like(t.numpy()))):
+            path = (
+                tmp_path / "checkpoint_1000" / ".".join([top, *name.split("/")[1:], "v"][: None if "." in top else -1])
+            )
+            path.mkdir(parents=True)
+            said = {**ZARRAY, "shape": t.shape, "chunks": t.shape, "dtype": values.dtype.str}
+            (path / ".zarray").write_text(json.dumps(said))
+            (path / ".".join("0" * values.ndim)).write_bytes(values.tobytes())
+    ckptconv.convert(tmp_path, tmp_path / "x.safetensors", converter="auto", weights_only=True)
+    found, want = ckptconv.open(tmp_path / "x.safetensors"), ckptconv.open(FIXTURES / "t5x" / "t5x--1.1.safetensors")
+    assert set(found) == set(want)
+    assert all(found[n].numpy().tobytes() == want[n].numpy().tobytes() for n in want)
+
+
+def test_a_zoo_finds_each_item_once(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "zoo")
+    zarr(tmp_path / "zoo", {"target.enc.w": ({}, np.ones((4, 4), "f4"))})
+    (tmp_path / "zoo" / "checkpoint_7" / "checkpoint").write_bytes(b"\x80")
+    assert {f.name for f in discover([str(tmp_path / "zoo")]) if not f.suffix} == {
+        "mesh_chunks", "not_arrays", "several/3/params", "several/3/train_state", "v0.5_chunks_zarr3", "zarr/deep",
+        "zarr/numbered", "zarr/files", "checkpoint_7",
+    }  # fmt: skip
 
 
 def test_a_plain_folder_is_divided_at_dots(tmp_path: Path) -> None:
