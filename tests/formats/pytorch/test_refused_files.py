@@ -137,6 +137,19 @@ def test_archives_of_which_nothing_is_left(tmp_path: Path) -> None:
     assert [n.names for n in got.notes if "which nothing else can hold" in n.text] == [("l", "again.0")]
 
 
+def test_entries_are_told(tmp_path: Path) -> None:
+    """Of several models nobody can tell which is meant; of one beside others the others are named."""
+    net = {"a.w": tensor()}
+    got = opened(tmp_path / "a.pt", archive({"generator": net, "discriminator": net, "g_ema": net}, {"0": ONES}))
+    assert got.details["entry"] == {
+        "name": "", "beside": ["generator", "discriminator", "g_ema"], "averages": ["g_ema"],
+    }  # fmt: skip
+    got = opened(tmp_path / "a.pt", archive({"model": net, "model_ema": net, "best": tensor()}, {"0": ONES}))
+    assert got.details["entry"] == {
+        "name": "model", "beside": ["model_ema", "best"], "averages": ["model_ema"], "average": False,
+    }  # fmt: skip
+
+
 def test_arrays_that_share_their_bytes_without_end(tmp_path: Path) -> None:
     """A few kilobytes more than the text of 100 kB would be megabytes."""
     kind = Call(Global("numpy.dtype"), ("u1", False, True))
