@@ -318,6 +318,16 @@ def test_seeds_are_left_out_of_legacy_files() -> None:
     assert order._without_seeds(made, {}) is made
 
 
+@pytest.mark.parametrize(("name", "long"), [("m.npz", 10), ("m.npz", 100_000), ("m.ckpt", 10), ("folder", 10)])
+def test_metadata_of_our_own_is_carried(name: str, long: int, tmp_path: Path) -> None:
+    """Where a format has none, at a place that other readers skip; entries of others are not."""
+    ours = {"ckptconv.params": "x" * long, "ckptconv.tied": "y"}
+    tensors = {n: np.ones(2) for n in ("a", "b", "c")}
+    to = {"folder": "npy", "m.ckpt": "tf"}.get(name)
+    ckptconv.save(tensors, tmp_path / name, metadata={**ours, "other": "z"}, format=to)
+    assert ckptconv.open(tmp_path / name).metadata == ours
+
+
 # --- the table ----------------------------------------------------------------------------------------------------
 
 
