@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kit import refused
 
+import ckptconv
 from ckptconv.errors import StorageError
 from ckptconv.storage import files
 from ckptconv.storage.files import Reader, read_all
@@ -91,3 +93,16 @@ def test_slices(start: int, size: int) -> None:
     assert (part.read(0, 3), part.read(3, 0), part.read(1, 1)) == (b"234", b"", b"3")
     with refused(f"bytes {start} to {start + size} of an archive of 3"):
         part.read(start, size)
+
+
+def test_shards_of_an_older_checkpoint_take_the_name(tmp_path: Path) -> None:
+    """A single file is not put beside the shards of another checkpoint, by which it would be taken for another."""
+    tensors = {n: np.ones(100) for n in "ab"}
+    ckptconv.save(tensors, tmp_path / "model.safetensors", max_shard_size=1000)
+    there = {p.name for p in tmp_path.iterdir()}
+    assert len(there) == 3
+    with pytest.raises(StorageError, match="belongs to a checkpoint of the same name; force=True replaces it"):
+        ckptconv.save(tensors, tmp_path / "model.safetensors")
+    assert {p.name for p in tmp_path.iterdir()} == there
+    ckptconv.save(tensors, tmp_path / "model.safetensors", force=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors"}
