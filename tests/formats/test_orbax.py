@@ -13,6 +13,7 @@ import cramjam
 import numpy as np
 import pytest
 from kit import FIXTURES, refused
+from orbax_golden import assert_equal, expected
 
 import ckptconv
 from ckptconv.bulk.discover import discover
@@ -22,25 +23,6 @@ from ckptconv.storage.files import Seen
 from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py
-
-
-def expected(file: Path, prefix: str = "") -> dict[str, tuple[str, np.ndarray]]:
-    """Dtypes and bits by name."""
-    with np.load(file) as npz:
-        found = {}
-        for key in npz.files:
-            name, _, kind = key.removeprefix(prefix).partition(":")
-            if key.startswith(prefix):
-                found[name] = kind or npz[key].dtype.name, npz[key]
-        return found
-
-
-def assert_equal(found: ckptconv.Checkpoint, want: dict[str, tuple[str, np.ndarray]]) -> None:
-    assert set(found) == set(want)
-    for name, t in found.items():
-        kind, values = want[name]
-        assert (t.dtype.name, t.shape) == (kind, values.shape), name
-        assert t.numpy().tobytes() == values.tobytes(), name
 
 
 @pytest.mark.parametrize("variant", ["mesh_chunks", "v0.5_chunks_zarr3"])

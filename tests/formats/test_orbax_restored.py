@@ -1,4 +1,5 @@
-"""What we write of Orbax's format, Orbax restores bit for bit: as it is, with a target, and onto a mesh.
+"""What we write of Orbax's format, Orbax restores bit for bit: as it is, with a target, and onto a mesh. And what Orbax
+writes, in every layout that it has, is read bit for bit.
 
 Needs Orbax and JAX, in this environment or in that of the interpreter that ORBAX_PYTHON names.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kit import FIXTURES, ROOT
+from orbax_golden import assert_equal, expected
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -63,3 +65,20 @@ def test_restored(made: str, limit: int | None, tmp_path: Path) -> None:
         assert got[name].shape == t.shape
         raw = want.view("u1") & 15 if t.dtype.name == "int4" else want
         assert got[name].tobytes() == raw.tobytes(), name
+
+
+def test_what_orbax_writes_is_read(tmp_path: Path) -> None:
+    script = ROOT / "fixtures" / "make" / "by_orbax.py"
+    done = subprocess.run(
+        [PYTHON, str(script), str(tmp_path)], capture_output=True, text=True, timeout=600,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False,
+    )  # fmt: skip
+    written = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" ok")]
+    same = [name for name in written if name not in ("many", "several", "not_arrays", "random_key", "zero_size")]
+    assert len(same) >= 10, done.stderr[-2000:]
+    want = expected(tmp_path / "expected.npz")
+    for name in same:
+        assert_equal(ckptconv.open(tmp_path / name), want)
+    many = ckptconv.open(tmp_path / "many")
+    assert len(many) == 10_000
+    assert all((many[f"layer_{i}/w"].numpy() == i).all() for i in range(0, 10_000, 97))
