@@ -35,7 +35,7 @@ from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
-SECONDS = 60.0  # of a search
+SECONDS = 20.0  # of a search
 
 # --- nets of convolutions ---------------------------------------------------------------------------------------------
 

@@ -19,12 +19,13 @@ from ..checkpoint import Tensor
 from . import conventions
 from .pairs import folded, leaf, parent
 from .side import Side
-from .words import KINDS, LEAVES, RECURRENT, words
+from .words import KINDS, LEAVES, RECURRENT, averaged, words
 
 Dims = tuple[int, ...]
 Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
+ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is trained and what is counted apart
 TABLE = ("embedding", "embeddings")
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
@@ -61,11 +62,12 @@ class Unit(NamedTuple):
 
 def units(side: Side) -> list[Unit]:
     """The modules of a checkpoint, in the order of their first tensors."""
-    cells = {parent(n) for n in side.tensors if leaf(n) == "recurrent_kernel"}
-    separable = {parent(n) for n in side.tensors if leaf(n) == "pointwise_kernel"}
+    bare = {name: ROOTS.sub("", averaged(name)) for name in side.tensors}
+    cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
+    separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
     made: dict[str, dict[str, Tensor]] = {}
     for name, t in side.tensors.items():
-        home, role = _place(name, cells, separable)
+        home, role = _place(bare[name], cells, separable)
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t

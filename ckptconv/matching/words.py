@@ -39,7 +39,7 @@ RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  
 @lru_cache(maxsize=2**16)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name in the order they stand, numbers as #, spellings made one."""
-    name = re.sub(r":[0-9]+$", "", name)
+    name = averaged(re.sub(r":[0-9]+$", "", name))
     *scopes, last = re.split(r"[/.]+", name)
     out: list[str] = []
     for segment in scopes:
@@ -48,6 +48,11 @@ def words(name: str) -> tuple[str, ...]:
     told = LEAVES.get(last.lower())
     out += ["norm"] if last.lower() in ("gamma", "beta") and "norm" not in out[-2:] else []
     return (*out, *([told] if told else _leaf(last)))
+
+
+def averaged(name: str) -> str:
+    """Haiku's norm/~/mean_ema/average as norm/mean, as others call it."""
+    return re.sub(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$", r"/\1", name)
 
 
 def _leaf(last: str) -> list[str]:
