@@ -35,7 +35,7 @@ from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
-SECONDS = 20.0  # of a search
+SECONDS = 3.0  # of a search after the outputs agree or not
 
 # --- nets of convolutions ---------------------------------------------------------------------------------------------
 

@@ -417,7 +417,86 @@ def graph(s: State) -> Arrays:
     return dict(sorted(flat(layers()).items()))
 
 
+class Basic(nn.Module):
+    def __init__(self, i: int, o: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o)
+        self.conv2, self.bn2 = nn.Conv2d(o, o, 3, 1, 1, bias=False), nn.BatchNorm2d(o)
+        self.downsample = None
+        if stride > 1:
+            self.downsample = nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (y + (x if self.downsample is None else self.downsample(x))).relu()
+
+
+class ResNet18(nn.Module):
+    """The names of torchvision's ResNet-18."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.layer1 = nn.Sequential(Basic(8, 8, 1), Basic(8, 8, 1))
+        self.layer2 = nn.Sequential(Basic(8, 16, 2), Basic(16, 16, 1))
+        self.layer3 = nn.Sequential(Basic(16, 32, 2), Basic(32, 32, 1))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+
+
+def basic_blocks() -> Iterator[tuple[int, str, int, int]]:
+    """The blocks of ResNet18: count, name, stage and number."""
+    for k in range(6):
+        yield k, f"layer{k // 2 + 1}.{k % 2}", k // 2, k % 2
+
+
+def flax_resnet(s: State) -> Arrays:
+    """Flax's example: averages in a tree of their own."""
+
+    def batch(at: str, name: str) -> Arrays:
+        out = norm(s, at, f"params/{name}", SCALE)
+        means = {"mean": "running_mean", "var": "running_var"}
+        return out | {f"batch_stats/{name}/{k}": s[f"{at}.{v}"] for k, v in means.items()}
+
+    out = dense(s, "conv1", "params/conv_init") | batch("bn1", "bn_init") | dense(s, "fc", "params/Dense_0")
+    for k, at, _, _ in basic_blocks():
+        name = f"ResNetBlock_{k}"
+        for n in (0, 1):
+            out |= dense(s, f"{at}.conv{n + 1}", f"params/{name}/Conv_{n}")
+            out |= batch(f"{at}.bn{n + 1}", f"{name}/BatchNorm_{n}")
+        if f"{at}.downsample.0.weight" in s:
+            out |= dense(s, f"{at}.downsample.0", f"params/{name}/conv_proj")
+            out |= batch(f"{at}.downsample.1", f"{name}/norm_proj")
+    return dict(sorted(out.items()))
+
+
+def haiku_resnet(s: State) -> Arrays:
+    """Haiku's ResNet: `w`, and averages in the state."""
+    top = "res_net18/~"
+
+    def batch(at: str, name: str) -> Arrays:
+        out = norm(s, at, f"params/{name}", {"weight": "scale", "bias": "offset"})
+        means = {"mean_ema": "running_mean", "var_ema": "running_var"}
+        return out | {f"state/{name}/~/{k}/average": s[f"{at}.{v}"] for k, v in means.items()}
+
+    out = dense(s, "conv1", f"params/{top}/initial_conv", "w", "b") | batch("bn1", f"{top}/initial_batchnorm")
+    for _, at, stage, block in basic_blocks():
+        name = f"{top}/block_group_{stage}/~/block_{block}/~"
+        for n in (0, 1):
+            out |= dense(s, f"{at}.conv{n + 1}", f"params/{name}/conv_{n}", "w", "b")
+            out |= batch(f"{at}.bn{n + 1}", f"{name}/batchnorm_{n}")
+        if f"{at}.downsample.0.weight" in s:
+            out |= dense(s, f"{at}.downsample.0", f"params/{name}/shortcut_conv", "w", "b")
+            out |= batch(f"{at}.downsample.1", f"{name}/shortcut_batchnorm")
+    return dict(sorted((out | dense(s, "fc", f"params/{top}/logits", "w", "b")).items()))
+
+
 PORTS = {
+    "flax-resnet": Port("Flax ResNet-18 into torchvision's names", ResNet18, flax_resnet, image(3, 16)),
+    "haiku-resnet": Port("Haiku ResNet-18 into torchvision's names", ResNet18, haiku_resnet, image(3, 16)),
     "resnet": Port("Keras ResNet50 into torchvision's names", ResNet, resnet, image(3, 32)),
     "mobilenet": Port("Keras MobileNetV2 into torchvision's names", MobileNet, mobilenet, image(3, 32)),
     "efficientnet": Port("Keras EfficientNet, squeeze and excitation", EfficientNet, efficientnet, image(3, 32)),

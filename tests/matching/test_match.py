@@ -310,7 +310,7 @@ PORTS = [  # those that load by names alone
     "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet",
     "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit", "vgg",
     "eegnet", "ocr", "keras1", "flax-lstm", "cudnn", "gru", "spleeter", "wave", "banks", "conv-lstm", "haiku-gpt",
-    "graph",
+    "graph", "flax-resnet", "haiku-resnet",
 ]  # fmt: skip
 
 
