@@ -25,6 +25,7 @@ from ..messages import brief
 from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
+from ..storage.json import parse_json
 from . import shard_index
 from .hash_metadata import unhashed
 from .placement import Patch, Placement, Slot, refuse_unheld
@@ -75,7 +76,7 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
         raise CorruptCheckpoint(f"claims a header of {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
     if length > f.size - 8:
         raise CorruptCheckpoint(f"claims a header of {length} bytes, but only {f.size - 8} follow", url=f.url)
-    header = shard_index.parse_json(f.read(8, length), f.url)
+    header = parse_json(f.read(8, length), f.url)
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length

@@ -1,4 +1,4 @@
-"""Apply a converter: assign names to rules in groups, and build a tensor from each group. Pure; no tensor is read.
+"""Apply a converter: assign names to rules in groups, and build a tensor from each group; no tensor is read.
 
     names ─ assign ─▶ groups (one rule, its captures, the names it takes) ─ build ─▶ tensors under their new names
 
@@ -190,6 +190,8 @@ class _Builder:
         dropped = tuple(n for g in emptying for m in g.members for n in m.values())
         if dropped:
             yield Note("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped)
+        if self.sizes.configured:
+            yield Note("hint", f"read from config.json: {', '.join(self.sizes.configured)}")
         if self.twins:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
         yield from self._idle({g.rule for g in found.groups})

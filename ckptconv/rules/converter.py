@@ -35,11 +35,12 @@ class Of(NamedTuple):
 
 
 class Param(NamedTuple):
-    """A number that names and shapes do not determine: taken from a tensor if `of` is given, else required."""
+    """A number that names and shapes do not determine: from a tensor, else from the model's config.json, else given."""
 
     default: int | None = None
     of: Of | None = None
     help: str = ""
+    config: str = ""  # the key in config.json beside the source, dotted if it is nested
 
 
 class Tie(NamedTuple):

@@ -1,4 +1,7 @@
-"""The sizes of axes that the source shapes do not determine: fixed, taken from another tensor, or a parameter."""
+"""The sizes of axes that the source shapes do not determine: fixed, taken from another tensor, or a parameter.
+
+A parameter is given, or else taken from a tensor, or else read from config.json beside the source.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LayoutError, UsageError
 from ..messages import did_you_mean
 from .assign import Names
+from .config import Config
 from .templates import Matcher
 
 if TYPE_CHECKING:
@@ -30,11 +34,16 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
 
 
 class SizeFinder:
-    """Looks sizes up; collects parameters taken from tensors in `params`, and those that lack a value in `missing`."""
+    """Looks sizes up; collects parameters that it finds in `params`, and those that lack a value in `missing`.
+
+    `configured` says which were read from config.json.
+    """
 
     def __init__(self, converter: Converter, names: Names, params: dict[str, int]) -> None:
         self.converter, self.names, self.params = converter, names, params
         self.missing: dict[str, str] = {}
+        self.configured: list[str] = []
+        self._config = Config(names.checkpoint.urls)
 
     def of(self, rule: Rule, values: Mapping[str, str], untold: Sequence[str] = ()) -> dict[str, int]:
         """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
@@ -68,16 +77,24 @@ class SizeFinder:
         return shape[size.axis]
 
     def _param(self, name: str) -> int:
-        """The value of a parameter: as given, else from its tensor, else its default."""
+        """The value of a parameter: as given, else from its tensor, else from config.json, else its default."""
         if name not in self.params:
             param = self.converter.params[name]
             found = self._read_off(param.of) if param.of else None
+            found = self._configured(name, param.config) if found is None and param.config else found
             found = param.default if found is None else found
             if found is None:
-                self.missing[name] = param.help
+                lacks = f"({self._config.lacks(param.config)})" if param.config else ""
+                self.missing[name] = f"{param.help} {lacks}".strip()
                 raise LayoutError(f"the parameter {name} is not given")
             self.params[name] = found
         return self.params[name]
+
+    def _configured(self, name: str, key: str) -> int | None:
+        found = self._config.number(key, name)
+        if found is not None:
+            self.configured.append(f"{name}={found} ({key})")
+        return found
 
     def _read_off(self, of: Of) -> int | None:
         pattern = Matcher([(of.name, {})])

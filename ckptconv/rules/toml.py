@@ -246,7 +246,6 @@ def _fill(value: Any) -> Fill:
 
 
 def _check_op(op: str) -> None:
-    """Refuse unknown operations."""
     from ..moves.cast import ARITHMETIC, OPS
 
     word, _, number = op.partition(":")
@@ -281,9 +280,12 @@ def _size(value: Any, side: Any) -> int | str | Of:
 def _param(name: str, value: Any) -> Param:
     if isinstance(value, int):
         return Param(default=value)
-    _known(value, {"of", "axis", "default", "help"}, f"parameter {name}")
+    _known(value, {"of", "axis", "config", "default", "help"}, f"parameter {name}")
     of = Of(template(value["of"]), int(value.get("axis", 0))) if "of" in value else None
-    return Param(value.get("default"), of, str(value.get("help", "")))
+    config = value.get("config", "")
+    if not isinstance(config, str) or ("config" in value and not all(config.split("."))):
+        raise UsageError(f'parameter {name}: {config!r} is not a key of config.json; write "heads" or "text.heads"')
+    return Param(value.get("default"), of, str(value.get("help", "")), config)
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_what_only_the_reference_refuses_is_not_published(monkeypatch: pytest.Mo
         )
 
     monkeypatch.setattr(ours, "_lay_out", spoilt)
-    monkeypatch.setattr(ours.shard_index, "parse_json", lambda raw, url: json.loads(raw.replace(b"\\ud8", b"1234")))
+    monkeypatch.setattr(ours, "parse_json", lambda raw, url: json.loads(raw.replace(b"\\ud8", b"1234")))
     with pytest.raises(errors.VerifyError, match=r"the reference implementation .* refuses it"):
         ckptconv.save({"w": np.ones(2)}, tmp_path / "q.safetensors")
     assert not (tmp_path / "q.safetensors").exists()

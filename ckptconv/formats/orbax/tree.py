@@ -19,10 +19,10 @@ from ...checkpoint import Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...storage.files import join, names, read_all
+from ...storage.json import parse_json
 from .. import flax
 from ..containers.msgpack import Other
 from ..pytorch.entries import is_average
-from ..shard_index import parse_json
 from .values import inside
 
 METADATA, MSGPACK = "_METADATA", "checkpoint"

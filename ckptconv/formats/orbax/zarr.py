@@ -19,8 +19,8 @@ from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import checked_count
+from ...storage.json import parse_json
 from ..numpy.npy import SPELLING
-from ..shard_index import parse_json
 
 V2, V3 = ".zarray", "zarr.json"
 MAX_JSON = 2**20  # bytes

@@ -21,8 +21,8 @@ from ...errors import CorruptCheckpoint, UnknownFormat
 from ...messages import printable
 from ...moves.part import MAX_AXES
 from ...storage.files import Reader, Seen
+from ...storage.json import parse_json
 from ..reading import Reading
-from ..shard_index import parse_json
 from .archive import Archive, enter
 from .flatten import checkpoint
 from .views import Storage, StorageType, TorchType, View, look
