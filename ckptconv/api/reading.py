@@ -13,7 +13,7 @@ from ..dtypes import dtype
 from ..errors import UsageError
 from ..formats import detect
 from ..formats.reading import Reading
-from ..messages import listing
+from ..messages import listing, printable
 from ..rules import passes, prefixes
 from ..rules.averages import averages
 from .options import SELECT, Change, Path, Select, bundle, takes
@@ -55,14 +55,20 @@ def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
 
 def whole(url: str, select: Select) -> Checkpoint:
     """Open one source with all its tensors."""
-    refuse_streams(url)
+    refuse_nameless(url)
     return detect.open_checkpoint(url, Reading(select.opaque, select.keep_going, select.densify), format=select.format)
 
 
-def refuse_streams(url: str) -> None:
-    """Standard input and output: a checkpoint is read and written at many places, not from its beginning to its end."""
+def refuse_nameless(url: str) -> None:
+    """Refuse standard input and output, since a checkpoint is read and written at many places, and impossible names."""
     if url in ("-", "/dev/stdin", "/dev/stdout"):
         raise UsageError(f"{url} is a stream; a checkpoint is read and written at many places, so name a file")
+    try:
+        possible = b"\0" not in os.fsencode(url)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise UsageError(f"{printable(url)} holds a NUL or half a surrogate pair, which the name of no file does")
 
 
 def selected(found: Checkpoint, select: Select) -> Checkpoint:
@@ -117,4 +123,4 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
 
 
-__all__ = ["list_of", "open", "opened", "prepare", "refuse_streams", "selected", "whole"]
+__all__ = ["list_of", "open", "opened", "prepare", "refuse_nameless", "selected", "whole"]

@@ -30,7 +30,7 @@ from ..storage import files
 from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
-from .reading import list_of, prepare, refuse_streams
+from .reading import list_of, prepare, refuse_nameless
 from .values import Verify, verification
 from .values import path as text
 
@@ -137,7 +137,7 @@ def _beside(row: Format, target: Target, sources: Sequence[Path]) -> str:
 
 
 def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
-    refuse_streams(url)
+    refuse_nameless(url)
     row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
     if row.name == "hdf5" and not target.format and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(
@@ -151,7 +151,7 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
     found = bundle(given)
     row, checkpoint = _prepared(list_of(sources), destination, found)
-    made = order.fitted(checkpoint, row.name)
+    made = passes.texts(order.fitted(checkpoint, row.name))
     return plan_for(made, destination, found.target, found.resources, list_of(sources))[0]
 
 
@@ -205,7 +205,7 @@ def write(
     began = time.monotonic() if began is None else began
     verification(target.verify)
     url = text(destination)
-    checkpoint = order.fitted(checkpoint, _row(checkpoint, url, target).name)
+    checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, target).name))
     made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:

@@ -28,7 +28,7 @@ Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and a
 def beside(many: Sequence[Unit]) -> Beside:
     """The neighbours of each module, before it and after it."""
     homes = ["", *(u.home for u in many), ""]
-    return {home: (homes[k - 1], homes[k + 1]) for k, home in enumerate(homes) if home}
+    return {u.home: (homes[k], homes[k + 2]) for k, u in enumerate(many)}
 
 
 class Near(NamedTuple):

@@ -53,7 +53,7 @@ def report(
         before, meant = prepare([source], select, Change()), prepare([source], select, change)
         data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
         data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
-    page = render(data).encode()
+    page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     folder, name = files.split(os.fspath(output))
     with Output(folder, [destination.OutputFile(name, len(page))], force=how.force) as out:
         out.write(name, 0, page)

@@ -7,6 +7,7 @@
     at, strip        one entry of a nested checkpoint; names without the prefixes of wrappers (prefixes.py)
     scope, merge     several checkpoints under one roof
     cast             change the dtype of the floating-point tensors
+    texts            escape metadata that is not valid Unicode
 
 A pass notes what it drops; an error lists all tensors concerned.
 """
@@ -202,6 +203,20 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
     out = {n: replace(t, dtype=to) if t.dtype.kind == "f" and t.dtype != to else t for n, t in checkpoint.items()}
     return checkpoint.with_tensors(out)
+
+
+def texts(checkpoint: Checkpoint) -> Checkpoint:
+    """Escape what is not valid Unicode in metadata (a file's bytes, half a surrogate pair): no format can hold it."""
+    made = {_escaped(k): _escaped(v) for k, v in checkpoint.metadata.items()}
+    bad = tuple(_escaped(k) for k, v in checkpoint.metadata.items() if _escaped(k) != k or _escaped(v) != v)
+    if not bad:
+        return checkpoint
+    note = Note("lossy", "metadata that is not valid Unicode is escaped", bad)
+    return replace(checkpoint, metadata=made, notes=(*checkpoint.notes, note))
+
+
+def _escaped(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def without(checkpoint: Checkpoint, names: Iterable[str], why: str) -> Checkpoint:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -194,11 +195,23 @@ def _attributes(thing: Any, attrs: Attributes) -> None:
         elif isinstance(value, list):
             array = np.asarray(value)
             plain = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
-            thing.attrs[key] = array if plain else json.dumps(value)
+            thing.attrs[_as_it_was(key)] = array if plain else json.dumps(value)
         elif hashes_of({key: value}):
-            thing.attrs[key] = np_text(value)
+            thing.attrs[_as_it_was(key)] = np_text(value)
         elif value is not None:
-            thing.attrs[key] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
+            text = _as_it_was(value) if isinstance(value, str) else value
+            thing.attrs[_as_it_was(key)] = text if isinstance(text, str | bytes | int | float) else json.dumps(value)
+
+
+def _as_it_was(text: str) -> str | bytes:
+    """The text, or the bytes that it was if it is not valid Unicode."""
+    import numpy as np
+
+    for errors in ("strict", "surrogateescape", "surrogatepass"):
+        with suppress(UnicodeEncodeError):
+            raw = text.encode(errors=errors)
+            return text if errors == "strict" else np.bytes_(raw)
+    return text
 
 
 def split(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:
