@@ -1,10 +1,10 @@
-"""Into a torch module: check first, load in place, prove by running. The only module that imports torch.
+"""Load weights into a torch module, after checks and in place, and compare its outputs with a reference.
 
     loaded = ckptconv.torch.load_into(module, "model.ckpt", converter="rules.toml")
     found = ckptconv.torch.compare(module, {"encoder.0": array, "": logits}, inputs)
 
-Names, shapes and coverage are checked against the module before one element is read. Tensors are then read one after
-another, into the memory of the parameters where that is possible, so the cost is one tensor.
+Names, shapes and coverage are checked against the module before any element is read. Tensors are then read one after
+another, directly into the memory of the parameters if possible, so the peak memory is one tensor.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ WEIGHTS = Select(weights_only=True)
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded, what the module lacked or had otherwise, and what stayed at its initial value."""
+    """The report of `load_into`: the tensors that were loaded, and those that did not fit; str() gives it as text.
+
+    complete: whether the module and the source have the same tensors with the same shapes.
+    """
 
     loaded: tuple[str, ...]
-    missing: tuple[str, ...] = ()  # parameters and persistent buffers that no tensor of the source is for
-    unexpected: tuple[str, ...] = ()  # tensors that the module has no place for
-    mismatched: tuple[str, ...] = ()  # with both shapes
+    missing: tuple[str, ...] = ()  # parameters and persistent buffers that the source lacks: not changed
+    unexpected: tuple[str, ...] = ()  # tensors of the source that the module lacks
+    mismatched: tuple[str, ...] = ()  # tensors of other shapes, as texts with both shapes
     cast: tuple[str, ...] = ()  # loaded with another dtype than the source's
 
     @property
@@ -59,12 +62,12 @@ class Loaded:
         return self.told("loaded")
 
     def told(self, done: str) -> str:
-        """The report; `done` says what became of the tensors that fit: loaded, or would fit."""
+        """The report as text; `done` describes the tensors that fit: "loaded" or "would fit"."""
         lines = [f"{many(len(self.loaded), 'tensor')} {done}"]
         for title, names in (
             ("missing in the source, at their initial values", self.missing),
-            ("without a place in the module", self.unexpected),
-            ("of another shape", self.mismatched),
+            ("not in the module", self.unexpected),
+            ("with another shape", self.mismatched),
             ("cast to the module's dtype", self.cast),
         ):
             if names:
@@ -76,9 +79,11 @@ class Loaded:
 
 
 def build(name: str, *, meta: bool = False) -> torch.nn.Module:
-    """Call package.module:callable, which gives a module; on the meta device nothing is allocated, if it allows that.
+    """Import `package.module:callable`, call it without arguments, and return the torch module that it makes.
 
-    The code that is named is imported and run. The working directory is searched first, as with `python -m`.
+    meta: build on torch's meta device, which allocates no memory, if the code allows that. The named code is imported
+    and run; the working directory is searched first, as with `python -m`. UsageError if the name is malformed, the code
+    raises, it needs arguments, or the result is not a torch.nn.Module.
     """
     where, _, attribute = name.partition(":")
     where = where.removesuffix(".py")
@@ -92,7 +97,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
         if _raised_in(e):
             raise _blamed(name, e) from e
         raise UsageError(f"{name}: {e}") from e
-    except (Exception, SystemExit) as e:  # whatever the module does when it is imported
+    except (Exception, SystemExit) as e:  # importing can run any code
         raise _blamed(name, e) from e
     _callable_as_it_is(name, made)
     try:
@@ -100,12 +105,12 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     except (Exception, SystemExit) as e:
         raise _blamed(name, e) from e
     if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"{name} gives {type(module).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{name} returns {type(module).__name__}, not a torch.nn.Module")
     return module
 
 
 def _raised_in(e: BaseException) -> str:
-    """The file and line of the code that raised, neither ours nor the import system's; '' if it is there."""
+    """The file and line that raised; '' if that is our code or the import system's."""
     if isinstance(e, SyntaxError):
         return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
     frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
@@ -114,21 +119,21 @@ def _raised_in(e: BaseException) -> str:
 
 
 def _blamed(name: str, e: BaseException) -> UsageError:
-    """One line for what a person's own code raised."""
+    """An exception of the user's code as one line."""
     said = str(e.msg if isinstance(e, SyntaxError) else e).split("\n")[0]
     where = _raised_in(e)
     return UsageError(f"{name} raised {type(e).__name__}: {said}" + (f" ({where})" if where else ""))
 
 
 def _callable_as_it_is(name: str, made: Any) -> None:
-    """Refuse a callable that wants arguments, before any of its code runs."""
+    """Refuse a callable that requires arguments, before any of its code runs."""
     if not callable(made) or isinstance(made, torch.nn.Module):
         return
     try:
         inspect.signature(made).bind()
     except TypeError as e:
-        raise UsageError(f"{name} is called without arguments: {e}; name a function that gives it") from e
-    except ValueError:  # written in C, it does not tell
+        raise UsageError(f"{name} is called without arguments: {e}; name a function that needs none") from e
+    except ValueError:  # written in C, it has no signature
         return
 
 
@@ -140,12 +145,12 @@ def _called(made: Any, meta: bool) -> Any:
     try:
         with torch.device("meta"):
             return made()
-    except (RuntimeError, NotImplementedError):  # it computes with values when it is built
+    except (RuntimeError, NotImplementedError):  # its constructor computes with values
         return made()
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and persistent buffers by name; names that share a tensor give the same object."""
+    """The parameters and persistent buffers by name; names that share a tensor map to the same object."""
     extra = {n for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, torch.Tensor)}
     return {n: t for n, t in module.state_dict(keep_vars=True).items() if n not in extra}
 
@@ -187,7 +192,7 @@ def snapshot(module: torch.nn.Module) -> Checkpoint:
 def _kind(t: torch.Tensor) -> Any:
     name = str(t.dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise UsageError(f"torch's dtype {name} has no place in a checkpoint")
+        raise UsageError(f"torch's dtype {name} is not supported")
     return DTYPES[name]
 
 
@@ -205,10 +210,17 @@ def load_into(
     select: Select = WEIGHTS,
     strict: bool = True,
 ) -> Loaded:
-    """Load a checkpoint of any format into a module, in place.
+    """Load a checkpoint of any format into a module, in place, and report what was loaded.
 
-    With `strict` what is unexpected, mismatched or a parameter that the source lacks is a ConversionError, before
-    anything is changed; buffers it lacks (counters, tables that the module computes) only reported.
+    source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
+    conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
+    Values are cast to the module's dtypes by torch's rules.
+
+    With `strict`, ConversionError if a tensor is unexpected or has another shape, or if a parameter is missing; nothing
+    is changed then. Missing buffers (counters, tables that the module computes) are only reported. Without `strict`,
+    all differences are only reported. Also raises UsageError (unknown converter, a module on the meta device) and what
+    reading raises. A ConversionError while values are copied (tied parameters with two values in the source, a dtype
+    that torch lacks) leaves the module partly loaded.
     """
     if isinstance(source, Checkpoint):
         from .rules import library
@@ -228,7 +240,7 @@ def load_into(
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
-    """What would be loaded, and what is wrong, from names and shapes alone."""
+    """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own = state(module)
     shared = {n: g for g in ties(module) for n in g}
     given = {n: t for n, t in found.items() if not t.role}
@@ -245,7 +257,7 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
 
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
-    return f"{name}: {list(here.shape)} here, {list(there.shape)} in the module"
+    return f"{name}: {list(here.shape)} in the source, {list(there.shape)} in the module"
 
 
 def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[str]) -> None:

@@ -60,9 +60,9 @@ MAX_INDEX = 2**26  # bytes
 
 
 class FoundCheckpoint(NamedTuple):
-    """One checkpoint: what `open` takes, its path without suffix below the root, and all its files.
+    """One checkpoint: the argument for `open`, its path below the root without the suffix, and all its files.
 
-    problem: why it cannot be converted, if that is known already: it is a failure, and the others go on.
+    problem: why it cannot be converted, if that is already known. It counts as a failure; the others are converted.
     """
 
     source: str
@@ -79,9 +79,9 @@ class FoundCheckpoint(NamedTuple):
 def discover(
     sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False
 ) -> list[FoundCheckpoint]:
-    """All checkpoints of files, folders and globs, in order of their names; `skip` is a folder left out.
+    """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    follow: links to files may leave the folder in which checkpoints are looked for.
+    pattern (UsageError if nothing matches it), latest, follow: as `zoo` describes them. skip: a folder to leave out.
     """
     roots = [s for s in sources if not is_glob(s) and is_dir(s)]
     out: list[FoundCheckpoint] = []
@@ -97,7 +97,7 @@ def discover(
     unique = {f.source: f for f in out}
     chosen = [f for f in unique.values() if not pattern or _fits(f, pattern)]
     if unique and not chosen:
-        raise UsageError(f"none of {many(len(unique), 'checkpoint')} fits pattern={pattern!r}")
+        raise UsageError(f"none of {many(len(unique), 'checkpoint')} matches pattern={pattern!r}")
     return sorted(_latest(chosen) if latest else chosen, key=lambda f: (f.name, f.suffix))
 
 
@@ -140,10 +140,7 @@ def _file(source: str) -> FoundCheckpoint:
 
 
 def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
-    """The checkpoints that a shell pattern matches (`**`: any depth), mirrored from its first wildcard on.
-
-    Links may not leave the folder before the first wildcard, unless they are to be followed.
-    """
+    """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
     if remote:
         fs, path = filesystem(pattern)
@@ -178,14 +175,14 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
 
 
 def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
-    """What cannot be converted, by its path below the root."""
+    """A checkpoint that cannot be converted, with its path below the root."""
     above, slash, base = path.strip("/").rpartition("/")
     stem, suffix = _stem(base)
     return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
 
 
 def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
-    """All checkpoints in a folder and below it; `under` goes before their names."""
+    """All checkpoints in a folder and below it; `under` is put before their names."""
     whole: list[str] = []
     problems: list[FoundCheckpoint] = []
 
@@ -272,7 +269,7 @@ def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheck
 
 
 def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
-    """Whether a file is the graph that TensorFlow saves beside a checkpoint."""
+    """Whether a file is the graph (.meta, .pbtxt) that TensorFlow saves beside a checkpoint."""
     return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
 
 
@@ -293,7 +290,7 @@ def _suffixes() -> tuple[str, ...]:
 
 
 def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
-    """Whether a file is a checkpoint, by suffix or content. With a known suffix and other content it fails later."""
+    """Whether a file is a checkpoint, by suffix or content. If only the suffix is right, the conversion reports it."""
     if name.lower().endswith(_suffixes()):
         return True
     if status.size < 16:

@@ -1,4 +1,4 @@
-"""Links in a tree in which checkpoints are looked for: they may not leave it, unless they are to be followed."""
+"""Links in a tree that is searched for checkpoints; they may lead out of it only if `follow` is given."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from ..errors import CkptError, StorageError, UnsafeCheckpoint
 from ..storage.files import join, local, sibling
 
-TEXT = "is a link that leaves the folder that was named; follow_links=True follows it"
+TEXT = "is a link that leads out of the given folder; follow_links=True follows it"
 
 
 def bad(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
-    """Links in a folder to nothing, and those that leave the tree other than to the blobs of a Hugging Face cache."""
+    """Dead links in a folder, and links out of the tree except those to the blobs of a Hugging Face cache."""
     found: dict[str, CkptError] = {}
     with os.scandir(local(folder)) as entries:
         links = [e.name for e in entries if e.is_symlink()]
     for name in links:
         url = join(folder, name)
         if not os.path.exists(local(url)):
-            found[name] = StorageError("is a link to a file that is not there", url=url)
+            found[name] = StorageError("is a link to a file that does not exist", url=url)
         elif not follow and leaves(url, root):
             try:
                 sibling(join(folder, "."), name)

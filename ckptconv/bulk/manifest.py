@@ -5,8 +5,8 @@
 
     {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
 
-Only `source` is required. Relative sources are relative to the manifest, destinations to the output folder. Options are
-those of `convert`, in `options` or as columns of their own; lists in a CSV cell are written as JSON.
+Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
+those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_manifest(source: str) -> bool:
 
 
 def read(url: str, default: Settings) -> list[Row]:
-    """All rows; UsageError lists every row that cannot be parsed."""
+    """Parse a manifest; a row without an option has that of `default`. UsageError lists all rows with mistakes."""
     try:
         text = files.read_all(url, MAX_SIZE).decode("utf-8-sig")
         lines = list(csv.DictReader(io.StringIO(text))) if url.lower().endswith(".csv") else _json_lines(text)
@@ -111,5 +111,5 @@ def _value(key: str, value: Any, kind: type[Any]) -> Any:
     if isinstance(value, str) and kind is not str:
         value = json.loads(value.lower() if kind is bool else value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{key} is a {kind.__name__}, not {value!r}")
+        raise ValueError(f"{key} must be of type {kind.__name__}, not {value!r}")
     return tuple(str(v) for v in value) if kind is list else value

@@ -1,6 +1,6 @@
-"""What a zoo's conversion will do: where each checkpoint goes, and what need not be done again.
+"""Plan the conversion of many checkpoints: where each output goes, and which are already up to date.
 
-plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and manifests, and what a ledger remembers
+plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and manifests, and from a ledger
 """
 
 from __future__ import annotations
@@ -26,23 +26,28 @@ from .manifest import Settings, is_manifest
 from .manifest import read as read_manifest
 
 DEFAULT = Settings()
-# formats whose output is a folder; the state file of a TensorFlow checkpoint wants one to itself
+# formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
 
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
-HASHING = 4  # threads that hash files, where content is what counts
+HASHING = 4  # threads that hash files when sources are compared by content
 
 
 class Conversion(NamedTuple):
-    """One checkpoint to convert, its path below the zoo, and what is to be done or was known of it."""
+    """One checkpoint to convert, the path of its output below the output folder, and its state.
+
+    state: convert (new, or interrupted), retry (it failed before), changed (the source, the options or the output
+    changed), done (up to date), problem (it cannot be converted). ours: the output may be replaced, because ckptconv
+    wrote it or it did not exist.
+    """
 
     found: FoundCheckpoint
     at: str
     settings: Settings
     state: State = "convert"
     ours: bool = False
-    options: str = ""  # a hash of the settings, the converter's text and our own version
+    options: str = ""  # a hash of the settings, the converter's text and the version of ckptconv
 
 
 def plan(
@@ -56,10 +61,11 @@ def plan(
     hashed: bool = False,
     follow: bool = False,
 ) -> list[Conversion]:
-    """Find everything and say what is to be done; `known` is what the ledger says.
+    """Find all checkpoints and decide for each whether it has to be converted.
 
-    hashed: sources count as unchanged by the hash of their content, not by size and time.
-    With `verify="full"` in an item's target an output counts as done only if its bytes are those that were written.
+    known: the entries of the ledger. hashed: compare sources by a hash of their content, not by size and time. With
+    `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
+    UsageError and StorageError as `discover` does.
     """
     if not sources:
         raise UsageError("no source was given")
@@ -80,7 +86,7 @@ def plan(
     there = sorted(_occupied(folder)) if any(i.at not in known for i in items) else []
     digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
     items = [i._replace(options=digests[id(i.settings)]) for i in items]
-    state = partial(_stated, known=known, folder=folder, there=there, hashed=hashed)
+    state = partial(_with_state, known=known, folder=folder, there=there, hashed=hashed)
     if not hashed and not any(i.settings.target.verify == "full" for i in items):
         return list(map(state, items))
     with ThreadPoolExecutor(HASHING) as pool:
@@ -88,7 +94,7 @@ def plan(
 
 
 def clashes(pairs: Iterable[tuple[str, str]]) -> dict[str, UsageError]:
-    """Outputs that would meet, by destination in one case of letters: pairs of (destination, source)."""
+    """Find outputs of several sources at one path; letter case is ignored. `pairs`: (destination, source)."""
     sources: dict[str, dict[str, str]] = {}
     for destination, source in pairs:
         sources.setdefault(destination.casefold(), {})[source] = destination
@@ -107,14 +113,14 @@ def _of_row(source: str) -> FoundCheckpoint:
         return FoundCheckpoint(source, file_name(source), "", (), e)
 
 
-def remembered(place: str) -> Mapping[str, LedgerEntry]:
-    """What the ledger of an output folder (or a ledger itself) says, without touching it."""
+def read_ledger(place: str) -> Mapping[str, LedgerEntry]:
+    """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none."""
     path = files.join(place, NAME) if files.is_dir(place) else place
     return Ledger.read(path) if files.stat(path) else {}
 
 
 def _named(found: Sequence[tuple[FoundCheckpoint, str, Settings]]) -> list[Conversion]:
-    """Give each its place below the zoo."""
+    """Give each checkpoint the path of its output below the output folder."""
     short = [at or _output(f.name, "", s) for f, at, s in found]
     often = Counter(name.casefold() for name in short)
     return [
@@ -124,7 +130,7 @@ def _named(found: Sequence[tuple[FoundCheckpoint, str, Settings]]) -> list[Conve
 
 
 def _output(name: str, suffix: str, settings: Settings) -> str:
-    """The path of an output below the zoo."""
+    """The path of an output below the output folder."""
     row = table.get(settings.target.format or "safetensors")
     if row.name in BARE:
         return name + suffix + BARE[row.name]
@@ -132,7 +138,7 @@ def _output(name: str, suffix: str, settings: Settings) -> str:
 
 
 def _occupied(folder: str) -> set[str]:
-    """All that is in the output folder, by paths below it."""
+    """The paths of all files in the output folder, relative to it."""
     if not files.is_dir(folder):
         return set()
     root = folder.rstrip("/")
@@ -141,10 +147,10 @@ def _occupied(folder: str) -> set[str]:
     }  # fmt: skip
 
 
-def _stated(
+def _with_state(
     item: Conversion, *, known: Mapping[str, LedgerEntry], folder: str, there: Sequence[str], hashed: bool
 ) -> Conversion:
-    """Compare with what the ledger says was done; `there` is what lies in the output folder, sorted."""
+    """Set the state of a conversion from the ledger; `there`: the sorted paths in the output folder."""
     if item.found.problem:
         return item._replace(state="problem")
     old = known.get(item.at)
@@ -182,14 +188,14 @@ def _hash(urls: Iterable[str]) -> str:
     h = blake2b(digest_size=16)
     for url in urls:
         with files.Reader(url) as f:
-            h.update(f.size.to_bytes(8, "little"))  # the same bytes cut into files elsewhere are another content
+            h.update(f.size.to_bytes(8, "little"))  # the same bytes in files of other sizes: other content
             for at in range(0, f.size, 2**22):
                 h.update(f.read(at, min(2**22, f.size - at)))
     return h.hexdigest()
 
 
 def options(settings: Settings) -> str:
-    """A hash of all that an output depends on beside its source: options, the converter's text, our own version."""
+    """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
     target = replace(settings.target, force=False, sync=True, verify="none")
     name = settings.change.converter
     rules = texts(name) if name and name != "auto" else ()
@@ -197,4 +203,4 @@ def options(settings: Settings) -> str:
     return blake2b(said.encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["DEFAULT", "Conversion", "State", "content", "identity", "options", "plan", "remembered", "written"]
+__all__ = ["DEFAULT", "Conversion", "State", "content", "identity", "options", "plan", "read_ledger", "written"]

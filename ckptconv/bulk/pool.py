@@ -32,7 +32,7 @@ class WorkerDied(CkptError):
 def run(
     do: Callable[[Task], Any], tasks: Iterable[Task], workers: int, patience: float | None = None
 ) -> Iterator[tuple[Task, Any] | None]:
-    """Apply `do` to all tasks; yields None after every `patience` seconds without a result."""
+    """Apply `do` to all tasks, yielding each result as it arrives, and None after `patience` seconds without one."""
     queue = iter(tasks)
     busy: dict[_Worker, Task] = {}
     try:
@@ -117,7 +117,8 @@ class _Worker:
 def _serve(pipe: Connection, do: Callable[[Any], Any], environment: dict[str, str]) -> None:
     """The worker's side: receive tasks and send results until the pipe is closed.
 
-    The server that it is forked from keeps the environment of its own start; credentials may have been set since.
+    The server that the worker is forked from keeps the environment in which it started; credentials may have been set
+    since then, so `environment` is passed on.
     """
     os.environ.clear()
     os.environ.update(environment)

@@ -30,7 +30,7 @@ from . import pool
 from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, Conversion, content, identity, plan, remembered, written
+from .planning import DEFAULT, Conversion, content, identity, plan, read_ledger, written
 from .summary import Summary, summary
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
@@ -39,7 +39,7 @@ COMMIT_INTERVAL = 1.0  # seconds between two durable batches
 FREE = Resources()
 
 
-# --- what to do -------------------------------------------------------------------------------------------------
+# --- conversions ------------------------------------------------------------------------------------------------
 
 
 class Done(NamedTuple):
@@ -66,11 +66,11 @@ def convert(
     follow: bool = False,
     ledger: str = "",
     resources: Resources = FREE,
-    said: Callable[[LedgerEntry], None] | None = None,
+    each: Callable[[LedgerEntry], None] | None = None,
 ) -> Summary:
     """Convert all checkpoints that are not up to date.
 
-    Failures of single checkpoints are in the summary; errors that concern all of them are raised. `said` is called with
+    Failures of single checkpoints are in the summary; errors that concern all of them are raised. `each` is called with
     each new entry of the ledger; `hashed` compares sources by content; `ledger` is the path of the ledger.
     """
     began = time.monotonic()
@@ -91,16 +91,16 @@ def convert(
         entries = [_outcome(i, i.found.problem) for i in bad if i.found.problem]
         skipped = len(items) - len(todo)
         try:
-            _record(book, entries, folder, said)
+            _record(book, entries, folder, each)
             with closing(_results(todo, folder, hashed, resources, book.path)) as results:
                 for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
                     more = [_outcome(item, result) for item, result in batch]
                     entries += more
-                    _record(book, more, folder, said)
+                    _record(book, more, folder, each)
         except StorageError as e:
             if e.url != book.path:
                 raise
-            why = f"{e.message.partition(';')[0]}: the run ends here, and resume=True does what the ledger lacks again"
+            why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
             raise StorageError(f"{why}\n{summary(entries, skipped, began)}", url=book.path) from e
         for path in new_folders:
             _quietly_rmdir(path)
@@ -108,15 +108,15 @@ def convert(
 
 
 def _record(
-    book: Ledger, entries: Sequence[LedgerEntry], folder: str, said: Callable[[LedgerEntry], None] | None
+    book: Ledger, entries: Sequence[LedgerEntry], folder: str, each: Callable[[LedgerEntry], None] | None
 ) -> None:
     """Append a batch to the ledger once its outputs are durable, and report it."""
     if any(e.state == "done" for e in entries) and not files.is_remote(folder):
         _settle()
     book.append(entries)
-    if said:
+    if each:
         for entry in entries:
-            said(entry)
+            each(entry)
 
 
 def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
@@ -261,4 +261,4 @@ def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
     return files.join(home, title).startswith(outputs)
 
 
-__all__ = ["MEMORY", "NAME", "Conversion", "LedgerEntry", "Settings", "Summary", "convert", "plan", "remembered"]
+__all__ = ["MEMORY", "NAME", "Conversion", "LedgerEntry", "Settings", "Summary", "convert", "plan", "read_ledger"]

@@ -1,4 +1,4 @@
-"""What a zoo's run says in the end: the sums, and failures by their causes."""
+"""The summary of a bulk conversion: totals, and failures by cause."""
 
 from __future__ import annotations
 

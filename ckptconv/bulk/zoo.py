@@ -10,7 +10,7 @@ from ..api import Path, bundle
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
 from .ledger import LedgerEntry
-from .run import Conversion, Settings, Summary, convert, plan, remembered
+from .run import Conversion, Settings, Summary, convert, plan, read_ledger
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,22 +37,25 @@ def zoo(
     each: Callable[[LedgerEntry], None] | None = None,
     **given: Unpack[ZooOptions],
 ) -> Summary:
-    """Convert many checkpoints into a tree of the same form, and record each result in a ledger.
+    """Convert many checkpoints into an output tree that mirrors the sources, and record each result in a ledger.
 
-    sources: folders, globs, files and manifests. output: the folder to write to. to: the target format.
+    sources: one or several folders, globs, files and manifests. output: the folder to write to. to: the target format.
     pattern: a glob; only checkpoints whose path or name matches. latest: only the newest of each training series.
-    resume: only what is not done or has changed; by_content: compare sources by their bytes, not by time and size.
-    follow_links: read files that links outside the source folders lead to; otherwise those are failures.
-    ledger: the path of the ledger, if not in `output`. each: a function that is called with each ledger entry.
+    resume: continue after an earlier run; convert only what is not done or has changed. by_content: compare sources by
+    a hash of their bytes, not by time and size. follow_links: read files that links outside the source folders lead
+    to; otherwise those are failures. ledger: the path of the ledger, if not in `output`. each: a function that is
+    called with each ledger entry. The other options are those of `convert`, for every checkpoint.
 
-    A checkpoint that fails does not stop the others: failures are in the summary. An error that concerns all of them
-    is raised: UsageError, StorageError.
+    Returns a Summary: counts, bytes, seconds, and in `failed` the ledger entries of the failures; one checkpoint that
+    fails does not stop the others. Raises what concerns all of them: UsageError (an option, a manifest, a pattern that
+    matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
+    damaged ledger).
     """
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(
         [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
         latest=latest, resume=resume, hashed=by_content, follow=follow_links, ledger=ledger, resources=resources,
-        said=each,
+        each=each,
     )  # fmt: skip
 
 
@@ -70,9 +73,14 @@ def zoo_plan(
     ledger: str = "",
     **given: Unpack[ZooOptions],
 ) -> list[Conversion]:
-    """What `zoo` would do, without doing it."""
+    """List the conversions that `zoo` would do with the same arguments, without writing anything.
+
+    Returns a Conversion for each checkpoint, sorted by name, rows of manifests last: `found` (the checkpoint and its
+    files), `at` (the path of the output below `output`), `settings`, and `state`: convert, retry, changed, done or
+    problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
+    """
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
-    known = remembered(ledger or os.fspath(output)) if resume else {}
+    known = read_ledger(ledger or os.fspath(output)) if resume else {}
     many = [os.fspath(s) for s in list_of(sources)]
     return plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,

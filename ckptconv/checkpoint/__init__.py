@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_bytes, in_shape, many, printable, redacted, shortened, table
-from .details import Details, Entry, Graph, Move
+from .details import Details, Entry, Move, ObjectGraph
 from .tensor import Role, Tensor, contiguous, held, origin, tiled, view
 
 if TYPE_CHECKING:
@@ -170,10 +170,10 @@ __all__ = [
     "Checkpoint",
     "Details",
     "Entry",
-    "Graph",
     "Move",
     "Note",
     "NoteKind",
+    "ObjectGraph",
     "Role",
     "Tensor",
     "contiguous",

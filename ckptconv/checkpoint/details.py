@@ -1,4 +1,4 @@
-"""What a format knows of a checkpoint beside its tensors: for inspection, for passes, and for its own writer."""
+"""What a format knows about a checkpoint beyond its tensors: for inspection, for passes, and for its own writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Move(NamedTuple):
 
 
 class Entry(TypedDict, total=False):
-    """What a nested PyTorch checkpoint is made of. name: the entry that is the model, '' if none was chosen."""
+    """The entries of a nested PyTorch checkpoint. name: the entry that is the model, '' if none was chosen."""
 
     name: str
     beside: list[str]  # the other entries
@@ -24,7 +24,7 @@ class Entry(TypedDict, total=False):
     average: bool  # whether the chosen one is
 
 
-class Graph(TypedDict):
+class ObjectGraph(TypedDict):
     """The object graph of a TensorFlow checkpoint. keys: by tensor; proto: TrackableObjectGraph, zlib, Base64."""
 
     keys: dict[str, str]
@@ -32,16 +32,16 @@ class Graph(TypedDict):
 
 
 class Details(TypedDict, total=False):
-    """Values that JSON can say; a format gives the keys that it knows."""
+    """JSON values; a format gives the keys that it knows."""
 
     attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
-    values: dict[str, Any]  # pickles and .npy of objects: what is no tensor, by its dotted path
+    values: dict[str, Any]  # pickles and .npy of objects: values that are not tensors, by dotted path
     entry: Entry
     pieces: dict[str, Any]  # PyTorch: of sparse and quantised tensors, by name
     shards: int | dict[str, int]  # how many files; for an index, how many tensors each file has
     endianness: str  # of a TensorFlow bundle
     object_graph: int  # nodes of a TensorFlow object graph
-    graph: Graph
+    graph: ObjectGraph
     tags: list[str]  # of a SavedModel
     collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
     trainable: list[str]
@@ -50,5 +50,5 @@ class Details(TypedDict, total=False):
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
-    keys: dict[str, list[list[Any]]]  # JAX: where a name does not tell it, the path in the tree: [key, kind of node]
+    keys: dict[str, list[list[Any]]]  # JAX: paths in the tree that names do not determine: [key, kind of node]
     names: dict[str, str]  # Keras 3: the name of a layer, by its path

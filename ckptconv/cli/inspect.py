@@ -13,7 +13,7 @@ from .options import READING, Json, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Tensor
-    from ..reporting.outline import Graph, Node, Totals
+    from ..reporting.outline import GraphVariables, Node, Totals
 
 EXAMPLES = """Examples:
 
@@ -129,7 +129,7 @@ def _suggest(source: str, found: Checkpoint) -> None:
         show.talk(f"hint: these are {name}'s names; `ckptconv {source} -o DST -c {name}` converts them")
 
 
-def _graph(made: Graph | None, found: Checkpoint) -> None:
+def _graph(made: GraphVariables | None, found: Checkpoint) -> None:
     details = {k: v for k, v in found.details.items() if not isinstance(v, (dict, list))}
     for key, value in details.items():
         show.talk(f"{key}: {value}")

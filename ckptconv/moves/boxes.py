@@ -3,7 +3,7 @@
     clip(part, lo, hi)             the parts of a part that fill elements [lo, hi) of its tensor
     fuse(shape, strides, steps)    merge axes that are contiguous on both sides
     is_contiguous(part)            whether source and destination are each one contiguous run
-    slabs(part, limit)             the part in pieces of a few bytes, in the order in which the source lies
+    slabs(part, limit)             the part in pieces of at most `limit` bytes, in the order of the source
 
 Everything counts elements. No numpy here: a conversion that only copies never imports it.
 """

@@ -1,4 +1,4 @@
-"""How `max_memory` is divided among workers."""
+"""Divide `max_memory` among workers."""
 
 from __future__ import annotations
 

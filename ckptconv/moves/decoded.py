@@ -1,6 +1,6 @@
-"""Data that must be decoded before pieces of it can be read: decoded once, held while it is needed, in bounded memory.
+"""Decode compressed data once, and hold it in bounded memory while pieces of it are read.
 
-Pool(sources)                what is decoded: in memory up to the spool's size, the rest in one temporary file
+Pool(sources)                decoded data: in memory up to the size of the spool, the rest in one temporary file
 Decoded(parts, sources)      the parts of a tensor that fill a range, for ranges in ascending order
 """
 
@@ -19,7 +19,7 @@ from .sources import Sources, stream
 
 
 class Pool:
-    """Decoded data by what it was decoded from, each counted; the temporary file is emptied when nothing is in it."""
+    """Decoded data by its `Coded` source, with reference counts; the temporary file is truncated when it is unused."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources, self._room = sources, sources.spool
@@ -29,7 +29,7 @@ class Pool:
         self._out = -1
 
     def hold(self, coded: Coded) -> Held | Span:
-        """Decode, unless that is done already; `release` must follow as often."""
+        """Decode `coded` unless it is held already. Each call needs one call of `release`."""
         if coded not in self._held:
             self._held[coded] = self._in_memory(coded) if coded.size <= self._room else self._in_file(coded)
         self._uses[coded] = self._uses.get(coded, 0) + 1
@@ -79,15 +79,15 @@ class Pool:
 
 
 class Decoded:
-    """The parts of a tensor by range. What is decoded for a range is given up when a later range begins behind it."""
+    """The parts of a tensor by range. Decoded data is released as soon as a range begins after its end."""
 
     def __init__(self, parts: Sequence[Part], sources: Sources) -> None:
         self._waiting = sorted((p for p in parts if prod(p.shape)), key=lambda p: p.start, reverse=True)
-        self._active: list[tuple[int, Part, Part]] = []  # where it ends, the part, and the part with decoded data
+        self._active: list[tuple[int, Part, Part]] = []  # the part's end, the part, and the part with decoded data
         self._pool = Pool(sources)
 
     def between(self, lo: int, hi: int) -> tuple[Part, ...]:
-        """The parts that reach into the elements [lo, hi); `lo` must not be less than the last time."""
+        """The parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
         for end, part, _ in self._active:
             if end <= lo and isinstance(part.data, Coded):
                 self._pool.release(part.data)

@@ -59,7 +59,7 @@ def sole_run(piece: Piece) -> Run | None:
 
 
 def _as_run(part: Part, piece: Piece) -> Run | None:
-    """The plain copy that a part amounts to, or None if elements move or change."""
+    """The plain copy that is equivalent to a part, or None if elements move or change."""
     span = part.data
     if part.ops or not isinstance(span, Span) or part.dtype != piece.to or not is_contiguous(part):
         return None

@@ -135,7 +135,7 @@ def checked_count(
         if total > MAX_ELEMENTS:
             raise CorruptCheckpoint(f"shape {list(shape)} has more than 2^63 elements", url=url, tensor=tensor)
     if arrays and total == 0 and is_vast(shape):
-        raise CorruptCheckpoint(f"shape {list(shape)} is empty, yet beyond 2^63 bytes", url=url, tensor=tensor)
+        raise CorruptCheckpoint(f"shape {list(shape)} is empty, yet exceeds 2^63 bytes", url=url, tensor=tensor)
     return total
 
 

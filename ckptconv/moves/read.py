@@ -99,7 +99,7 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
     target = np.empty(t.nbytes, "u1")
     check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
     if not t.count and is_vast(t.shape):
-        raise UsageError(f"NumPy has no array of shape {list(t.shape)}, though it is empty", tensor=t.name)
+        raise UsageError(f"NumPy cannot represent the shape {list(t.shape)}, although it is empty", tensor=t.name)
     return target.view(t.dtype.np).reshape(t.shape)
 
 
@@ -174,7 +174,7 @@ def _crc_of(span: Span, kind: str, sources: Sources) -> int:
 
 
 def each(items: Iterable[S], do: Callable[[S, Sources], T], workers: int = 1) -> list[T]:
-    """Apply `do` to all items, `workers` at a time; results in order."""
+    """Apply `do` to all items in `workers` threads; return the results in order."""
     with Sources() as sources:
         if workers < 2:
             return [do(item, sources) for item in items]

@@ -1,4 +1,4 @@
-"""A box of a tensor, as parts of the same stored data: what `tensor[2:4, :, 0]` has to read.
+"""A slice of a tensor as parts of the same stored data, so that `tensor[2:4, :, 0]` reads only what it needs.
 
 t[2:4] of a [6, 3] tensor     the part [6, 3] at 0 becomes the part [2, 3] at element 6 of its data
 """
@@ -17,7 +17,7 @@ Range = tuple[int, int]
 def box(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...] | None:
     """The parts that fill the box [lo, hi) of each axis; None if a part's axes are not those of the tensor.
 
-    Spans lose their checksums: those are of all bytes, and only some are read.
+    Spans lose their checksums, which cover all bytes, because only some bytes are read.
     """
     if not prod(hi - lo for lo, hi in ranges):
         return ()
@@ -26,7 +26,7 @@ def box(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...] | None:
 
 
 def _within(part: Part, shape: tuple[int, ...], ranges: Sequence[Range]) -> list[Part] | None:
-    """What of a part lies in the box: [] if nothing does, None if its axes cross those of the tensor."""
+    """The intersection of a part with the box: [] if it is empty, None if the part's axes are not the tensor's."""
     strides = c_strides(shape)
     first = [part.start // s % n for s, n in zip(strides, shape, strict=True)]
     extent = [1] * len(shape)

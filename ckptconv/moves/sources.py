@@ -1,7 +1,7 @@
 """The open files that jobs read from, and data that a format must decode.
 
 Sources().reader(url)        one handle for each file, shared by threads; detects files that change
-stream(coded)                decoded bytes in pieces, counted; decoded.py holds them where they are needed in part
+stream(coded)                decoded bytes in pieces, counted; decoded.py holds them if only parts are needed
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sources:
             return found
 
     def adopt(self, reader: Reader) -> None:
-        """Take an open file that has no name any more, until it is abandoned."""
+        """Keep an open file that has no name any more, until `abandon` is called."""
         with self._lock:
             self._nameless[reader.url] = reader
 
@@ -86,7 +86,7 @@ class Sources:
 
 
 def decode(coded: Coded) -> Iterator[Any]:
-    """The decoded bytes of `coded`, in pieces; imports its module."""
+    """Yield the decoded bytes of `coded` in pieces; MissingExtra if its module cannot be imported."""
     try:
         module = import_module(coded.module)
     except ImportError as e:

@@ -1,4 +1,4 @@
-"""Arrays and torch tensors of the same memory; the dtypes that numpy lacks go by way of integers of their width."""
+"""Arrays and torch tensors that share memory; dtypes that NumPy lacks are passed as integers of the same width."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def to_array(tensor: torch.Tensor) -> Array:
 
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind not in DTYPES:
-        raise UsageError(f"torch's dtype {kind} has no place in a checkpoint")
+        raise UsageError(f"torch's dtype {kind} is not supported")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     narrow: Any = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     flat = plain.reshape(-1).view(narrow[plain.element_size()]).numpy()

@@ -38,11 +38,11 @@ REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 def report(
     source: Path, target: Path | None = None, *, output: Path, values: bool = True, **given: Unpack[MatchOptions]
 ) -> int:
-    """Write one HTML file that shows a checkpoint, or a conversion; return its size in bytes.
+    """Write one self-contained HTML file that shows a checkpoint, or a conversion; return its size in bytes.
 
     source: the checkpoint. target: the result of converting it; give the options of that conversion as well, and the
     page shows the rule that moved each tensor. output: the file to write. values: read all values for statistics and
-    pictures; if false, only headers are read. Raises MissingExtra without the extra `report`, and any CkptError of
+    heat maps; if false, only headers are read. Raises MissingExtra without the extra `report`, and any CkptError of
     reading.
     """
     select, change, how, resources = bundle(given, *REPORT)

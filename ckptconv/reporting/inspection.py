@@ -13,7 +13,7 @@ from ..checkpoint import Checkpoint, Tensor, uncollected
 from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
 from . import outline
-from .outline import Graph, Totals
+from .outline import GraphVariables, Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,7 +30,7 @@ class Inspection:
     tensors: tuple[Tensor, ...]
     totals: Totals
     extra: Mapping[str, Mapping[str, Any]]
-    graph: Graph | None = None
+    graph: GraphVariables | None = None
 
     def __str__(self) -> str:
         """The tensors with their columns, and the sum."""
@@ -78,11 +78,14 @@ def inspect(
     sort: str | None = None,
     **given: Unpack[ReadOptions],
 ) -> Inspection:
-    """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read.
+    """List the tensors of a checkpoint: names, dtypes, shapes, sizes in bytes and roles. Only headers are read.
 
-    `stats` and `hashes` read all values: for minimum, maximum, mean and so on, and for a content hash that is the same
-    for equal tensors. `graph` adds the variables that a graph or a configuration lists. `sort` is name, size,
-    parameters, dtype, shape or role; a leading `-`, as in `-size`, reverses the order.
+    stats: also minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each tensor; hashes: also a
+    content hash, which is the same for equal tensors in any format; both read all values. graph: also the variables
+    that a graph or a Keras configuration lists. sort: name, size, parameters, dtype, shape or role; a leading `-`, as
+    in `-size`, reverses the order. The other options select tensors, as in `open`.
+
+    Raises UsageError for an unknown `sort`, and what `open` raises.
     """
     select, _, _, resources = api.bundle(given, *SELECT, "jobs")
     url = text(path)

@@ -1,4 +1,4 @@
-"""The content of a checkpoint for people: sorted rows, totals, a tree folded by pattern, and its graph's variables.
+"""The content of a checkpoint for display: sorted rows, totals, a tree folded by pattern, and its graph's variables.
 
     encoder                                   48 tensors  85,054,464
       layer_{0..11}
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..messages import fold
 from ..rules.templates import separator
 
-# The keys of --sort; sizes are in descending order, all others in ascending order.
+# The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {
     "name": lambda t: _natural(t.name),
     "size": lambda t: -t.nbytes,
@@ -139,7 +139,7 @@ def _joined(node: Node, sep: str) -> Node:
 # --- the graph --------------------------------------------------------------------------------------------------
 
 
-class Graph(NamedTuple):
+class GraphVariables(NamedTuple):
     """The variables of a graph or configuration, compared with the tensors of the checkpoint."""
 
     variables: tuple[str, ...]
@@ -150,7 +150,7 @@ class Graph(NamedTuple):
     collections: dict[str, int]
 
 
-def graph(checkpoint: Checkpoint) -> Graph | None:
+def graph(checkpoint: Checkpoint) -> GraphVariables | None:
     """Compare the tensors with the variables of a graph (`details["collections"]`, `details["trainable"]`) or of a
     Keras configuration; None if there is neither."""
     listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
@@ -161,7 +161,7 @@ def graph(checkpoint: Checkpoint) -> Graph | None:
     variables = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
     present = [n for n in variables if n in tensors] if listed else list(tensors)
     known, trainable = set(variables), set(trained)
-    return Graph(
+    return GraphVariables(
         variables,
         missing=tuple(n for n in variables if n not in tensors),
         unknown=tuple(n for n in tensors if n not in known) if "variables" in listed else (),
@@ -171,7 +171,7 @@ def graph(checkpoint: Checkpoint) -> Graph | None:
     )
 
 
-def _configured(checkpoint: Checkpoint) -> Graph | None:
+def _configured(checkpoint: Checkpoint) -> GraphVariables | None:
     """The weights of a Keras configuration's layers, trainable and frozen."""
     text = checkpoint.metadata.get("config") or checkpoint.metadata.get("model_config") or ""
     try:
@@ -185,7 +185,7 @@ def _configured(checkpoint: Checkpoint) -> Graph | None:
     fixed = tuple(n for n in weights if any(layers.get(s) is False for s in scopes[n]))
     unknown = tuple(n for n in weights if not any(s in layers for s in scopes[n]))
     trained = tuple(n for n in weights if n not in set(fixed) and n not in set(unknown))
-    return Graph((), (), unknown, trained, fixed, {"layers": len(layers)})
+    return GraphVariables((), (), unknown, trained, fixed, {"layers": len(layers)})
 
 
 def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
@@ -200,4 +200,4 @@ def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
             yield from _layers(row, f"{path}{name}/")
 
 
-__all__ = ["KEYS", "Graph", "Line", "Node", "Totals", "folded", "graph", "ordered", "totals", "tree"]
+__all__ = ["KEYS", "GraphVariables", "Line", "Node", "Totals", "folded", "graph", "ordered", "totals", "tree"]

@@ -3,7 +3,7 @@
 names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
 min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
-heat    {row: [rows, columns, base64, peak]} for the largest tensors: 0..254 is -peak..peak, 255 not finite
+heat    {row: [rows, columns, base64, peak]} for the largest tensors: 0..254 is -peak..peak, 255 is not finite
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..engine.run import Progress
 from ..moves.read import each
 from ..moves.sources import Sources
 from ..rules.templates import separator
-from ..verification.compare import EXACT, Pair, diff
+from ..verification.compare import EXACT, Difference, diff
 from . import outline
 from .stats import Picture, picture
 
@@ -138,7 +138,7 @@ def conversion(
     }
 
 
-def _row(how: Move | None, rules: list[str], pair: Pair | None, before: Checkpoint) -> list[Any]:
+def _row(how: Move | None, rules: list[str], pair: Difference | None, before: Checkpoint) -> list[Any]:
     """[rule, sources, kind of difference, measures]; the rule is -1 if no source is known."""
     if how is None:
         return [-1, [], pair.kind if pair else "", None]
@@ -146,7 +146,7 @@ def _row(how: Move | None, rules: list[str], pair: Pair | None, before: Checkpoi
     return [rules.index(how.rule), sources, pair.kind if pair else "equal", _measures(pair)]
 
 
-def _measures(pair: Pair | None) -> dict[str, Any] | None:
+def _measures(pair: Difference | None) -> dict[str, Any] | None:
     if pair is None or pair.values is None:
         return None
     v = pair.values

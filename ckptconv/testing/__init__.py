@@ -7,9 +7,9 @@
         def subject(self):
             return Subject("mine", "checkpoint.mine")
 
-The format must be in the table (ours, or the entry point group `ckptconv.formats`). What its writer says it cannot
-hold (`Writer.cannot_hold`) must be refused; all else must come back bit for bit. Whatever bytes a reader is given, it
-makes a Checkpoint of them or raises a CkptError.
+The format must be in the table (ours, or the entry point group `ckptconv.formats`). Tensors that its writer cannot hold
+(`Writer.cannot_hold`) must be refused; all others must be read back bit for bit. For any input bytes, the reader must
+return a Checkpoint or raise a CkptError.
 """
 
 from ..moves.part import c_strides

@@ -24,11 +24,11 @@ from .samples import MORE_NAMES, NAMES, SEED, bits, odd_names, zoo
 
 
 class Subject(NamedTuple):
-    """What is tested, and what the format is able to keep beside names and values.
+    """The format to test, and what it keeps besides names and values.
 
-    name: in the table; file: what a destination is called (a folder's name for formats that write folders);
-    order, metadata, ties: whether they survive; tries: how many hostile variants to read;
-    spell: for a format that takes only names of a certain form, how it would have a name like "dtype/float32".
+    name: its name in the table. file: the file name of a destination (a folder's name for formats that write folders).
+    order, metadata, ties: whether they survive a round trip. tries: the number of hostile variants to read.
+    spell: for a format that accepts only names of a certain form, a function that maps any name to such a form.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
     spell: Callable[[str], str] | None = None
 
     def named(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint under names that the format takes."""
+        """The checkpoint with its names mapped by `spell`."""
         spell = self.spell or str
         tensors = [t.renamed(spell(n)) for n, t in checkpoint.items()]
         return replace(checkpoint, tensors={t.name: t for t in tensors},
@@ -48,7 +48,7 @@ class Subject(NamedTuple):
 
 
 class FormatTests:
-    """Subclass with one fixture, `subject`."""
+    """The tests that every format must pass; a subclass defines the fixture `subject`."""
 
     @pytest.fixture
     def subject(self) -> Subject:
@@ -66,7 +66,7 @@ class FormatTests:
         write(subject.named(Checkpoint({n: held(n, a) for n, a in arrays.items()})), path, subject.name)
         return path
 
-    # what is written comes back
+    # round trips
 
     def test_zoo_round_trip(self, subject: Subject, path: Path) -> None:
         kept = holdable(subject.named(zoo()), path, subject.name)
@@ -84,7 +84,7 @@ class FormatTests:
     @pytest.mark.parametrize("names", [NAMES, MORE_NAMES], ids=["many", "few"])
     def test_odd_names_round_trip(self, subject: Subject, path: Path, names: tuple[str, ...]) -> None:
         if subject.spell:
-            pytest.skip("the format takes only names of a certain form")
+            pytest.skip("the format accepts only names of a certain form")
         kept = holdable(odd_names(names), path, subject.name)
         write(kept, path, subject.name)
         assert_same(kept, path, subject.name)
@@ -145,7 +145,7 @@ class FormatTests:
     def test_it_is_recognised(self, subject: Subject, small: Path) -> None:
         assert detect.detect(str(small)).name == subject.name
 
-    # how it is written
+    # layout of the output
 
     def test_slots_are_apart_and_inside(self, subject: Subject, path: Path) -> None:
         kept = holdable(subject.named(zoo()), path, subject.name)
@@ -169,7 +169,7 @@ class FormatTests:
         again = path.parent.parent / "again" / path.name
         write(kept, again, subject.name)
         assert files_of(again) == first
-        for file in (path, again):  # nothing but what was placed
+        for file in (path, again):  # no other files than those of the placement
             placed = table.get(subject.name).load().writer(str(file)).place(kept)
             assert set(files_of(file)) == {f.name for f in placed.files}
 
@@ -195,7 +195,7 @@ class FormatTests:
             file.write_bytes(whole)
 
     def test_spliced(self, subject: Subject, small: Path) -> None:
-        """Pieces cut out, doubled, or overwritten with extreme numbers."""
+        """Pieces are cut out, doubled, or overwritten with extreme numbers."""
         rng = random.Random(SEED)
         extreme = [b"\xff" * 8, b"\x00" * 8, b"\xff" * 4, b"\x00\x00\x00\x80", b"\x7f" + b"\xff" * 7, b"9" * 30, b"-1"]
         for file, whole in self._files(small):

@@ -1,4 +1,4 @@
-"""Tiny tensors of every dtype and awkward shape, and awkward names: what a format must keep or refuse by name."""
+"""Tiny tensors of every dtype and many unusual shapes and names, which a format must keep or refuse by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = 20
 
 
 def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[Any, Any]:
-    """An array of random bit patterns that are valid for the dtype: NaN payloads, infinities and -0.0 among them."""
+    """An array of random bit patterns valid for `kind`, with NaN payloads, infinities and -0.0; the same for a seed."""
     rng = np.random.default_rng(seed)
     if kind.kind == "s":
         texts = [bytes(rng.integers(0, 256, n, dtype="u1")) for n in rng.integers(0, 9, int(np.prod(shape)))]
@@ -40,7 +40,7 @@ def edges(kind: DType) -> np.ndarray[Any, Any]:
 
 
 def zoo() -> Checkpoint:
-    """Tiny tensors of every dtype and of every awkward shape, under tame names."""
+    """Tiny tensors of every dtype and of unusual shapes (scalar, empty, many axes), under ordinary names."""
     tensors = [contiguous(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
     for row in DTYPES.values():
         if row.kind == "f" and row.itemsize > 1:
@@ -62,9 +62,9 @@ NAMES = (
     "tab\tline\nbreak", "bell\x07", "nul\0byte", "/absolute", "../outside", "a//b", ".", "dir/", ".hidden",
     "__metadata__", "file.npy", "long" * 100, "*?<>|", "half\ud800", "'); --", "-o", "_CHECKPOINTABLE_OBJECT_GRAPH",
 )  # fmt: skip
-MORE_NAMES = ("", "..", "file")  # where '/' nests, these are groups above; where files are suffixed, they clash
+MORE_NAMES = ("", "..", "file")  # with nested groups, these are groups above others; with file suffixes, they clash
 
 
 def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
-    """One small tensor under every awkward name."""
+    """One small tensor under each of `names`, by default many that are difficult for some format."""
     return Checkpoint({n: held(n, np.array([i, -i], "i4")) for i, n in enumerate(names)})

@@ -23,7 +23,7 @@ from ..moves.copy import Array
 from ..moves.gather import read_strings
 from ..moves.read import each, hash_tensor, windows
 from ..moves.sources import Sources
-from .difference import EXACT, Diff, Pair, Tolerance, Values
+from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike
 
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
@@ -58,7 +58,7 @@ def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Values | None:
-    """Measure the differences of two tensors of one shape; None if they are equal."""
+    """Measure the difference of two tensors with the same shape; None if they are equal."""
     if a.dtype == b.dtype and first_difference(a, b, sources) is None:
         return None
     if "s" in (a.dtype.kind, b.dtype.kind):
@@ -181,7 +181,7 @@ def _rank(bits: Array) -> Array:
 
 
 def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers: int = 1, values: bool = True) -> Diff:
-    """Find and measure all differences; tensors whose names alone changed are recognised by their content.
+    """Find and measure all differences; renamed tensors are recognised by their content.
 
     Without `values` no tensor is read: only names, shapes and dtypes are compared.
     """
@@ -191,21 +191,21 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers:
     only_a = {n: t for n, t in a.items() if n not in b}
     only_b = {n: t for n, t in b.items() if n not in a}
     for one, other in list(_renamed(only_a, only_b, workers)) if values else ():
-        pairs.append(Pair("renamed", only_a.pop(one), only_b.pop(other)))
-    pairs += [Pair("only_a", t, None) for t in only_a.values()]
-    pairs += [Pair("only_b", None, t) for t in only_b.values()]
+        pairs.append(Difference("renamed", only_a.pop(one), only_b.pop(other)))
+    pairs += [Difference("only_a", t, None) for t in only_a.values()]
+    pairs += [Difference("only_b", None, t) for t in only_b.values()]
     place = {n: i for i, n in enumerate([*a, *only_b])}
     pairs.sort(key=lambda p: place[p.name])
     return Diff(len(shared) - sum(p.kind in ("shape", "dtype", "values") for p in pairs), tuple(pairs), tolerance)
 
 
-def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -> Pair | None:
+def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -> Difference | None:
     if a.shape != b.shape:
-        return Pair("shape", a, b)
+        return Difference("shape", a, b)
     values = compare(a, b, tolerance, sources) if tolerance is not None else None
     if a.dtype != b.dtype:
-        return Pair("dtype", a, b, values)
-    return Pair("values", a, b, values) if values else None
+        return Difference("dtype", a, b, values)
+    return Difference("values", a, b, values) if values else None
 
 
 def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> Iterator[tuple[str, str]]:
@@ -222,7 +222,7 @@ def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> 
         yield from zip(names, groups[1].get(digest, ()), strict=False)
 
 
-# --- what was written -------------------------------------------------------------------------------------------
+# --- the output -------------------------------------------------------------------------------------------------
 
 
 def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -> None:
@@ -247,5 +247,5 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 
 
 __all__ = [
-    "EXACT", "Diff", "Pair", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
+    "EXACT", "Diff", "Difference", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
 ]  # fmt: skip

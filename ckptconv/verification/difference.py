@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, and how it is shown: a line for each pattern of names that changed alike.
+"""The differences of two checkpoints, and how they are shown: a line for each pattern of names that changed alike.
 
 Diff(equal, pairs)     pairs of kind only_a, only_b, renamed, shape, dtype or values, with measures
 """
@@ -15,16 +15,16 @@ from ..checkpoint import Tensor
 from ..errors import UsageError
 from ..messages import Fold, fold, in_digits, in_shape, many, table
 
-KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown as they are called
+KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown by their own names
 ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
 MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
 SIDES = "llrllrrrrrl"
-SPREAD = 100  # changes that differ by more are not one finding
-MAX_ULP = 1e6  # steps between floats from which on their number says nothing
+SPREAD = 100  # changes whose sizes differ by a larger factor are shown on lines of their own
+MAX_ULP = 1e6  # a larger number of steps between floats tells nothing
 
 
 class Tolerance(NamedTuple):
-    """Allowed difference of two numbers; none given: bits are compared."""
+    """Allowed difference of two numbers: |a - b| <= atol + rtol |b|. Without either, bits are compared."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -34,7 +34,7 @@ class Tolerance(NamedTuple):
         return self.rtol is None and self.atol is None
 
     def checked(self) -> Tolerance:
-        """UsageError unless both are numbers that make sense."""
+        """Return self; UsageError unless both are finite and not negative."""
         if not all(x is None or (x >= 0 and math.isfinite(x)) for x in self):
             raise UsageError("rtol= and atol= must be finite and not negative")
         return self
@@ -63,7 +63,7 @@ class Values(NamedTuple):
 PairKind = Literal["only_a", "only_b", "renamed", "shape", "dtype", "values"]
 
 
-class Pair(NamedTuple):
+class Difference(NamedTuple):
     """One difference of two checkpoints; `a` or `b` is None where only the other has the tensor."""
 
     kind: PairKind
@@ -85,7 +85,7 @@ class Diff:
     """
 
     equal: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Difference, ...]
     tolerance: Tolerance
 
     @property
@@ -95,16 +95,16 @@ class Diff:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The head of `rows`."""
+        """The column titles of `rows`."""
         measured = any(p.values for p in self.pairs)
         return ("change", "name", "many", "A", "B", *(MEASURES if measured else ()))
 
     def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
-        """A line for each difference, or for each pattern of names that changed alike and as much.
+        """A line for each difference, or for each pattern of names that changed alike and by as much.
 
-        What is missing or of another kind comes first, then values, the largest change before the smaller ones.
+        Missing and renamed tensors and other shapes and dtypes come first, then values, the largest change first.
         """
-        groups: dict[tuple[Any, ...], dict[str, Pair]] = {}
+        groups: dict[tuple[Any, ...], dict[str, Difference]] = {}
         for p in self.pairs:
             name = f"{p.a.name} -> {p.b.name}" if p.kind == "renamed" and p.a and p.b else p.name
             broken = bool(p.values and p.values.unpaired)
@@ -129,7 +129,7 @@ class Diff:
         return f"<Diff: {self.sum()}>"
 
     def sum(self) -> str:
-        """One line: whether they are the same, and how many tensors are equal or changed in each way."""
+        """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
         kinds = Counter(p.kind for p in self.pairs)
         counts = ", ".join(f"{n} {KINDS.get(k, k)}" for k, n in kinds.items())
         word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
@@ -140,14 +140,14 @@ def _side(t: Tensor | None) -> str:
     return f"{t.dtype} {in_shape(t.shape)}" if t else ""
 
 
-def _change(p: Pair) -> float:
+def _change(p: Difference) -> float:
     """How much the values of a pair changed."""
     return float((p.values.max_rel or p.values.max_abs or 0) if p.values else 0)
 
 
-def _clusters(pairs: Mapping[str, Pair]) -> list[dict[str, Pair]]:
+def _clusters(pairs: Mapping[str, Difference]) -> list[dict[str, Difference]]:
     """Pairs that changed about as much: within a cluster by at most a factor of SPREAD."""
-    out: list[dict[str, Pair]] = []
+    out: list[dict[str, Difference]] = []
     largest = 0.0
     for name in sorted(pairs, key=lambda n: -_change(pairs[n])):
         change = _change(pairs[name])

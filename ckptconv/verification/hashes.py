@@ -1,4 +1,4 @@
-"""Content hashes that a checkpoint carries, and the handling of tensors that do not match them or cannot be read.
+"""The content hashes that a checkpoint carries, and tensors that do not match them or cannot be read.
 
     check(checkpoint, hashes)    reads everything and compares
     guarded(checkpoint)          makes later reads compare
@@ -76,7 +76,7 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def watched(checkpoint: Checkpoint) -> Checkpoint:
-    """As `guarded`, but nothing is read or raised now; the hashes stay, for `guarded` to find what remains."""
+    """Like `guarded`, but read and raise nothing now; the hashes stay, so that `guarded` can check the rest later."""
     try:
         return replace(checkpoint, tensors=checkpoint.tensors | _later(checkpoint, stated(checkpoint)))
     except VerifyError:
@@ -84,7 +84,7 @@ def watched(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def unwatched(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the hashes, also those that `watched` made checks."""
+    """Remove the hashes, including those that `watched` turned into checks."""
 
     def bare(t: Tensor) -> Tensor:
         spans = tuple(

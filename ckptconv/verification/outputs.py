@@ -1,4 +1,4 @@
-"""Compare what a module computes with what it should compute, submodule by submodule. No framework is needed."""
+"""Compare the outputs of a module with reference outputs, submodule by submodule. No framework is needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def first(self) -> Step | None:
-        """The first submodule whose output departs."""
+        """The first submodule whose output differs; None if all are within tolerance."""
         return next((s for s in self.steps if not s.same), None)
 
     def __str__(self) -> str:
@@ -65,5 +65,5 @@ def step(name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, at
 
 
 def departure(got: Outputs, want: Outputs, rtol: float, atol: float) -> Comparison:
-    """Compare the outputs that both have, in the order of `got`."""
+    """Compare the outputs that both sides have, in the order of `got`."""
     return Comparison(tuple(step(n, x, want[n], rtol, atol) for n, x in got.items() if n in want))

@@ -73,5 +73,5 @@ def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict
             for name, slot in slots.items():
                 digest = outcome.digests.get(name) or outcome.digests.get(owner.get(slot, name))
                 if digest and hash_tensor(got.tensors[name], sources) != digest:
-                    wrong[name] = "other bytes than were written"
+                    wrong[name] = "its bytes differ from those that were written"
     return wrong

@@ -1,4 +1,4 @@
-"""Run torch modules: what every submodule computes, compared with a reference; and again with other weights."""
+"""Run torch modules: compare the output of every submodule with a reference, also with other weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ def compare(
     rtol: float = 1e-5,
     atol: float = 1e-5,
 ) -> Comparison:
-    """Run a module and compare its outputs with a reference; `first` names the submodule where they depart.
+    """Run a module and compare its outputs with a reference; `first` is the first submodule whose output differs.
 
-    The reference is another module (submodules of one name are compared), a mapping from names of submodules to what
-    they should give ('' for the module itself; arrays of any framework), or a function of the inputs that gives either
-    the output or such a mapping.
+    reference: another module (submodules with equal names are compared), a mapping from names of submodules to their
+    expected outputs ('' for the module itself; arrays of any framework), or a function of the inputs that returns
+    either the output or such a mapping. inputs: the argument of the module, or a tuple of its arguments. rtol, atol:
+    outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. UsageError if the reference
+    names submodules that the module lacks.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
     if odd := set(want) - {n for n, _ in module.named_modules()}:
-        raise UsageError(f"the module has no submodules of these names:\n{listing(sorted(odd))}")
+        raise UsageError(f"the module has no submodules with these names:\n{listing(sorted(odd))}")
     return departure(outputs(module, arguments), {n: _flat(x) for n, x in want.items()}, rtol, atol)
 
 
@@ -43,7 +45,7 @@ def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
 def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Any]]:
     """The outputs of all submodules that ran, as numpy arrays, in the order in which they finished.
 
-    The module runs as in evaluation and without gradients; of a submodule that ran twice it is the first output.
+    The module runs in evaluation mode and without gradients; a submodule that runs twice is listed by its first run.
     """
     found: dict[str, list[Any]] = {}
     hooks = [
@@ -67,7 +69,7 @@ def _input(value: Any) -> Any:
 
 
 def _flat(value: Any) -> list[Any]:
-    """All tensors in an output, however they are nested, as numpy arrays of their own memory."""
+    """All tensors in an output, however nested, as NumPy arrays with memory of their own."""
     if isinstance(value, torch.Tensor):
         whole = value.detach().cpu()
         return [whole.to(torch.float64).numpy() if whole.dtype == torch.bfloat16 else whole.numpy().copy()]
@@ -81,7 +83,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 class Runner:
-    """A module that is run again and again with other weights, for matching.proof."""
+    """A module that is run repeatedly with other weights, for matching.proof."""
 
     def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         self.module, self.arguments = module, arguments
@@ -96,11 +98,11 @@ class Runner:
                 self.state[name].copy_(torch.from_numpy(known.copy()).reshape(self.state[name].shape))
 
     def outputs(self) -> dict[str, list[Any]]:
-        """What every submodule computes; in the order of execution."""
+        """The outputs of every submodule, in the order of execution."""
         return outputs(self.module, self.arguments)
 
     def used(self, names: Sequence[str]) -> set[str]:
-        """Those of the tensors of which the output depends: it changes when they do."""
+        """The tensors that the output depends on: it changes when they do."""
         before = self.outputs()[""]
         found = set()
         for name in names:

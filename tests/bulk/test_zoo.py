@@ -110,7 +110,7 @@ def test_globs_and_patterns(tmp_path: Path) -> None:
     assert [f.name for f in found] == ["a/one", "b/one", "model.ckpt-1"]
     with pytest.raises(UsageError, match="nothing matches"):
         discover([f"{tmp_path}/*.h5"])
-    with pytest.raises(UsageError, match="none of 4 checkpoints fits pattern='two'"):
+    with pytest.raises(UsageError, match="none of 4 checkpoints matches pattern='two'"):
         names(tmp_path, "two")
     with pytest.raises(StorageError, match="no such file"):
         discover([f"{tmp_path}/absent"])
@@ -208,7 +208,7 @@ def test_one_failure_does_not_stop_the_rest(tmp_path: Path, cli: Run) -> None:
     said = json.loads(done.stdout)
     assert (said["done"], said["failed"]) == (6, 4)
     assert sorted(len(c["sources"]) for c in said["causes"]) == [1, 3]
-    entries = run.remembered(str(tmp_path / "out"))
+    entries = run.read_ledger(str(tmp_path / "out"))
     assert sum(e.state == "failed" for e in entries.values()) == 4
     for n in range(6):
         got = ckptconv.open(tmp_path / "out" / f"run{n % 2}" / f"m{n}.safetensors")
@@ -234,7 +234,7 @@ def test_resume_does_only_what_is_not_done(tmp_path: Path) -> None:
     def again(**options: object) -> list[str]:
         said: list[str] = []
         settings = run.Settings(change=ckptconv.Change(**options))
-        run.convert([str(source)], str(out), settings, resume=True, said=lambda e: said.append(e.at))
+        run.convert([str(source)], str(out), settings, resume=True, each=lambda e: said.append(e.at))
         return sorted(said)
 
     assert len(again()) == 6
@@ -259,14 +259,14 @@ def test_known_by_content_if_asked(tmp_path: Path) -> None:
     for path in source.rglob("*.*"):
         os.utime(path, (1, 1))
     states = {
-        hashed: {i.state for i in run.plan([str(source)], str(out), known=run.remembered(str(out)), hashed=hashed)}
+        hashed: {i.state for i in run.plan([str(source)], str(out), known=run.read_ledger(str(out)), hashed=hashed)}
         for hashed in (False, True)
     }
     assert states == {False: {"changed"}, True: {"done"}}
 
 
 def states(source: Path, out: Path, settings: run.Settings = run.Settings(), **more: bool) -> set[str]:  # noqa: B008
-    return {i.state for i in run.plan([str(source)], str(out), settings, known=run.remembered(str(out)), **more)}
+    return {i.state for i in run.plan([str(source)], str(out), settings, known=run.read_ledger(str(out)), **more)}
 
 
 def test_content_counts_even_where_size_and_time_are_the_same(tmp_path: Path) -> None:
@@ -373,9 +373,9 @@ def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     said: list[str] = []
-    run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, said=lambda e: said.append(e.at))
+    run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, each=lambda e: said.append(e.at))
     assert len(said) == 1
-    assert all(e.state == "done" for e in run.remembered(str(tmp_path / "out")).values())
+    assert all(e.state == "done" for e in run.read_ledger(str(tmp_path / "out")).values())
     path.write_bytes(b"{nonsense}\n" + whole)
     with pytest.raises(CkptError, match="line 1 of the ledger"):
         run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
@@ -398,13 +398,13 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> Non
             time.sleep(chance.uniform(0.2, 1) * whole)
             child.send_signal(signal.SIGKILL)
             child.wait()
-            done = [e for e in run.remembered(str(tmp_path / "out")).values() if e.state == "done"]
+            done = [e for e in run.read_ledger(str(tmp_path / "out")).values() if e.state == "done"]
             for entry in done:  # what the ledger says is done is there, and right
                 assert (tmp_path / "out" / entry.at).read_bytes() == want[entry.at]
         time.sleep(0.1)  # the workers end by themselves
         subprocess.run([*command, str(tmp_path / "out")], check=True)
         assert converted(tmp_path / "out") == want
-        assert {e.state for e in run.remembered(str(tmp_path / "out")).values()} == {"done"}
+        assert {e.state for e in run.read_ledger(str(tmp_path / "out")).values()} == {"done"}
 
 
 # --- what goes wrong with one -----------------------------------------------------------------------------------

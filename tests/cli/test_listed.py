@@ -138,8 +138,8 @@ def test_nothing_to_open() -> None:
         ({"source": "a", "destination": "/b"}, "is not below the output folder"),
         ({"source": "a", "destination": "s3://b/c"}, "is not below the output folder"),
         ({"source": "a", "opaqe": True}, "unknown key 'opaqe'; did you mean opaque"),
-        ({"source": "a", "opaque": 1}, "opaque is a bool, not 1"),
-        ({"source": "a", "max_shard_size": True}, "max_shard_size is a int, not True"),
+        ({"source": "a", "opaque": 1}, "opaque must be of type bool, not 1"),
+        ({"source": "a", "max_shard_size": True}, "max_shard_size must be of type int, not True"),
         ({"source": "a", "include": "w"}, "Expecting value"),
     ],
 )

@@ -49,8 +49,8 @@ ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # 
 MAX_IDLE = 2  # children kept for the next request
 
 
-class Window(NamedTuple):
-    """The bytes that the library can read: a complete file, or a member of an archive."""
+class FileImage(NamedTuple):
+    """The bytes of an HDF5 file, which the library reads: a complete file, or a member of an archive."""
 
     name: str  # identifies the content: url, member, and the file's stamp
     url: str
@@ -71,7 +71,7 @@ def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
 
 
 class Nursery:
-    """A process that has done all imports and forks a child for each window, in 3 ms instead of 100 ms."""
+    """A process that has done all imports and forks a child for each image, in 3 ms instead of 100 ms."""
 
     def __init__(self) -> None:
         self._door, theirs = socket.socketpair()
@@ -148,12 +148,12 @@ def _nursery() -> Nursery:
 
 
 class Child:
-    """One process, serving one window, one request at a time."""
+    """One process, serving one image, one request at a time."""
 
-    def __init__(self, window: Window) -> None:
-        self.window, self._source = window, window.source()
+    def __init__(self, image: FileImage) -> None:
+        self.image, self._source = image, image.source()
         self._process = _spawn()
-        self._send(json.dumps({"size": window.size}).encode() + b"\n")
+        self._send(json.dumps({"size": image.size}).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
         """Send a request and yield the frames of the answer."""
@@ -166,7 +166,7 @@ class Child:
             if kind == b".":
                 return
             if kind == b"E":
-                raise _error(json.loads(body), self.window.url)
+                raise _error(json.loads(body), self.image.url)
             if kind == b"G":
                 self._send(self._source.read(*struct.unpack("<QQ", body)))
             else:
@@ -204,7 +204,7 @@ class Child:
         if status == -getattr(signal, "SIGXCPU", 0):
             why = f"made no headway in {CPU_STEP} seconds"
         why = why or (f"died with signal {-status}" if status < 0 else f"ended with status {status}")
-        return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.window.url)
+        return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.image.url)
 
     def close(self) -> None:
         self._source.close()
@@ -237,10 +237,10 @@ def _error(body: Any, url: str) -> CkptError:
 _idle: dict[int, list[Child]] = {}  # by process id, so that a fork does not share a pipe
 
 
-def ask(window: Window, **request: str) -> Iterator[tuple[bytes, bytes]]:
-    """Send a request to an idle or new child that serves `window`; the child stays idle afterwards unless it fails."""
+def ask(image: FileImage, **request: str) -> Iterator[tuple[bytes, bytes]]:
+    """Send a request to an idle or new child that serves `image`; the child stays idle afterwards unless it fails."""
     idle = _idle.setdefault(os.getpid(), [])
-    child = next((idle.pop(i) for i, c in enumerate(idle) if c.window.name == window.name), None) or Child(window)
+    child = next((idle.pop(i) for i, c in enumerate(idle) if c.image.name == image.name), None) or Child(image)
     try:
         yield from child.ask(**request)
     except BaseException:  # including GeneratorExit: the rest of an answer that is not read to its end is in the pipe

@@ -25,7 +25,7 @@ from ...storage.files import Reader, Seen
 from ..reading import Reading
 from . import child
 from . import member as archive
-from .child import Window
+from .child import FileImage
 
 if TYPE_CHECKING:
     from .write import Hdf5Writer
@@ -99,7 +99,7 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a dataset: little-endian slabs, or single strings."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
-    for kind, body in child.ask(window(coded.url, member), do="read", path=path):
+    for kind, body in child.ask(image(coded.url, member), do="read", path=path):
         if kind == b"D":
             yield body
         else:
@@ -116,7 +116,7 @@ def _strings(body: bytes) -> Iterator[bytes]:
 
 def look(url: str, member: str = "") -> Tree:
     """Read the directory of an HDF5 file, or of a member of a zip; the last few are cached while unchanged."""
-    result = _look(window(url, member).name, url, member)
+    result = _look(image(url, member).name, url, member)
     if isinstance(result, CkptError):
         raise type(result)(result.message, url=result.url, tensor=result.tensor)
     return result
@@ -126,12 +126,12 @@ def look(url: str, member: str = "") -> Tree:
 def _look(name: str, url: str, member: str) -> Tree | CkptError:
     """Detection needs the directory several times, so errors are cached as well."""
     try:
-        return _tree(window(url, member), url, member)
+        return _tree(image(url, member), url, member)
     except CkptError as e:
         return e
 
 
-def _tree(seen: Window, url: str, member: str) -> Tree:
+def _tree(seen: FileImage, url: str, member: str) -> Tree:
     base = archive.place(url, member) if member else 0
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
@@ -167,12 +167,12 @@ def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int,
     return Stored(path, str(record["dtype"]), shape, offset, bool(record["swap"]), attrs, str(record.get("same", "")))
 
 
-def window(url: str, member: str = "") -> Window:
+def image(url: str, member: str = "") -> FileImage:
     """The bytes that the library can read."""
     if member:
-        return archive.window(url, member)
+        return archive.image(url, member)
     with Reader(url) as file:
-        return Window(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
+        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
 
 
 def try_look(url: str, member: str = "") -> Tree | None:

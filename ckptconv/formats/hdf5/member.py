@@ -18,7 +18,7 @@ from ...storage.files import Reader
 from ...storage.ranges import Slice, Spool
 from ..containers import inflate, zip
 from ..containers.zip import Member
-from .child import Window
+from .child import FileImage
 
 PIECE = 2**20
 WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that what begins so takes once it is parsed
@@ -70,15 +70,15 @@ def place(url: str, name: str) -> int:
     return member.start if member.method == zip.STORED else -1
 
 
-def window(url: str, name: str) -> Window:
+def image(url: str, name: str) -> FileImage:
     """The bytes of a member that the HDF5 library can read: a range of the zip, or a private unpacked copy."""
     with Reader(url) as file:
         label = f"{url} {file.stamp} {name}"
     member = members(url)[name]
     if member.method == zip.STORED:
-        return Window(label, url, member.size, lambda: Slice(Reader(url), member.start, member.size))
+        return FileImage(label, url, member.size, lambda: Slice(Reader(url), member.start, member.size))
     spool = _spooled(label, url, name)
-    return Window(label, url, member.size, lambda: spool)
+    return FileImage(label, url, member.size, lambda: spool)
 
 
 @lru_cache(maxsize=2)

@@ -32,7 +32,7 @@ EXPANDED = 24  # bytes of keys per byte of the file: prefixes save a factor of 1
 SMALLEST = 4  # bytes of the file per entry: three lengths and a value
 ROOM = 1 << 16
 
-Pair = tuple[bytes, bytes]
+KeyValue = tuple[bytes, bytes]
 Place = tuple[bytes, int, int]  # a key, and where its value begins and ends in the block
 
 
@@ -96,7 +96,7 @@ class Table:
                 raise self._bad("two blocks overlap", start)
             end = start + size + TRAILER
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[KeyValue]:
         """All entries in order, read block by block."""
         for n, (_, start, size) in enumerate(self.blocks):
             block, _ = self._block(start, size)

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from struct import pack
 
 from ...storage.checksum import crc, mask
-from .table import FOOTER, MAGIC, Pair, varint
+from .table import FOOTER, MAGIC, KeyValue, varint
 
 BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
 RESTART_INTERVAL = 16
 
 
-def build(pairs: Iterable[Pair]) -> bytes:
+def build(pairs: Iterable[KeyValue]) -> bytes:
     """Lay out a table of sorted pairs exactly as TensorFlow's TableBuilder does, uncompressed."""
     out = bytearray()
-    index: list[Pair] = []
+    index: list[KeyValue] = []
     block = _Block(RESTART_INTERVAL)
     for key, value in pairs:
         big = len(key) + len(value) >= 2 * BLOCK_SIZE

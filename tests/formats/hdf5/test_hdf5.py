@@ -353,13 +353,13 @@ def test_damage_gives_a_checkpoint_or_our_error(tmp_path: Path) -> None:
 def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
-    window = file.window(str(tmp_path / "a.h5"))
+    image = file.image(str(tmp_path / "a.h5"))
 
     def die(start: int, size: int) -> bytes:
         one._process.kill()
         return b""
 
-    one = child.Child(window._replace(source=lambda: SimpleNamespace(read=die, close=lambda: None)))
+    one = child.Child(image._replace(source=lambda: SimpleNamespace(read=die, close=lambda: None)))
     with pytest.raises(CorruptCheckpoint, match="HDF5 library"):
         list(one.ask(do="scan"))
 
@@ -370,7 +370,7 @@ def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
     with pytest.raises(CorruptCheckpoint, match="silent"):
-        list(child.Child(file.window(str(tmp_path / "a.h5"))).ask(do="scan"))
+        list(child.Child(file.image(str(tmp_path / "a.h5"))).ask(do="scan"))
 
 
 @pytest.mark.slow
