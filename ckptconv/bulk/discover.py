@@ -46,15 +46,9 @@ SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of 
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
 WHOLE = {
-    "saved_model.pb",
-    "saved_model.pbtxt",
-    ".metadata",
-    "zarr.json",
-    ".zgroup",
-    "_METADATA",
-    "_sharding",
+    "saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding",
     "manifest.ocdbt",
-}
+}  # fmt: skip
 ARRAYS = (".zarray", "zarr.json")  # in folders of a folder of arrays
 MAX_INDEX = 2**26  # bytes
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -67,6 +68,19 @@ def _context() -> Any:
     return multiprocessing.get_context("spawn")
 
 
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep a worker from running the script that started it a second time: all that it needs is ours to import."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
+    main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
 class _Worker:
     """One process and the pipe to it."""
 
@@ -74,7 +88,8 @@ class _Worker:
         context = _context()
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, do, dict(os.environ)), daemon=True)
-        self._process.start()
+        with _main_hidden():
+            self._process.start()
         theirs.close()
         self.give(task)
 

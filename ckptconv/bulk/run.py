@@ -88,15 +88,13 @@ def convert(
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         new_folders = _folders(folder, todo)
-        entries = [_outcome(i, i.found.problem) for i in bad if i.found.problem]
+        entries: list[LedgerEntry] = []
         skipped = len(items) - len(todo)
         try:
-            _record(book, entries, folder, each)
-            with closing(_results(todo, folder, hashed, resources, book.path)) as results:
-                for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
-                    more = [_outcome(item, result) for item, result in batch]
-                    entries += more
-                    _record(book, more, folder, each)
+            with closing(_outcomes([*bad, *todo], folder, hashed, resources, book.path)) as outcomes:
+                for batch in outcomes:
+                    entries += batch
+                    _record(book, batch, folder, each)
         except StorageError as e:
             if e.url != book.path:
                 raise
@@ -105,6 +103,17 @@ def convert(
         for path in new_folders:
             _quietly_rmdir(path)
     return summary(entries, skipped, began)
+
+
+def _outcomes(
+    items: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
+) -> Generator[list[LedgerEntry], None, None]:
+    """What becomes of all items, in batches; first of those that cannot be converted."""
+    yield [_outcome(i, i.found.problem) for i in items if i.found.problem]
+    todo = [i for i in items if not i.found.problem]
+    with closing(_results(todo, folder, hashed, resources, ledger)) as results:
+        for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
+            yield [_outcome(item, result) for item, result in batch]
 
 
 def _record(

@@ -538,3 +538,14 @@ def test_nothing_found_is_a_warning_and_a_failure(tmp_path: Path, cli: Run) -> N
     done = cli("zoo", "empty", "-o", "out")
     assert done.returncode == 1
     assert "warning: no checkpoint was found" in done.stderr
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Workers do not run the script that called zoo again, as processes of `multiprocessing` do."""
+    ckptconv.save({"w": np.zeros(3)}, tmp_path / "in" / "a.npz")
+    ckptconv.save({"w": np.ones(3)}, tmp_path / "in" / "b.npz")
+    script = tmp_path / "script.py"
+    lines = ("import ckptconv", "print('begun')", "print(ckptconv.zoo('in', 'out', jobs=2).done)", "print(__file__)")
+    script.write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["begun", "2", str(script), ""]
