@@ -514,7 +514,7 @@ def test_a_full_disk_under_the_ledger(tmp_path: Path, cli: Run, monkeypatch: pyt
         done = cli("zoo", "in", "-o", "out")
     lines = ledger.read_bytes()
     assert done.returncode == 9, done.stderr
-    assert "the disk is full: the run ends here, and --resume does what the ledger lacks again" in done.stderr
+    assert "the disk is full: the run ends here; --resume repeats what the ledger lacks" in done.stderr
     assert re.search("[1-4] converted, 0 up to date, 0 failed", done.stderr)
     assert lines.count(b"planned") == lines.count(b"\n") == 4
     assert lines.endswith(b"\n")
