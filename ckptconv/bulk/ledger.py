@@ -73,7 +73,7 @@ class Ledger:
     def __init__(self, path: str, *, resume: bool) -> None:
         self.path = path
         self.entries: dict[str, LedgerEntry] = {}
-        self._lines = AppendLog(path, "another run is using this folder")
+        self._lines = AppendLog(path, "another run is using this folder", 0o600)
         try:
             self._load(resume)
         except BaseException:  # an interrupt also releases the lock

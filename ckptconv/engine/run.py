@@ -7,7 +7,6 @@ The seam to other engines is `map`: anything that applies a function to jobs and
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,7 +26,7 @@ from ..output.destination import Destination
 from ..output.staging import Output
 from ..output.upload import Upload
 from ..storage import checksum
-from ..storage.files import Stamp, is_remote, local
+from ..storage.files import Stamp, is_remote
 from .job import Receipt, Sink, run_job
 from .journal import MARK, Journal, NoJournal
 from .plan import Job, Plan
@@ -164,13 +163,7 @@ def _permissions(plan: Plan, how: How) -> int:
     """The permissions that all local sources have: what only its owner may read stays so, as with `cp`."""
     spans = (p.data for t in plan.tensors.values() for p in t.parts)
     urls = {*(how.stamps or ()), *(data.url for data in spans if not isinstance(data, Held))}
-    mode = 0o777
-    for url in urls:
-        try:
-            mode &= 0o777 if is_remote(url) else own.audience(os.stat(local(url)).st_mode)
-        except OSError:
-            continue  # it is gone: reading it will say so
-    return mode
+    return own.shared(urls)
 
 
 def _run_jobs(

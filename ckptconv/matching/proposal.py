@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import api
@@ -15,7 +14,11 @@ from ..api.values import names_code
 from ..checkpoint import Checkpoint
 from ..errors import StorageError, UsageError
 from ..messages import fold, listing, many, redacted
+from ..output import own
+from ..output.destination import OutputFile
+from ..output.staging import Output
 from ..rules.library import MAX_FILE
+from ..storage import files
 from . import search, toml
 from .checked import prove
 from .pairs import Proposal
@@ -93,11 +96,12 @@ def match(
     not be one model; CkptError if nothing can be proposed.
     """
     select, change, how, resources = api.bundle(given, *MATCH)
-    if output and os.path.exists(output) and not how.force:
+    if output and os.path.lexists(output) and not how.force:
         raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
     every = replace(select, include=(), exclude=())
-    a = api.prepare([source], every, change)
-    b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
+    with files.record_stamps() as stamps:
+        a = api.prepare([source], every, change)
+        b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
     globs = {"include": select.include, "exclude": select.exclude}
     found = search.match(a, b, values=values, workers=resources.workers, **globs)
     proof = _proof(found, a, target, check) if check else None
@@ -105,7 +109,11 @@ def match(
     names = [_name(side) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
-        Path(output).write_text(text, encoding="utf-8")
+        folder, name = files.split(os.fspath(output))
+        raw = text.encode()
+        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps)) as out:
+            out.write(name, 0, raw)
+            out.publish()
     return Match(found, text, proof)
 
 

@@ -11,9 +11,11 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from stat import S_ISDIR, S_ISREG
+
+from ..storage.paths import is_remote, local
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MARKER = ".ckptconv"
@@ -74,6 +76,17 @@ def is_file(path: str) -> bool:
 def audience(mode: int) -> int:
     """All permissions of those who may read what has this mode, its owner always."""
     return 0o700 | (0o070 if mode & 0o040 else 0) | (0o007 if mode & 0o004 else 0)
+
+
+def shared(urls: Iterable[str]) -> int:
+    """The permissions that those who may read all local files of these may have."""
+    mode = 0o777
+    for url in urls:
+        try:
+            mode &= 0o777 if is_remote(url) else audience(os.stat(local(url)).st_mode)
+        except OSError:
+            continue  # it is gone: reading it will say so
+    return mode
 
 
 def mark(folder: str) -> None:

@@ -21,7 +21,8 @@ from ..api import Change, Path, Select, bundle, prepare
 from ..api.options import CHANGE, SELECT, takes
 from ..errors import MissingExtra
 from ..messages import redacted
-from ..output import destination
+from ..output import own
+from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
 from . import survey
@@ -46,16 +47,19 @@ def report(
     reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
-    shown = prepare([target if target is not None else source], Select() if target is not None else select, Change())
-    data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
-    data["url"] = redacted(os.fspath(target if target is not None else source))
-    if target is not None:
-        before, meant = prepare([source], select, Change()), prepare([source], select, change)
-        data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
-        data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
+    with files.record_stamps() as stamps:
+        shown = prepare(
+            [target if target is not None else source], Select() if target is not None else select, Change()
+        )
+        data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
+        data["url"] = redacted(os.fspath(target if target is not None else source))
+        if target is not None:
+            before, meant = prepare([source], select, Change()), prepare([source], select, change)
+            data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
+            data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     folder, name = files.split(os.fspath(output))
-    with Output(folder, [destination.OutputFile(name, len(page))], force=how.force) as out:
+    with Output(folder, [OutputFile(name, len(page))], force=how.force, mode=own.shared(stamps)) as out:
         out.write(name, 0, page)
         out.publish()
     return len(page)

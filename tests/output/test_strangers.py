@@ -303,6 +303,40 @@ def test_what_is_private_stays_private(to: str, name: str, resume: bool, tmp_pat
         os.umask(before)
 
 
+@pytest.mark.parametrize("verb", ["report", "match"])
+def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
+    """They are as private as what they show, and lead nowhere else."""
+    pytest.importorskip("jinja2")
+    ckptconv.save(values(), tmp_path / "a.npz")
+    ckptconv.save(values(), tmp_path / "b.npz")
+    (tmp_path / "a.npz").chmod(0o600)
+
+    def made(out: Path, force: bool = False) -> None:
+        if verb == "report":
+            ckptconv.report(tmp_path / "a.npz", output=out, force=force)
+        else:
+            ckptconv.match(tmp_path / "a.npz", tmp_path / "b.npz", output=out, force=force)
+
+    before = os.umask(0o022)
+    try:
+        made(tmp_path / "out.toml")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "out.toml") == 0o600
+    for at, target in (("dangling", "home/new"), ("link", "out.toml")):
+        (tmp_path / at).symlink_to(tmp_path / target)
+        for force in (False, True):
+            with pytest.raises(StorageError, match=r"is a link|already exists"):
+                made(tmp_path / at, force)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_ledger_is_its_owners(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "a.npz")
+    ckptconv.zoo([tmp_path / "a.npz"], tmp_path / "out")
+    assert mode(tmp_path / "out" / ".ckptconv-zoo.jsonl") == 0o600
+
+
 def test_room_is_asked_for_the_sum_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shard fits, all of them do not."""
     ckptconv.save({f"w{i}": np.ones(1000) for i in range(6)}, tmp_path / "src.npz")
