@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
+from ...moves.part import MAX_AXES
 from ...storage.files import Seen, exists, is_dir, join, split
 from ..reading import Reading
 from . import arrays, locate, ocdbt, tree, zarr
-from .values import Value, check_apart, files_of, of_folder
+from .values import MAX_PARTS, Value, check_apart, files_of, inside, of_folder
 from .zarr import Array
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
 
 def _heads(root: str) -> list[str]:
     """The files that say what the others hold."""
-    urls = [join(root, n) for n in (ocdbt.MANIFEST, tree.METADATA, tree.MSGPACK)]
-    return [url for url in urls if exists(url)]
+    heads = (ocdbt.MANIFEST, tree.METADATA, tree.MSGPACK)
+    return [inside(root, n) for n in heads if exists(join(root, n))]
 
 
 class _Names:
@@ -166,6 +167,8 @@ def _chunks(
     aside = []
     for key, value in values.items():
         name = key
+        if key.count("/") > MAX_PARTS + MAX_AXES:
+            raise UnsafeCheckpoint(f"the key {printable(brief(key))} has {key.count('/') + 1} parts", url=value.url)
         while name and name not in found:
             name = name.rpartition("/")[0]
         rest = key[len(name) + 1 :]
@@ -184,10 +187,10 @@ def _chunks(
 
 def _tree(root: str, found: Mapping[str, Array]) -> tree.Tree:
     """What the checkpoint says of its tree; without that, names are those of arrays, divided at their dots."""
-    if exists(url := join(root, tree.METADATA)):
-        return tree.of_metadata(url)
-    if exists(url := join(root, tree.MSGPACK)):
-        return tree.of_msgpack(url, found)
+    if exists(join(root, tree.METADATA)):
+        return tree.of_metadata(inside(root, tree.METADATA))
+    if exists(join(root, tree.MSGPACK)):
+        return tree.of_msgpack(inside(root, tree.MSGPACK), found)
     return tree.Tree({}, {}, False, {})
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, printable
 from ...storage.checksum import crc
-from ...storage.files import Reader, join, names
+from ...storage.files import Reader, names
 from . import codecs
 from .values import Value, inside
 from .wire import MAX_TEXT, Cursor, Texts
@@ -31,6 +31,7 @@ MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
 MAX_NODE = 2**28  # bytes of a node or manifest; tensorstore makes nodes of 8 MB, and of 100 MB for Orbax
 NODE_RATIO = 64  # a node's bytes per stored byte
 NAME_RATIO = 64  # characters of keys and paths per byte of the nodes
+ENTRY = 64  # characters for which an entry counts: a node of repeated bytes could have any number of them
 SLACK = 2**20
 MAX_HEIGHT = 64
 OPEN = 64  # files of a thousand processes are not all open at a time
@@ -99,7 +100,7 @@ class Database:
 
     def manifest(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
-        url = join(self.root, MANIFEST)
+        url = inside(self.root, MANIFEST)
         cursor = self._unpacked(url, MANIFEST_MAGIC)
         if self._config(cursor):
             cursor.end()
@@ -154,6 +155,7 @@ class Database:
             n = cursor.count()
             if not n or n > node.keys:
                 raise cursor.bad(f"has {n} entries, where {node.keys} keys are announced")
+            self._take(ENTRY * n, "entries", cursor.url)
             if node.height:
                 todo += reversed(self._children(node, files, n, cursor))
                 continue
@@ -198,9 +200,9 @@ class Database:
         far = sum(kinds)
         ids, starts = iter(cursor.varints(far)), iter(cursor.varints(far))
         for key, size, kind in zip(keys, sizes, kinds, strict=True):
-            self.room -= len(node.prefix)
-            if self.room < 0 or len(node.prefix) + len(key) > MAX_TEXT:
-                raise UnsafeCheckpoint("the names in the database's nodes repeat without bound", url=cursor.url)
+            self._take(len(node.prefix), "names", cursor.url)
+            if len(node.prefix) + len(key) > MAX_TEXT:
+                raise cursor.bad(f"has a key of {len(node.prefix) + len(key)} bytes")
             if not kind:
                 yield node.prefix + key, Value(cursor.url, 0, size, cursor.take(size))
                 continue
@@ -219,10 +221,14 @@ class Database:
         paths = self._texts(cursor, lengths)
         if any(b > len(p) for b, p in zip(bases, paths, strict=True)):
             raise cursor.bad("has a file whose base is longer than its path")
-        self.room -= n * len(base)
-        if self.room < 0:
-            raise UnsafeCheckpoint("the paths in the database's nodes repeat without bound", url=cursor.url)
+        self._take(n * (len(base) + ENTRY), "paths", cursor.url)
         return [File(base + p, base + p[:b]) for p, b in zip(paths, bases, strict=True)]
+
+    def _take(self, size: int, what: str, url: str) -> None:
+        """Take some of the room that the nodes' bytes give."""
+        self.room -= size
+        if self.room < 0:
+            raise UnsafeCheckpoint(f"the {what} in the database's nodes repeat without bound", url=url)
 
     def _texts(self, cursor: Cursor, lengths: Texts) -> list[bytes]:
         found, self.room = cursor.texts(lengths, self.room)

@@ -218,7 +218,10 @@ def _packed(m: Metadata, chain: list[tuple[str, dict[str, Any]]]) -> tuple[str, 
     for name, _ in chain:
         if name not in ("zstd", "gzip", "crc32c"):
             raise m.unknown("codec", name)
-    return tuple(name for name, _ in chain)
+    names = tuple(name for name, _ in chain)
+    if any(n != "crc32c" for n in names[1:]):
+        raise m.unknown("order of codecs", names)  # one compressor at most, and first: others could not be streamed
+    return names
 
 
 def _swapped(m: Metadata, how: dict[str, Any], kind: DType) -> bool:

@@ -1,0 +1,252 @@
+"""Orbax folders that attack: databases whose nodes lie, links, bombs, cycles, keys and grids without bound.
+
+Each is made here, because its parts are nodes under sound checksums. Every one is refused in words, quickly, and
+without reading another folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cramjam
+import numpy as np
+import pytest
+from kit import refused
+
+import ckptconv
+from ckptconv.formats.orbax.btree import MANIFEST_MAGIC, NODE_MAGIC, _enveloped
+from ckptconv.formats.tensorflow.table import varint
+from ckptconv.storage.checksum import crc
+
+FILE = b"d/x"
+ZARRAY = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<f4", "compressor": None, "fill_value": None,
+          "order": "C", "filters": None}  # fmt: skip
+KEYS = 2**40
+
+
+def files(path: bytes = FILE) -> bytes:
+    return varint(1) + varint(len(path)) + varint(0) + path
+
+
+def packed(magic: int, body: bytes) -> bytes:
+    """An envelope of zstd."""
+    body = bytes(cramjam.zstd.compress(body, level=19))
+    raw = magic.to_bytes(4, "big") + (18 + len(body)).to_bytes(8, "little") + b"\0\1" + body
+    return raw + crc("crc32c", raw).to_bytes(4, "little")
+
+
+def manifest(start: int, size: int, height: int = 0, keys: int = KEYS, path: bytes = FILE) -> bytes:
+    config = bytes(16) + varint(0) + varint(100) + varint(10**8) + bytes([4, 0])
+    root = [varint(1), varint(1), bytes([height]), varint(0), *map(varint, (start, size, keys, size, 0)), bytes(8)]
+    return _enveloped(MANIFEST_MAGIC, b"".join((config, files(path), *root, varint(0))))
+
+
+def leaf(pairs: dict[bytes, bytes], path: bytes = FILE) -> bytes:
+    """A node that holds its values, each key whole."""
+    n = len(pairs)
+    return b"".join((
+        b"\0", files(path), varint(n), bytes(n - 1), *(varint(len(k)) for k in pairs), *pairs,
+        *(varint(len(v)) for v in pairs.values()), bytes(n), *pairs.values(),
+    ))  # fmt: skip
+
+
+def far(key: bytes, start: int, size: int, path: bytes = FILE) -> bytes:
+    """A node of one value, which lies in a file."""
+    return b"".join((
+        b"\0", files(path), varint(1), varint(len(key)), key, varint(size), b"\1", b"\0", varint(start)
+    ))  # fmt: skip
+
+
+def interior(height: int, children: list[tuple[int, int]], key: bytes = b"", shared: int = 0) -> bytes:
+    n = len(children)
+    return b"".join((
+        bytes([height]), files(), varint(n), bytes(n - 1), *([varint(len(key))] * n), varint(shared) * n, key * n,
+        bytes(n), *(varint(at) for at, _ in children), *(varint(size) for _, size in children),
+        varint(KEYS) * n, bytes(2 * n),
+    ))  # fmt: skip
+
+
+def database(folder: Path, *nodes: bytes, height: int = 0, magic: bytes = b"", path: bytes = FILE) -> Path:
+    """Nodes (enveloped already), the root first."""
+    home = folder / "m"
+    (home / "d").mkdir(parents=True)
+    (home / "d" / "x").write_bytes(b"".join(nodes))
+    (home / "manifest.ocdbt").write_bytes(magic or manifest(0, len(nodes[0]), height, path=path))
+    return home
+
+
+def sound(pairs: dict[bytes, bytes]) -> bytes:
+    return _enveloped(NODE_MAGIC, leaf(pairs))
+
+
+ARRAY = {b"w/.zarray": json.dumps(ZARRAY).encode(), b"w/0": bytes(16)}
+
+
+def test_the_parts_of_the_attacks_make_a_sound_database(tmp_path: Path) -> None:
+    assert ckptconv.open(database(tmp_path, sound(ARRAY)))["w"].numpy().tolist() == [0] * 4
+
+
+def with_array(**said: Any) -> Callable[[Path], Path]:
+    chunk = said.pop("data", bytes(16))
+    return lambda f: database(f, sound({**ARRAY, b"w/.zarray": json.dumps(ZARRAY | said).encode(), b"w/0": chunk}))
+
+
+def zarr3(folder: Path, codecs: list[Any], chunk: bytes, shape: int = 4) -> Path:
+    said = {"zarr_format": 3, "node_type": "array", "shape": [shape], "data_type": "uint8", "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shape]}},
+            "chunk_key_encoding": {"name": "default"}, "codecs": codecs}  # fmt: skip
+    return database(folder, sound({b"w/c/0": chunk, b"w/zarr.json": json.dumps(said).encode()}))
+
+
+def endless_tower(folder: Path) -> Path:
+    """Nodes of few stored bytes with forty thousand children each, one below the other."""
+    nodes = [packed(NODE_MAGIC, interior(h, [(2**30, 60)] * 40_000)) for h in range(1, 60)]
+    return database(folder, nodes[-1], height=59)
+
+
+def itself(folder: Path) -> Path:
+    size = len(_enveloped(NODE_MAGIC, interior(1, [(0, 60)])))
+    return database(folder, _enveloped(NODE_MAGIC, interior(1, [(0, size)])), height=1)
+
+
+def twice(folder: Path) -> Path:
+    below = sound(ARRAY)
+    size = len(_enveloped(NODE_MAGIC, interior(1, [(100, len(below))] * 2)))
+    return database(folder, _enveloped(NODE_MAGIC, interior(1, [(size, len(below))] * 2)), below, height=1)
+
+
+def many_slashes(folder: Path) -> Path:
+    return database(folder, sound({b"/" * 60_000 + b"%05d" % i: b"" for i in range(300)}))
+
+
+def linked_manifest(folder: Path) -> Path:
+    home = database(folder, sound(ARRAY))
+    os.rename(home / "manifest.ocdbt", folder / "outside")
+    (home / "manifest.ocdbt").symlink_to("../outside")
+    return home
+
+
+def linked_tree(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        home = database(folder, sound(ARRAY))
+        (folder / "outside").write_text('{"tree_metadata": {}}')
+        (home / name).symlink_to("../outside")
+        return home
+
+    return make
+
+
+def linked_data(folder: Path) -> Path:
+    home = database(folder, sound(ARRAY))
+    os.rename(home / "d", folder / "outside")
+    (home / "d").symlink_to("../outside")
+    return home
+
+
+def linked_chunk(folder: Path) -> Path:
+    (folder / "m" / "w").mkdir(parents=True)
+    (folder / "m" / "w" / ".zarray").write_text(json.dumps(ZARRAY))
+    (folder / "secret").write_bytes(bytes(16))
+    (folder / "m" / "w" / "0").symlink_to("../../secret")
+    return folder / "m"
+
+
+def linked_step(folder: Path) -> Path:
+    home = database(folder, sound(ARRAY))
+    (folder / "run").mkdir()
+    (folder / "run" / "7").symlink_to(home)
+    return folder / "run"
+
+
+def value_beyond(folder: Path) -> Path:
+    return database(folder, _enveloped(NODE_MAGIC, far(b"w/0", 2**63, 2**63)))
+
+
+def manifest_of_bombs(folder: Path) -> Path:
+    return database(folder, b"", magic=packed(MANIFEST_MAGIC, bytes(2**27)))
+
+
+CHAIN = [{"name": "bytes"}, {"name": "gzip"}, {"name": "zstd"}]
+INNER = {"name": "sharding_indexed", "configuration": {}}
+NESTED = {"name": "sharding_indexed", "configuration": {
+    "chunk_shape": [2], "codecs": [INNER], "index_codecs": [{"name": "bytes"}]
+}}  # fmt: skip
+ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a file table leads up": (
+        lambda f: database(f, _enveloped(NODE_MAGIC, far(b"w/0", 0, 1, b"../../secret"))), "path|names|folder"
+    ),
+    "a manifest leads up": (lambda f: database(f, sound(ARRAY), path=b"../m/d/x"), "path|names|folder"),
+    "an absolute path": (lambda f: database(f, sound(ARRAY), path=b"/etc/passwd"), "path|names|folder"),
+    "a path of a thousand folders": (lambda f: database(f, sound(ARRAY), path=b"d/" * 999 + b"x"), "folders deep"),
+    "a path that is not UTF-8": (lambda f: database(f, sound(ARRAY), path=b"d/\xff"), "not UTF-8"),
+    "a path with a NUL": (lambda f: database(f, sound(ARRAY), path=b"d/x\0"), "path|names|NUL|no such file"),
+    "the manifest is a link": (linked_manifest, "link|outside|leaves"),
+    "_METADATA is a link": (linked_tree("_METADATA"), "link|outside|leaves"),
+    "checkpoint is a link": (linked_tree("checkpoint"), "link|outside|leaves"),
+    "the data folder is a link": (linked_data, "link|outside|leaves"),
+    "a chunk is a link": (linked_chunk, "link|outside|leaves"),
+    "a step is a link": (linked_step, "link|outside|leaves"),
+    "a node is its own child": (itself, "referred to twice"),
+    "a node has two parents": (twice, "referred to twice"),
+    "towers of children": (endless_tower, "entries in the database's nodes repeat without bound"),
+    "a node of a terabyte": (lambda f: database(f, b"", magic=manifest(0, 2**40)), "claims"),
+    "a node of no bytes": (lambda f: database(f, b"", magic=manifest(0, 0)), "no node of a database"),
+    "a height of 255": (lambda f: database(f, sound(ARRAY), height=255), "height"),
+    "a varint without end": (lambda f: database(f, _enveloped(NODE_MAGIC, b"\0" + b"\xff" * 99)), "more than 64 bits"),
+    "a count beyond the node": (lambda f: database(f, _enveloped(NODE_MAGIC, b"\0" + varint(2**60))), "announces"),
+    "the manifest unpacks to 128 MB": (manifest_of_bombs, "does not unpack"),
+    "a node unpacks to 128 MB": (lambda f: database(f, packed(NODE_MAGIC, bytes(2**27))), "does not unpack"),
+    "keys of sixty thousand slashes": (many_slashes, "parts"),
+    "a value beyond 2^64": (value_beyond, "truncated"),
+    "a chunk that is not in the grid": (
+        lambda f: database(f, sound({**ARRAY, b"w/1": bytes(16)})), "not one of its chunks"
+    ),
+    "a chunk with a second spelling": (
+        lambda f: database(f, sound({**ARRAY, b"w/00": bytes(16)})), "not one of its chunks"
+    ),
+    "an absent grid of 2^60 chunks": (with_array(shape=[2**60], chunks=[1], data=bytes(4)), "absent"),
+    "chunks of no elements": (with_array(chunks=[0]), "at least 1"),
+    "a chunk far larger than its array": (with_array(chunks=[2**62]), "overflow|too many|has 16 bytes|elements"),
+    "sixty-five axes": (with_array(shape=[1] * 65, chunks=[1] * 65), "axes"),
+    "an array of objects": (with_array(dtype="|O"), "dtype"),
+    "a filter": (with_array(filters=[{"id": "pickle"}]), "filters"),
+    "a compressor of another": (with_array(compressor={"id": "blosc"}), "compressor"),
+    "compressors in a chain": (
+        lambda f: zarr3(f, CHAIN, bytes(cramjam.zstd.compress(gzip.compress(bytes(2**26)))), 2**26), "order of codecs"
+    ),
+    "shards in shards": (
+        lambda f: zarr3(f, [NESTED], bytes(64)), "codecs"
+    ),
+    "a transposition that is none": (
+        lambda f: zarr3(f, [{"name": "transpose", "configuration": {"order": [5]}}, {"name": "bytes"}], bytes(4)),
+        "transposition",
+    ),
+    "metadata that is nested without end": (
+        lambda f: database(f, sound({**ARRAY, b"w/.zarray": b"[" * 100_000})), "nested too deeply"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_refused(attack: str, tmp_path: Path) -> None:
+    make, words = ATTACKS[attack]
+    source = make(tmp_path)
+    began = time.process_time()
+    with refused(words):
+        for t in ckptconv.open(source, format="orbax").values():
+            t.numpy()
+    assert time.process_time() - began < 2
+
+
+def test_a_stranger_is_not_read_through_links_or_paths(tmp_path: Path) -> None:
+    """The bytes that an attack asks for are there, and sound."""
+    home = database(tmp_path, _enveloped(NODE_MAGIC, far(b"w/0", 0, 16, b"../../secret")))
+    (tmp_path / "secret").write_bytes(np.arange(4, dtype="f4").tobytes())
+    with refused():
+        ckptconv.open(home)
