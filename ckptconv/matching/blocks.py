@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 200  # of one family; beyond, the k-th goes with the k-th if there are as many
 MAX_CELLS = 100_000  # pairs of blocks that are compared
 MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
-HELD = 0.5  # of the modules of two families that must find one of their signature
+HELD = 0.75  # of the modules of two families that must find one of their signature
 WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
 NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
 REPEATED = re.compile(r"(?<![^/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
