@@ -212,7 +212,7 @@ def test_variables_that_several_layers_list(tmp_path: Path) -> None:
 
 
 LEGACY: dict[str, tuple[dict[str, dict[str, Any]], list[str] | None, str]] = {
-    "a layer that is not there": ({"a": {}}, ["a", "b"], "layer_names lists 'b' but there is no such group"),
+    "a layer that is not there": ({"a": {}}, ["a", "b"], "layer_names lists 'b', but there is no such group"),
     "a weight that is not there": ({"a": {"w:0": None}}, None, "a lists weights that are not stored:\n *w:0"),
     "one dataset by two spellings": (
         {"a": {"b/w:0": np.ones(1)}}, ["a", "a/b/w:0"], "layers list datasets more than once:\n *a/b/w:0"

@@ -7,19 +7,19 @@
         top_level_model_weights/ @weight_names    variables of the model itself
     [optimizer_weights/]         @weight_names
 
-An attribute over 64512 bytes is split into layer_names0, layer_names1, ... The lists say the order, not the file.
+An attribute over 64512 bytes is split into layer_names0, layer_names1, ... The lists define the order.
 
-How a tensor is named, here and in rule files: by its weight name without a final ":0", as the framework does it:
+A tensor is named, here and in rule files, by its weight name without a final ":0", as in the framework:
 
     tf_bert_for_pre_training/bert/encoder/layer_._0/attention/self/query/kernel      (listed by the layer "bert")
     dense/kernel                                                                     (listed by "dense")
 
 - A variable that several layers list (a shared embedding: T5's shared/shared/embeddings in "shared", "encoder" and
-  "decoder") is stored once per layer. Where all that two layers both list is equal bit for bit, it is one tensor here.
-- Otherwise two layers hold different variables of one name (two inner models built alike); each of them is then called
-  layer/weight name, unless the name begins with the layer already: enc_a/inner/kernel, enc_b/inner/kernel.
+  "decoder") is stored once per layer. If all weights that two layers share are equal bit for bit, each is one tensor.
+- Otherwise two layers hold different variables with the same name (two inner models built alike); each is then named
+  layer/weight name, unless its name already begins with the layer: enc_a/inner/kernel, enc_b/inner/kernel.
 - Optimizer weights come last, under optimizer_weights/, with the role slot, step or state.
-- Shards of a Hugging Face model list datasets in place of layers; tf_model.h5.index.json has the whole names.
+- Shards of a Hugging Face model list datasets instead of layers; tf_model.h5.index.json has the complete names.
 
 Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` keeps the lists for writing.
 """
@@ -54,7 +54,7 @@ PIECE = 8 << 20
 
 
 class Listed(NamedTuple):
-    """One entry of a weight_names list, and what is stored for it."""
+    """One entry of a weight_names list, and the dataset that is stored for it."""
 
     layer: str
     name: str
@@ -91,7 +91,7 @@ def _list_of(attrs: Mapping[str, Any], key: str) -> list[str] | None:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Take the listed weights in their order, then those of the optimizer."""
+    """Open a file: the listed weights in their order, then those of the optimizer."""
     if url.endswith(INDEX):
         return _open_index(url)
     found = hdf5.look(url)
@@ -114,7 +114,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def _layers(found: Tree, base: str, listed: Iterable[Listed], called: Iterable[str]) -> list[Any]:
-    """The layers in the order of the file, each with (tensor's name, weight name) of all that it lists."""
+    """The layers in the order of the file, each with (tensor's name, weight name) of all its weights."""
     rows: dict[str, list[tuple[str, str]]] = {layer: [] for layer in _list_of(found.groups[base], "layer_names") or ()}
     rows.setdefault(TOP, [])
     for entry, label in zip(listed, called, strict=True):
@@ -134,7 +134,7 @@ def _slots(found: Tree) -> dict[str, Listed]:
 
 
 def _kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
-    """The class of the layer that each tensor belongs to, where the model's config tells."""
+    """The class of the layer that each tensor belongs to, if the model's config lists it."""
     try:
         known = naming.kinds(json.loads(config)) if config else {}
     except (ValueError, RecursionError):
@@ -144,7 +144,7 @@ def _kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
 
 
 def _weights(found: Tree, base: str) -> Iterator[Listed]:
-    """All entries of all layers' lists, in order; CorruptCheckpoint names those that nothing is stored for."""
+    """All entries of all layers' lists, in order; CorruptCheckpoint names those without a stored dataset."""
     layers = _list_of(found.groups[base], "layer_names") or []
     for layer in dict.fromkeys(layers):
         path = join(base, layer)
@@ -152,14 +152,14 @@ def _weights(found: Tree, base: str) -> Iterator[Listed]:
             yield Listed("", layer, found.datasets[path])
             continue
         if path not in found.groups:
-            raise CorruptCheckpoint(f"layer_names lists {layer!r} but there is no such group", url=found.url)
+            raise CorruptCheckpoint(f"layer_names lists {layer!r}, but there is no such group", url=found.url)
         yield from _entries(found, path, layer)
     if TOP not in layers:
         yield from _entries(found, join(base, TOP), TOP)
 
 
 def _open_index(url: str) -> Checkpoint:
-    """Take every tensor that the index names from the shard that it names; a shard leaves the model's name out."""
+    """Open all shards of an index; names in a shard lack the model's name."""
     places = shard_index.read(url).weight_map
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
@@ -186,7 +186,7 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
 
 
 def _refuse_twice(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
-    """Refuse a dataset that is listed by two spellings of its path: it would be read for each."""
+    """Refuse a dataset that is listed under two spellings of its path, because it would be read for each."""
     out = list(listed)
     count = Counter(e.stored.path for e in out)
     if twice := [path for path, n in count.items() if n > 1]:
@@ -206,7 +206,7 @@ def _role(entry: Listed) -> Role:
 
 
 def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
-    """Choose each entry's tensor name (see the module's text), and note what is stored more than once."""
+    """Choose each entry's tensor name (see the module's docstring), and note what is stored more than once."""
     first: dict[str, Listed] = {}
     again: dict[str, list[Listed]] = {}  # by layer: what an earlier layer listed
     for e in listed:

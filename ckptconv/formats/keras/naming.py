@@ -1,10 +1,10 @@
-"""What Keras 3 does not write down: which variable of a layer is which, and, in older files, what layers are called.
+"""Names that Keras 3 does not store: those of the variables of a layer and, in older files, those of the layers.
 
     layers/dense_1/vars/0   ->  the second Dense of the model, its first variable  ->  enc/kernel
 
 A layer's variables are numbered in the order in which its class creates them, trainable ones first. `VARIABLES` has
-that order for the classes of Keras; for others the shapes may tell (a matrix and a vector of its last size are kernel
-and bias), which is noted as an assumption.
+that order for the classes of Keras; for others the names can be guessed from the shapes (a matrix and a vector of its
+last size are kernel and bias), which is noted as an assumption.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPTIMIZER = "optimizer_weights"
 
 
 def join(*parts: str) -> str:
-    """Join as HDF5 does: empty components and "." mean nothing."""
+    """Join as HDF5 does: empty components and "." are ignored."""
     return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
 
 
@@ -42,25 +42,25 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "p_re_lu": ("alpha",),
     "seed_generator": ("seed_generator_state",),
 }
-OPTIONAL = {  # what a layer's config may switch off
+OPTIONAL = {  # variables that a layer's config can switch off
     "bias": "use_bias",
     "gamma": "scale",
     "beta": "center",
 }
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
 
-# What else one class creates, in this order: attention, quantised layers, batch normalization of Keras 1.
+# Other variables of one class, in order of creation: attention, quantised layers, batch normalization of Keras 1.
 _MORE = (
     ("scale", "concat_score_weight"), ("kernel", "bias", "kernel_scale"), ("vector_u",), ("sn_u",),
     ("adapt_mean", "adapt_variance", "count"), ("real_kernel", "imag_kernel"),
     ("gamma", "beta", "moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"),
 )  # fmt: skip
-FIXED = {  # what nothing trains
+FIXED = {  # variables that are never trained
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
     "renorm_mean", "renorm_stddev", "kernel_scale", "vector_u", "sn_u", "summary", "seed_generator_state",
 }  # fmt: skip
 NAMES = {name for names in (*VARIABLES.values(), *_MORE) for name in names}
-# The objects inside a layer of Keras, by the family that they make together.
+# The objects inside a layer of Keras, grouped into families, in order of creation.
 _PLACES = {
     "query": ("attention", 0), "key": ("attention", 1), "value": ("attention", 2),
     "attention_output": ("attention", 3), "output": ("attention", 3),
@@ -68,12 +68,12 @@ _PLACES = {
 
 
 def bare(leaf: str) -> str:
-    """A variable's name without what frameworks put around it: "_kernel:0" -> "kernel"."""
+    """A variable's name without the prefix and suffix that frameworks add: "_kernel:0" -> "kernel"."""
     return leaf.removesuffix(":0").lstrip("_")
 
 
 def created(leaves: Sequence[str]) -> list[int] | None:
-    """The places of a layer's variables in the order of creation; None if no class of Keras has these together."""
+    """The positions of a layer's variables in the order of creation; None if no class of Keras has this set."""
     names = [bare(leaf) for leaf in leaves]
     for known in (*VARIABLES.values(), *_MORE):
         if set(names) <= set(known) and len(set(names)) == len(names):
@@ -82,7 +82,7 @@ def created(leaves: Sequence[str]) -> list[int] | None:
 
 
 def place(word: str) -> tuple[str, int] | None:
-    """The family of an object inside a layer, and its place in it; None for an object of no such family."""
+    """The family of an object inside a layer, and its position in it; None if it belongs to no family."""
     for way, at in (("forward_", 0), ("backward_", 1)):
         if word.startswith(way):
             return "bidirectional", at
@@ -97,7 +97,7 @@ def snake(name: str) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a config may call a class or a layer so: what stands before many names must not be long."""
+    """Whether a value can be the name of a class or a layer; it prefixes many names, so its length is limited."""
     return isinstance(value, str) and len(value) <= MAX_NAME
 
 
@@ -126,11 +126,11 @@ MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "s
 
 
 def _after_flatten(rows: Sequence[Any], chain: bool) -> dict[str, str]:
-    """Dense and BatchNormalization layers fed by a Flatten: "flat_", or "mixed_" if by something else too.
+    """Dense and BatchNormalization layers fed by a Flatten: "flat_", or "mixed_" if by other layers as well.
 
-    `rows` are a model's layers as its config lists them; `chain`: each takes what the one before gives.
+    rows: a model's layers as its config lists them. chain: the input of each layer is the output of the one before.
     """
-    state: dict[str, str] = {}  # what a layer gives
+    state: dict[str, str] = {}  # of a layer's output
     out: dict[str, str] = {}
     before = ""
     for row in rows:
@@ -167,7 +167,7 @@ def _parents(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def kinds(config: Any) -> dict[str, str]:
-    """The class of each layer by its name; of a wrapper that of the layer inside."""
+    """The class of each layer by its name; for a wrapper, the class of the layer inside."""
     out: dict[str, str] = {}
     for _, wrapper, name, own in configured(config):
         kind, called = inside(wrapper, own)
@@ -178,7 +178,7 @@ def kinds(config: Any) -> dict[str, str]:
 
 
 def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class and the name of the layer or cell inside a wrapper; of any other layer its own class, and no name."""
+    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name."""
     row = config.get("layer") or config.get("cell")
     if not isinstance(row, dict) or not isinstance(row.get("class_name"), str):
         return kind, ""
@@ -188,7 +188,7 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
-    """The class of an object that no config lists; of a plain `cell` that of the recurrent layer around it."""
+    """The class of an object that no config lists; for a plain `cell`, that of the recurrent layer around it."""
     if path.rpartition("/")[2] != "cell" or called:
         return kind_of(path, called)
     words = path.split("/")
@@ -199,7 +199,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
 
 
 def kind_of(path: str, called: str) -> str:
-    """The class of the object at `path`, told by the path or by a name that Keras gave it; '' if neither tells."""
+    """The class of the object at `path`, derived from the path or from its default name; '' if neither shows it."""
     *_, parent, last = ["", "", *path.split("/")]
     for word in (last, called):
         word = re.sub(r"_\d+$", "", word)
@@ -213,7 +213,7 @@ def kind_of(path: str, called: str) -> str:
 def variables(
     kind: str, shapes: Sequence[Shape], dtypes: Sequence[str], config: Mapping[str, Any]
 ) -> tuple[list[str], bool]:
-    """Name the variables of one layer; also whether that was a guess from the shapes."""
+    """Name the variables of one layer; also return whether the names were guessed from the shapes."""
     count = len(shapes)
     kind = re.sub(r"^(flat|mixed)_", "", kind)
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
@@ -233,7 +233,7 @@ def variables(
 
 
 def _shorter(kind: str, shapes: Sequence[Shape]) -> list[str]:
-    """A layer without config that has fewer variables: only where just one choice remains."""
+    """The names for a layer without config and with fewer variables; only if exactly one choice remains."""
     full = VARIABLES[kind]
     if full[-1] == "bias" and len(shapes) == len(full) - 1:
         return list(full[:-1])

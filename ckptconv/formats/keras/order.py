@@ -1,15 +1,15 @@
-"""In which order Keras lists layers and their weights: it loads a legacy file by position, whatever the names say.
+"""The order in which Keras lists layers and their weights; it loads a legacy file by position and ignores the names.
 
 The order is known from a legacy file, from a Keras 3 file with its configuration, and from TensorFlow's object graph.
-Through formats that have no place for it, or that sort, it travels as one entry of the metadata:
+In formats that sort tensors or have no place for the order, it is kept as one entry of the metadata:
 
     ckptconv.keras   {"layers": [["dense", ["dense/kernel:0", "dense/bias:0"]], ...],    weight names, in order
                       "paths": {"dense/kernel": "layers/dense/vars/0"}, "names": {...},  of a Keras 3 source
-                      "rest": [...],                                                     tensors that are in no layer
+                      "rest": [...],                                                     tensors outside of layers
                      "guess": "...", "doubts": [["a/kernel", "b/kernel"]]}              where it was not known
 
-A weight name that is not the tensor's name with ":0" or without is a pair [tensor, weight]. Above 30,000 characters
-the text is compressed: "zlib:" and base64. Names that a converter changes one for one are followed.
+A weight name other than the tensor's name, with or without ":0", is stored as a pair [tensor, weight]. Above 30,000
+characters the text is compressed: "zlib:" and base64. If a converter renames tensors one to one, the names are updated.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .parts import Part, Shapes, doubts, guessed
 
 KEY = "ckptconv.keras"
 LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
-MOST = 64 << 20  # bytes of an entry that is expanded
+MOST = 64 << 20  # bytes of a decompressed entry
 
-SAID = ("layers", "guess", "doubts", "paths", "names")  # what the details of a checkpoint have of an order
+SAID = ("layers", "guess", "doubts", "paths", "names")  # the keys of a checkpoint's details that describe an order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
 
@@ -43,12 +43,12 @@ class Order(NamedTuple):
     doubts: tuple[tuple[str, ...], ...] = ()
 
     def names(self) -> list[str]:
-        """All tensors in the order in which Keras takes them; what layers share comes again."""
+        """All tensors in the order in which Keras loads them; tensors that layers share are repeated."""
         return [name for _, weights in self.layers for name, _ in weights]
 
 
 def derived(layers: Layers, parts: Sequence[Part], shapes: Shapes, source: str) -> Order:
-    """The order that was made of these parts, with all that is a guess in it."""
+    """The order of these parts, with the parts of it that are guessed."""
     sure = not guessed(parts)
     return Order(layers, "" if sure else source, tuple(doubts(parts, shapes)))
 
@@ -61,11 +61,11 @@ def detailed(order: Order) -> Details:
     return out
 
 
-# --- what a checkpoint says of it ---------------------------------------------------------------------------------
+# --- the order that a checkpoint carries --------------------------------------------------------------------------
 
 
 def said(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint's metadata or details say of Keras, under the names it has now; {} if it is of other names."""
+    """The order in a checkpoint's metadata or details, under its current names; {} if it lists other tensors."""
     own = {k: v for k, v in checkpoint.details.items() if k in SAID}
     carried = _unpacked(checkpoint.metadata[KEY]) if KEY in checkpoint.metadata else {}
     if not own and not carried:
@@ -75,7 +75,7 @@ def said(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, list[str]]) -> dict[str, Any]:
-    """What was found, under the names that `now` gives for those of the source."""
+    """The entries of `found` with the names of the source replaced by those in `now`."""
     rows = [
         (str(layer), [(new, weight if new == old else new) for old, weight in weights for new in now.get(old, ())])
         for layer, weights in found.get("layers", ())
@@ -94,7 +94,7 @@ def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, 
 
 
 def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """What the tensors of the source are called now, where each became one other."""
+    """The current names of the tensors of the source, where each became exactly one tensor."""
     now: dict[str, list[str]] = {}
     for name in checkpoint:
         old = checkpoint.moved[name].sources if name in checkpoint.moved else (name,)
@@ -104,7 +104,7 @@ def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
 
 
 def known(checkpoint: Checkpoint) -> Order | None:
-    """The order that the checkpoint says, if it is of its tensors."""
+    """The order that the checkpoint carries, if it lists exactly the checkpoint's tensors."""
     found = said(checkpoint)
     if "layers" not in found:
         return None
@@ -113,12 +113,12 @@ def known(checkpoint: Checkpoint) -> Order | None:
 
 
 def is_keras(checkpoint: Checkpoint) -> bool:
-    """Whether these are weights of Keras, as far as the source tells."""
+    """Whether the source shows that these are weights of Keras."""
     return checkpoint.format in ("keras", "keras3") or bool(said(checkpoint))
 
 
 def may_be_keras(checkpoint: Checkpoint) -> bool:
-    """Whether all names end as those of Keras do, in a checkpoint that does not tell what it is of."""
+    """Whether all names end as those of Keras do, in a checkpoint that does not show its origin."""
     if checkpoint.format in ("", "memory", "hdf5"):
         return False
     return bool(checkpoint) and all("/" in n and naming.bare(n.rpartition("/")[2]) in naming.NAMES for n in checkpoint)
@@ -128,7 +128,7 @@ def may_be_keras(checkpoint: Checkpoint) -> bool:
 
 
 def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
-    """The checkpoint as the format `target` takes it: with the order in its metadata, or without random seeds."""
+    """The checkpoint as the format `target` needs it: with the order in its metadata, or without random seeds."""
     found = said(checkpoint)
     if target == "keras":
         return _without_seeds(checkpoint, found)
@@ -160,7 +160,7 @@ def _packed(found: Mapping[str, Any]) -> str:
 
 
 def _unpacked(text: str) -> dict[str, Any]:
-    """What an entry says; {} if it is not sound: others may write metadata, too."""
+    """Parse an entry; {} if it is not valid, because other programs may write metadata, too."""
     try:
         if text.startswith("zlib:"):
             text = zlib.decompressobj().decompress(base64.b64decode(text[5:]), MOST).decode()

@@ -1,6 +1,6 @@
 """The objects of a model as a tree, and the order in which Keras lists their weights.
 
-A legacy file lists for every layer what is trained, of all objects in it, and then what is not:
+For every layer, a legacy file lists the trained weights of all objects in it, and then the others:
 
     block                     trained            not trained
       own weights             scale
@@ -8,8 +8,9 @@ A legacy file lists for every layer what is trained, of all objects in it, and t
       batch_normalization     gamma, beta        moving_mean, moving_variance
     -> scale, kernel, bias, gamma, beta, moving_mean, moving_variance
 
-Own weights come before those of the objects inside, in the order of creation, which naming.py knows by their names.
-What no file says is a guess; `doubts` finds the tensors of equal shapes that a wrong guess would exchange unseen.
+An object's own weights precede those of the objects inside, in the order of creation, which naming.py derives from
+their names. An order that no file states is a guess; `doubts` finds tensors of equal shapes that a wrong guess would
+exchange without an error.
 Source: `_legacy_weights` in keras/src/legacy/saving/legacy_h5_format.py.
 """
 
@@ -28,8 +29,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Part:
     """An object: tensor names of its own weights in order, and the objects in it in order.
 
-    series: siblings of one series are in their order for sure; those of two series may be exchanged.
-    unsure: own weights whose place is guessed. frozen: nothing in it is trained.
+    series: the order of siblings within a series is certain; siblings of different series may be exchanged.
+    unsure: own weights whose position is guessed. frozen: nothing in the object is trained.
     """
 
     series: str = ""
@@ -40,9 +41,9 @@ class Part:
     frozen: bool = False
 
     def take(self, weights: Sequence[tuple[str, str]], *, whole: Callable[[str], bool], sure: bool) -> None:
-        """Take own weights, given as (variable's name, tensor's name) in the best order known.
+        """Add the object's own weights, given as (variable's name, tensor's name) in the best order known.
 
-        whole: whether a tensor holds integers, which nothing trains. sure: the order given is that of Keras.
+        whole: whether a tensor holds integers, which are never trained. sure: the given order is that of Keras.
         """
         known = naming.created([leaf for leaf, _ in weights])
         if known is not None:
@@ -53,7 +54,7 @@ class Part:
             (self.fixed if naming.bare(leaf) in naming.FIXED or whole(name) else self.trained).append(name)
 
     def split(self) -> tuple[list[str], list[str]]:
-        """All weights inside: those that are trained, and the others."""
+        """All weights in the object: the trained ones, and the others."""
         trained, fixed = list(self.trained), list(self.fixed)
         for part in self.parts:
             more, rest = part.split()
@@ -64,13 +65,13 @@ class Part:
         return trained, fixed
 
     def listed(self) -> list[str]:
-        """All weights inside in the order of a legacy file."""
+        """All weights in the object in the order of a legacy file."""
         trained, fixed = self.split()
         return trained + fixed
 
 
 def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
-    """Groups of tensors that a wrong guess would exchange without an error, for their shapes are equal."""
+    """Groups of tensors of equal shapes, which a wrong guess would exchange without an error."""
     alike: dict[tuple[tuple[int, ...], ...], list[Part]] = {}
     for part in parts:
         if names := part.listed():
@@ -88,12 +89,12 @@ def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
 
 
 def guessed(parts: Sequence[Part]) -> bool:
-    """Whether anything in the order of these siblings, or in them, is a guess."""
+    """Whether the order of these siblings, or anything in them, is guessed."""
     return len({p.series for p in parts if p.listed()}) > 1 or any(p.unsure or guessed(p.parts) for p in parts)
 
 
 def in_family(words: Iterable[str]) -> dict[str, int]:
-    """Places of siblings that belong to a class of Keras, such as query, key and value; {} unless all do."""
+    """Positions of siblings that belong to one class of Keras, such as query, key and value; {} unless all do."""
     found = {w: naming.place(w) for w in words}
     families = {place[0] for place in found.values() if place}
     if None in found.values() or len(families) != 1:
@@ -102,7 +103,7 @@ def in_family(words: Iterable[str]) -> dict[str, int]:
 
 
 def numbered(word: str) -> tuple[str, int]:
-    """Split what Keras numbers in the order of a list: dense_12 -> dense, 12; the first has no number."""
+    """Split a default name of Keras into base and number: dense_12 -> dense, 12; the first has no number."""
     found = re.fullmatch(r"(.*?)_(\d{1,9})", word)
     return (found[1], int(found[2])) if found else (word, 0)
 

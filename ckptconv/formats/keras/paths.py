@@ -1,10 +1,10 @@
 """The layers of a model, from the paths of a Keras 3 file or from names alone.
 
-    layers/dense_1/vars/0               the second Dense in the list of layers: its place among Dense layers is known
-    encoder/blocks/block/norm/vars/0    attributes: the file has them by alphabet, the model in the order of creation
-    encoder/block_1/kernel              a name: whatever order its source has
+    layers/dense_1/vars/0               the second Dense in the list of layers: its position among Dense layers is known
+    encoder/blocks/block/norm/vars/0    attributes: sorted by name in the file, in the order of creation in the model
+    encoder/block_1/kernel              a name: in the order of its source
 
-config.json says the order of the layers that it lists.
+config.json defines the order of the layers that it lists.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class _Node:
         return here
 
     def first(self, place: Mapping[str, int]) -> int:
-        """Where in the file the first of all weights inside lies."""
+        """The position in the file of the first weight in the group."""
         own = [place[n] for _, n in self.weights]
         return min([*own, *(b.first(place) for b in self.below.values())], default=0)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a Keras 3 file says of its objects, by path: places of config.json, what is not trained, what has `vars`.
+    """The objects of a Keras 3 file, by path: their positions in config.json, which are frozen, which have `vars`.
 
-    place: where each tensor lies in the file; integer: the tensors that hold integers.
+    place: the position of each tensor in the file; integer: the tensors that hold integers.
     """
 
     rank: Mapping[str, int]
@@ -58,7 +58,7 @@ class Model:
         return made
 
     def inside(self, node: _Node) -> list[tuple[_Node, Part]]:
-        """The objects in a group in their order; a group that only lists objects gives those."""
+        """The objects in a group in their order; a group that is only a list of objects is replaced by them."""
         flat: list[tuple[_Node, str]] = []
         family = in_family(node.below)
         places: dict[str, int] = {}  # in the family, by path
@@ -103,9 +103,9 @@ def of_paths(paths: Mapping[str, str], model: Model, shapes: Mapping[str, tuple[
 def of_names(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], whole: Callable[[str], bool], *, ordered: bool
 ) -> Order:
-    """The layers that names alone tell: the first component, or the second where all share the first.
+    """The layers derived from names alone: the first component, or the second if all names share the first.
 
-    ordered: the names come in the order of the model, not of the alphabet.
+    ordered: the names are in the order of the model, not sorted.
     """
     heads = {n.split("/")[0] for n in names}
     level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in names) else 0

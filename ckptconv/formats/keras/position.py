@@ -1,4 +1,4 @@
-"""What stands where in a legacy file of Keras: the layers to write, and whether a file has them as Keras takes them."""
+"""Positions in a legacy file of Keras: the layers to write, and whether a file lists them as Keras loads them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .naming import OPTIMIZER
 from .order import Order
 from .paths import of_names
 
-GIVEN = ("", "memory")  # a caller's dict, in the order that it was given
-KEPT = ("npz", "torch", "torch-legacy", "torchscript", "pickle")  # in the order of who saved it; all other formats sort
+GIVEN = ("", "memory")  # a caller's dict, in the caller's order
+KEPT = ("npz", "torch", "torch-legacy", "torchscript", "pickle")  # these keep the order of saving; all others sort
 
 
 def _is_sorted(names: Sequence[str]) -> bool:
-    """Whether names are in the order of the alphabet: whole, or group by group."""
+    """Whether names are sorted: as a whole, or group by group."""
     return names in (sorted(names), sorted(names, key=lambda name: name.split("/")))
 
 
 def layered(checkpoint: Checkpoint) -> Order:
-    """The layers that the source listed, if they are still these tensors; else those that the names tell."""
+    """The layers that the source listed, if they have the same tensors; otherwise those derived from the names."""
     weights = {n: t for n, t in checkpoint.items() if not n.startswith(OPTIMIZER + "/")}
     found = order.known(checkpoint)
     if found is None:
@@ -41,9 +41,9 @@ def layered(checkpoint: Checkpoint) -> Order:
 
 
 def misplaced(expected: Checkpoint, got: Checkpoint) -> Iterator[str]:
-    """Weights of a legacy file that Keras would take for others, as lines for people.
+    """Weights of a legacy file that Keras would load into the wrong variables, one line for each layer.
 
-    expected: what the file was made from. Where the order of its layers is a guess, each layer is looked at alone.
+    expected: the source of the file. If the order of its layers is guessed, each layer is compared by itself.
     """
     meant, found = layered(expected), order.known(got)
     if found is None:
@@ -60,7 +60,7 @@ def misplaced(expected: Checkpoint, got: Checkpoint) -> Iterator[str]:
 
 
 def refuse_misplaced(expected: Checkpoint, got: Checkpoint, url: str) -> None:
-    """Raise VerifyError where Keras, which loads the file `got` by position, would take a weight for another."""
+    """Raise VerifyError if Keras, which loads the file `got` by position, would confuse weights."""
     if wrong := list(misplaced(expected, got)):
         text = f"{len(wrong)} layers list their weights in another order, and Keras loads by position"
         raise VerifyError(f"{text}:\n{listing(wrong)}", url=url)

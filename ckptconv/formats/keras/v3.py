@@ -10,8 +10,8 @@
     NAME.keras                        zip of metadata.json, config.json, model.weights.h5, assets/
 
 A tensor's name is what Keras calls `variable.path`, without the model's own name: the names of the objects on the
-way, from vars/@name or else from config.json, and the variable's name (naming.py): enc/inner/kernel. An object of no
-name, and one whose name another has too, keeps its path. A bare file without any names keeps all its paths,
+way, from vars/@name or else from config.json, and the variable's name (naming.py): enc/inner/kernel. An object without
+a name, or with a name that is not unique, keeps its path. A file without any names keeps all its paths,
 layers/dense_1/vars/0, and a note says so. Optimizer variables keep theirs: optimizer/vars/2. `details["paths"]` maps
 names to paths.
 
@@ -48,7 +48,7 @@ STATES = ("seed_generator_state",)
 
 
 class Variable(NamedTuple):
-    """One variable: its path, the file that holds it."""
+    """One variable: its path, and the file that holds it."""
 
     path: str
     tree: Tree
@@ -56,7 +56,7 @@ class Variable(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """All that the files say, whichever way they are packed."""
+    """The contents of the files of a checkpoint, however they are packed."""
 
     found: dict[str, Variable]
     names: dict[str, str]  # of objects, by path
@@ -82,7 +82,7 @@ def is_vars(path: str) -> bool:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Take every variable under the name that config.json or the name attributes give it."""
+    """Open a checkpoint: every variable under the name from config.json or the name attributes."""
     shelf = load(url)
     labels, assumed = label(shelf)
     tensors: dict[str, Tensor] = {}
@@ -174,12 +174,12 @@ def _archive(url: str) -> Shelf:
     parts = {n: member.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (WEIGHTS, *ABOUT) and not n.endswith("/"))
-    notes = (Note("skipped", "files in the archive that are no weights", rest),) if rest else ()
+    notes = (Note("skipped", "files in the archive that are not weights", rest),) if rest else ()
     return _shelf([hdf5.look(url, WEIGHTS)], notes=notes, **about)
 
 
 def _about(parts: Mapping[str, bytes], url: str) -> dict[str, Any]:
-    """What config.json and metadata.json say; both go along as metadata."""
+    """The contents of config.json and metadata.json, which are kept as metadata."""
     config = _json(parts["config.json"], "config.json", url) if "config.json" in parts else None
     said = _json(parts["metadata.json"], "metadata.json", url) if "metadata.json" in parts else {}
     metadata = {str(k): hdf5.text(v) for k, v in said.items()} if isinstance(said, dict) else {}
@@ -192,7 +192,7 @@ def _json(data: bytes, name: str, url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"{name} is no sound JSON: {e}", url=url) from e
+        raise CorruptCheckpoint(f"{name} is not valid JSON: {e}", url=url) from e
 
 
 def _shards(url: str) -> Shelf:
@@ -209,7 +209,7 @@ def _shards(url: str) -> Shelf:
     trees = {f: hdf5.look(sibling(url, f)) for f in dict.fromkeys(f for fs in wanted.values() for f in fs)}
     missing = [f"{p} in {f}" for p, fs in wanted.items() for f in fs if p not in trees[f].groups]
     if missing:
-        raise CorruptCheckpoint(f"the index lists what is not there:\n{listing(missing)}", url=url)
+        raise CorruptCheckpoint(f"the index lists variables that do not exist:\n{listing(missing)}", url=url)
     return _shelf(list(trees.values()))
 
 
@@ -217,7 +217,7 @@ def _shards(url: str) -> Shelf:
 
 
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
-    """Choose a name for every path, unique; also the names that are guesses."""
+    """Choose a unique name for every path; also return the names that are guesses."""
     listed = {path: (kind, name, own) for path, kind, name, own in naming.configured(shelf.config)}
     names = object_names(shelf)
     if not names:
@@ -247,7 +247,7 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
 
 
 def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The class of the object that each tensor belongs to, where the file tells."""
+    """The class of the object that each tensor belongs to, if the file shows it."""
     listed = {path: naming.inside(kind, own)[0] for path, kind, _, own in naming.configured(shelf.config)}
     owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
     told = {o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())}
@@ -255,19 +255,19 @@ def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> 
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:
-    """What objects are called, by path: the attribute's word before config.json's."""
+    """The names of objects, by path; the attribute takes precedence over config.json."""
     return {path: name for path, _, name, _ in naming.configured(shelf.config)} | shelf.names
 
 
 def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:
-    """The order of config.json where it lists the layer, or one above it."""
+    """The sort key of a group: by config.json, if that lists the layer or one above it."""
     words = owner.split("/")
     above = next((rank[p] for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in rank), -1)
     return (*_natural(owner + "/")[:1], above, _natural(owner))
 
 
 def called_path(owner: str, names: Mapping[str, str]) -> str:
-    """Replace each object on the way by its name; what has none stays as the path spells it."""
+    """Replace each object in a path by its name; an object without a name keeps its component."""
     out: list[str] = []
     pending: list[str] = []
     here = ""
@@ -281,7 +281,7 @@ def called_path(owner: str, names: Mapping[str, str]) -> str:
 
 
 def _unique(labels: Mapping[str, str]) -> dict[str, str]:
-    """Give those paths back that would share a name."""
+    """Replace names that are not unique by their paths."""
     owners: dict[str, set[str]] = {}
     for path, name in labels.items():
         owners.setdefault(name.rpartition("/")[0], set()).add(path.rpartition("vars/")[0])

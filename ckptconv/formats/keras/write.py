@@ -6,7 +6,7 @@ the model's own ("tf_bert_model/bert/..."). Weight names end in ":0" unless the 
 share is one dataset with several hard links. With optimizer weights or a model_config it is a whole model.
 
 Keras 3: a name that the source gave to a path (`details["paths"]`) goes back to that path; any other must be a path
-itself, like layers/dense_1/vars/0: only the model's code knows which object a variable belongs to.
+itself, like layers/dense_1/vars/0, because only the model's code knows which object a variable belongs to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .naming import OPTIMIZER, TOP, join
 from .order import Order
 from .position import layered
 
-VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without one, Keras takes the file for Keras 1
+VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without it, Keras assumes a file of Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
 SHARD = 5 << 30
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
@@ -42,7 +42,7 @@ def cannot_hold(tensor: Tensor) -> str:
         return f"Keras reads no dtype {kind} from HDF5"
     why = skeleton.bad_name(tensor.name)
     if not why and len(skeleton.encode(tensor.name)) > LONGEST:
-        why = "the name is too long for an attribute, where Keras keeps it"
+        why = "the name is too long for the attribute in which Keras stores it"
     return why
 
 
@@ -108,7 +108,7 @@ class LegacyWriter:
 def _place(
     url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, skeleton.Attributes]
 ) -> tuple[Placement, skeleton.Skeleton]:
-    """Make the datasets; the second path of one tensor is a hard link to the first. Also the file itself."""
+    """Make the datasets, with further paths of a tensor as hard links to the first; return them and the file."""
     skeleton.checked(list(paths), checkpoint.metadata, "a Keras file")
     first: dict[str, str] = {}
     items = []
@@ -152,7 +152,7 @@ class Keras3Writer:
     def _shards(
         self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, dict[str, Any]]
     ) -> Placement:
-        """Fill NAME_00000.weights.h5 and so on in order; NAME.weights.json says where each group is."""
+        """Fill NAME_00000.weights.h5 and so on in order; NAME.weights.json maps each group to its files."""
         _, base = split(self.url)
         stem = base.removesuffix(".weights.json")
         files: list[OutputFile] = []

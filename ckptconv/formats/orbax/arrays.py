@@ -1,6 +1,6 @@
-"""An array's chunks as parts of a tensor: spans where they are stored as they are, else to be unpacked by `decode`.
+"""The chunks of an array as parts of a tensor: spans if they are stored plainly, otherwise unpacked by `decode`.
 
-What is absent consists of the fill value: it becomes few boxes, however many chunks the grid has.
+Absent chunks consist of the fill value; they become a few boxes, however many chunks the grid has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = tuple[int, ...]
 
 
 class Chunk(NamedTuple):
-    """A chunk that is there: its place in the array's elements, its full shape, and how its bytes become elements."""
+    """A stored chunk: its position in the array, its full shape, and how its bytes become elements."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -38,14 +38,14 @@ class Chunk(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A tensor, and how many of its elements no chunk holds."""
+    """A tensor, and the number of its elements that no chunk holds."""
 
     tensor: Tensor
     absent: int
 
 
 def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
-    """The tensor of an array whose chunks lie at these places of its grid."""
+    """The tensor of an array with chunks at these positions of its grid."""
     total = checked_count(array.shape, url=array.url, tensor=name)
     if not total:
         return Made(contiguous(name, array.kind, array.shape, Held(b"")), 0)
@@ -67,7 +67,7 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
 
 
 def _part(array: Array, chunk: Chunk, name: str) -> Part:
-    """The part that a chunk fills: what of it lies in the array, since chunks at the edges are whole."""
+    """The part that a chunk fills; chunks at the edges are stored in full, and only their share of the array counts."""
     kind = array.kind
     size = checked_count(chunk.shape, url=array.url, tensor=name) * kind.itemsize
     box = tuple(min(c, n - a) for c, n, a in zip(chunk.shape, array.shape, chunk.start, strict=True))
@@ -107,11 +107,11 @@ def decode(coded: Coded) -> Iterator[bytes]:
         yield from codecs.unpack(packed.split(","), f, int(start), int(size), coded.size)
 
 
-# --- chunks in a chunk ------------------------------------------------------------------------------------------
+# --- shards: chunks that contain chunks -------------------------------------------------------------------------
 
 
 def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Part], list[Part]]:
-    """The chunks in a chunk, by its index; and what consists of the fill value."""
+    """The inner chunks of a chunk, by its index, and the boxes of the fill value."""
     inner = array.inner
     if inner is None:
         return [], []
@@ -166,11 +166,11 @@ def _unravel(number: int, grid: Place) -> Place:
     return tuple(reversed(out))
 
 
-# --- what is absent ---------------------------------------------------------------------------------------------
+# --- absent chunks ----------------------------------------------------------------------------------------------
 
 
 def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
-    """Boxes [lo, hi) of a grid that, with the cells `there` (sorted), tile it; about as many as there are cells."""
+    """Boxes [lo, hi) that tile a grid together with the sorted cells `there`; about as many as there are cells."""
     if not there:
         if all(grid):
             yield (0,) * len(grid), grid
@@ -193,7 +193,7 @@ def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
 
 
 def _filled(array: Array, lo: Place, hi: Place, chunk: Place, name: str, origin: Place = ()) -> Part:
-    """A box of chunks, all of the fill value: one element, with strides of 0."""
+    """A box of chunks that consist of the fill value: one element, with strides of 0."""
     base = origin or (0,) * len(lo)
     start = [b + a * c for b, a, c in zip(base, lo, chunk, strict=True)]
     end = [min(n, b + e * c) for n, b, e, c in zip(array.shape, base, hi, chunk, strict=True)]

@@ -1,7 +1,7 @@
 """Write an OCDBT database: the nodes of its B+tree, and the manifest. See ocdbt.py for the layout.
 
-Nothing is compressed, so that every position is known before the data is. The identifier of the database is a digest of
-its nodes, and its time is constant: the same arrays give the same bytes.
+Nothing is compressed, so that all positions are known before the data is. The identifier of the database is a digest of
+its nodes, and its time is constant, so that the same arrays give the same bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Node(NamedTuple):
-    """An encoded node and what its parent says of it."""
+    """An encoded node, and the fields that its parent stores for it."""
 
     first: bytes
     raw: bytes
@@ -89,12 +89,12 @@ def _manifest(root: Node, at: int, height: int, file: str, name: bytes) -> bytes
 
 
 def _files(file: str) -> bytes:
-    """A table of one file, whose path is its own."""
+    """A file table with one row, without a shared base path."""
     return varint(1) + varint(len(file)) + varint(0) + file.encode()
 
 
 def _texts(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
-    """Keys by what they have in common with the one before: lengths of that, lengths of the rest, and the rests."""
+    """Prefix-compress keys: the lengths of the common prefixes, the lengths of the suffixes, and the suffixes."""
     common = [
         next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a)) for a, b in pairwise(keys)
     ]
@@ -103,7 +103,7 @@ def _texts(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """How many bytes two keys have in common at their beginnings."""
+    """The length of the common prefix of two keys."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -1,9 +1,9 @@
-"""Unpack what zarr and OCDBT pack: zstd, gzip, zlib, and checksums around them.
+"""Decompress the chunks of zarr and the nodes of OCDBT: zstd, gzip, zlib, and checksums around them.
 
-    unpack(codecs, f, start, size, announced)      a chunk in pieces; codecs are in the order in which they packed it
+    unpack(codecs, f, start, size, announced)      a chunk in pieces; codecs are in the order of compression
 
-All is bounded by the size that is announced. What has up to `IN_MEMORY` bytes is unpacked in memory; a larger chunk of
-zstd goes through temporary files, because the library streams only from file to file.
+The announced size bounds the output. Up to `IN_MEMORY` bytes are unpacked in memory; a larger zstd chunk goes through
+temporary files, because the library streams only from file to file.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ...storage.ranges import InMemory, Ranges
 
 PIECE = 2**20
 IN_MEMORY = 2**25
-# How many bytes a stored byte can become at most, by the formats: a block of zstd repeats one byte 2^17 times.
+# The highest compression ratio that each format allows: a block of zstd repeats one byte 2^17 times.
 RATIOS = {"zstd": 2**15, "gzip": 1032, "zlib": 1032, "crc32c": 1}
 SMALLEST = 16  # a large frame's blocks of 2^17 bytes can be smaller, yet on average not by more than this
 
 
 def ratio(codecs: Sequence[str]) -> int:
-    """The most bytes that one stored byte can become."""
+    """The highest ratio of unpacked to stored bytes."""
     return max((RATIOS[c] for c in codecs), default=1)
 
 
 def unpack(codecs: Sequence[str], f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes]:
-    """The `announced` bytes that `size` bytes at `start` hold, in pieces; CorruptCheckpoint if they hold others."""
+    """Unpack `size` bytes at `start` in pieces; CorruptCheckpoint unless they give `announced` bytes."""
     last = codecs[-1] if codecs else ""
     if last == "crc32c":
         check(f, start, size)
@@ -46,7 +46,7 @@ def unpack(codecs: Sequence[str], f: Ranges, start: int, size: int, announced: i
 
 
 def unpacked(codecs: Sequence[str], raw: bytes, most: int, url: str) -> bytes:
-    """Unpack in memory; CorruptCheckpoint if that makes more than `most` bytes."""
+    """Unpack in memory; CorruptCheckpoint if the result exceeds `most` bytes."""
     for i, codec in reversed(list(enumerate(codecs))):
         limit = most if i == 0 else min(most + 2**16, RATIOS[codec] * len(raw))
         if codec == "zstd":
@@ -60,7 +60,7 @@ def unpacked(codecs: Sequence[str], raw: bytes, most: int, url: str) -> bytes:
 
 
 def check(f: Ranges, start: int, size: int) -> None:
-    """Compare the CRC-32C that ends a range with that of the bytes before it."""
+    """Compare the CRC-32C at the end of a range with that of the bytes before it."""
     if size < 4:
         raise CorruptCheckpoint(f"{size} bytes at byte {start} hold no checksum", url=f.url)
     value, end = 0, start + size - 4
@@ -79,7 +79,7 @@ def _inflate(f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes
 
 
 def _inflated(pieces: Iterator[bytes], most: int, url: str) -> Iterator[bytes]:
-    """Inflate one member of gzip or zlib, which must end where its bytes end."""
+    """Inflate one member of gzip or zlib, which must end at the end of the input."""
     inflate, left = zlib.decompressobj(47), most
     try:
         for piece in pieces:
@@ -137,7 +137,7 @@ def _streamed(f: Ranges, start: int, size: int, announced: int) -> Iterator[byte
 
 
 def _bound(f: Ranges, start: int, size: int) -> int:
-    """The most bytes that a frame of zstd can become: that of its blocks, found by their headers (RFC 8878)."""
+    """An upper bound for the size of an unpacked zstd frame, from the headers of its blocks (RFC 8878)."""
     end, total = start + size, 0
     head = f.read(start, min(18, size))
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:

@@ -1,4 +1,4 @@
-"""Orbax: a folder of zarr arrays, in a database or in folders of their own, and the tree that they are the leaves of.
+"""Orbax: a folder of zarr arrays, in a database or in folders of their own, and the tree whose leaves they are.
 
     manifest.ocdbt, d/...               the arrays in an OCDBT database (ocdbt.py)
     params.decoder.kernel/.zarray, 0.0  or each in a folder (zarr.py), as T5X has them as well
@@ -63,7 +63,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def _item(root: str, item: str, how: Reading) -> Checkpoint:
-    """The arrays of one folder; of several items the names begin with the item's."""
+    """The arrays of one folder; if there are several items, names begin with the item's name."""
     locate.refuse_unfinished(root)
     values = ocdbt.read(root) if exists(join(root, ocdbt.MANIFEST)) else of_folder(root)
     check_apart(values)
@@ -103,13 +103,13 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
 
 
 def _heads(root: str) -> list[str]:
-    """The files that say what the others hold."""
+    """The files that describe the others."""
     heads = (ocdbt.MANIFEST, tree.METADATA, tree.MSGPACK)
     return [inside(root, n) for n in heads if exists(join(root, n))]
 
 
 class _Names:
-    """The tensors of an item by their names, which are paths; and the paths that a name does not tell."""
+    """The tensors of an item by name, and the paths that cannot be derived from a name."""
 
     def __init__(self, root: str, item: str) -> None:
         self.root, self.item = root, item
@@ -133,7 +133,7 @@ class _Names:
             self.keys[name] = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
 
     def check(self, known: tree.Tree, found: Mapping[str, Array]) -> None:
-        """Refuse names that two arrays have, and leaves whose array is not there."""
+        """Refuse names of several arrays, and leaves without an array."""
         if self.twice:
             text = f"names are equal because a key contains '/':\n{listing(self.twice)}"
             raise NameCollision(text, url=self.root)
@@ -144,7 +144,7 @@ class _Names:
 
 
 def _arrays(values: Mapping[str, Value]) -> dict[str, Array]:
-    """The arrays by their names, from the metadata among the keys; groups are left out."""
+    """The arrays by name, from the metadata among the keys; groups are left out."""
     out: dict[str, Array] = {}
     for key, value in values.items():
         name, _, last = key.rpartition("/")
@@ -162,7 +162,7 @@ def _arrays(values: Mapping[str, Value]) -> dict[str, Array]:
 def _chunks(
     found: Mapping[str, Array], values: Mapping[str, Value]
 ) -> tuple[dict[str, dict[arrays.Place, Value]], list[str]]:
-    """The chunks of each array by their places, and the keys beside arrays; in an array no other keys may lie."""
+    """The chunks of each array by position, and the keys outside of arrays; an array may have no other keys."""
     out: dict[str, dict[arrays.Place, Value]] = {name: {} for name in found}
     aside = []
     for key, value in values.items():
@@ -186,7 +186,7 @@ def _chunks(
 
 
 def _tree(root: str, found: Mapping[str, Array]) -> tree.Tree:
-    """What the checkpoint says of its tree; without that, names are those of arrays, divided at their dots."""
+    """The tree that the checkpoint stores; without one, the names of the arrays, split at their dots."""
     if exists(join(root, tree.METADATA)):
         return tree.of_metadata(inside(root, tree.METADATA))
     if exists(join(root, tree.MSGPACK)):

@@ -1,4 +1,4 @@
-"""Which folders hold arrays: one checkpoint, an item of a step, or the newest step of a training run.
+"""Find the folders that hold arrays: one checkpoint, an item of a step, or the newest step of a training run.
 
     run/1000/state/_METADATA            run: CheckpointManager's folder; run/1000: a step; run/1000/state: an item
     run/1000/metrics/metrics            an item without arrays
@@ -23,7 +23,7 @@ from .zarr import V2, V3
 
 STEP = re.compile(r"(?:[^.]*[_-])?(\d{1,18})")
 UNFINISHED = ".orbax-checkpoint-tmp"
-PROBES = 8  # folders in which arrays are looked for
+PROBES = 8  # folders that are searched for arrays
 MAX_ITEMS = 64
 COMMITTED = "commit_success.txt"
 ASIDE = ("_sharding", "_CHECKPOINT_METADATA", COMMITTED, "array_metadatas", "_strings.json", METADATA)
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 def find(url: str) -> Place | None:
-    """What lies in a folder; None if it holds no arrays of Orbax or zarr."""
+    """The arrays in a folder; None if it has none of Orbax or zarr."""
     there = names(url)
     if _holds_arrays(url, there):
         return Place({"": url}, "", ())
@@ -61,7 +61,7 @@ def _step(url: str, there: Sequence[str]) -> Place | None:
         return None
     likely = [n for n in folders if UNFINISHED not in n and not STEP.fullmatch(n)]
     held = [n for n in likely if _holds_arrays(at := join(url, n), names(at), deep=False)]
-    items = {n: sibling(join(url, "."), n) for n in held}  # only now: links of other folders are not for us to refuse
+    items = {n: sibling(join(url, "."), n) for n in held}  # only now, so that links in other folders are not refused
     if not items:
         return None
     return Place({"": next(iter(items.values()))} if len(items) == 1 else items, "",
@@ -78,7 +78,7 @@ def _holds_arrays(url: str, there: Sequence[str], *, deep: bool = True) -> bool:
 
 
 def is_unfinished(url: str, there: Sequence[str]) -> bool:
-    """Whether a folder is what a save was still writing when it ended, by its name, or by the names in it."""
+    """Whether a folder is the incomplete output of an interrupted save, by its name or the names in it."""
     return UNFINISHED in base_name(url) and any(n in ASIDE or n.startswith("ocdbt.process_") for n in there)
 
 
@@ -87,7 +87,7 @@ def base_name(url: str) -> str:
 
 
 def refuse_unfinished(url: str) -> None:
-    """CorruptCheckpoint for a folder that a save was still writing when it ended."""
+    """Raise CorruptCheckpoint for the incomplete output of an interrupted save."""
     name = base_name(url)
     if UNFINISHED in name:
         raise CorruptCheckpoint(f"{printable(name)} was not finished when it was saved", url=url)

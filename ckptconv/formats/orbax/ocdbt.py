@@ -8,7 +8,7 @@
     manifest's body: uuid[16], kind, sizes, compression, files, versions (the newest last), older versions
     node's body: height u8, files, keys, then children (height > 0) or values, inline or by file, offset and length
 
-Nothing of a tensor is read here. Specification: tensorstore, kvstore/ocdbt/index.rst and format/.
+No tensor data is read here. Specification: tensorstore, kvstore/ocdbt/index.rst and format/.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NAME_RATIO = 64  # characters of keys and paths per byte of the nodes
 ENTRY = 64  # characters for which an entry counts: a node of repeated bytes could have any number of them
 SLACK = 2**20
 MAX_HEIGHT = 64
-OPEN = 64  # files of a thousand processes are not all open at a time
+OPEN = 64  # open files; a database can have those of a thousand processes
 
 
 class Child(NamedTuple):
-    """A node to visit: where it lies, what it must be, and what its keys and files begin with."""
+    """A node to visit: its location, its expected height and number of keys, and the prefixes of its keys and files."""
 
     path: bytes
     start: int
@@ -50,14 +50,14 @@ class Child(NamedTuple):
 
 
 class File(NamedTuple):
-    """A row of a file table: the path, and what the tables of nodes in this file begin with."""
+    """A row of a file table: the path, and the prefix of the paths in the tables of nodes in this file."""
 
     path: bytes
     base: bytes
 
 
 def read(root: str) -> dict[str, Value]:
-    """All keys of the newest version of the database in a folder, in order, and where their values lie."""
+    """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
     database = Database(root)
     try:
         return dict(database.entries())
@@ -66,7 +66,7 @@ def read(root: str) -> dict[str, Value]:
 
 
 class Database:
-    """One database; counts what is read and made, so that its nodes cannot expand without bound."""
+    """One database; it counts the bytes that are read and unpacked, so that nodes cannot expand without bound."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -124,7 +124,7 @@ class Database:
         return Child(file.path, starts[-1], sizes[-1], heights[-1], keys[-1], b"", file.base)
 
     def _config(self, cursor: Cursor) -> bool:
-        """Skip the configuration; whether the manifests are numbered."""
+        """Skip the configuration; return whether the manifests are numbered."""
         cursor.take(16)
         kind = cursor.varint()
         cursor.varints(2)

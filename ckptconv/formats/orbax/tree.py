@@ -1,12 +1,12 @@
-"""What an Orbax checkpoint says of the tree that its arrays are the leaves of.
+"""The tree of an Orbax checkpoint, whose leaves are its arrays.
 
     _METADATA    {"tree_metadata": {"('params', 'norm.scale')": {"key_metadata": [{"key": "params", "key_type": 2},
                  {"key": "norm.scale", "key_type": 2}], "value_metadata": {"value_type": "jax.Array", ...}}},
                  "store_array_data_equal_to_fill_value": true, "custom_metadata": {...}}
-    checkpoint   older versions and T5X: Flax's msgpack, in which small arrays lie themselves
+    checkpoint   older versions and T5X: Flax's msgpack, which contains small arrays itself
 
-An array is stored under its path joined by '.', so that only the tree tells where a name with a dot is divided. Names
-here are paths joined by '/'. Specification: orbax/checkpoint/_src/metadata/tree.py.
+An array is stored under its path joined by '.', so that only the tree shows where a name with dots is split. Names here
+are paths joined by '/'. Specification: orbax/checkpoint/_src/metadata/tree.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Path = tuple[str, ...]
 
 
 class Leaf(NamedTuple):
-    """A leaf by its path, the kind of each key of it, and what stands there if it is not an array ('' if it is)."""
+    """A leaf: its path, the kind of each key, and a description if it is not an array ('' if it is)."""
 
     path: Path
     kinds: tuple[int, ...]
@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The leaves by the names of their arrays; arrays in the msgpack; whether no chunk may be absent; metadata."""
+    """The leaves by the names of their arrays; the arrays in the msgpack; whether all chunks must exist; metadata."""
 
     leaves: dict[str, Leaf]
     inline: dict[Path, Tensor]
@@ -102,9 +102,9 @@ def random_keys(root: str) -> set[str]:
 
 
 def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
-    """The tree of a msgpack: its leaves are arrays, or stand for an array that is stored beside it under their path.
+    """The tree of a msgpack: its leaves are arrays, or refer to an array that is stored beside it under their path.
 
-    What stands for an array is a text, or of T5X a map for tensorstore, {"driver": ..., "kvstore": {"path": ...}}.
+    Such a reference is a text, or with T5X a map for tensorstore, {"driver": ..., "kvstore": {"path": ...}}.
     """
     found = list(flax.contents(url))
     specs = {path[:-2] for path, _ in found if path[-2:] == ("kvstore", "path")}
@@ -114,7 +114,7 @@ def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
         at = path if spec is None else spec
         name = next((n for n in (".".join(at), ".".join(at[1:])) if n in arrays), "")
         if name:
-            at = at if name == ".".join(at) else at[1:]  # T5X's file has `optimizer` around all
+            at = at if name == ".".join(at) else at[1:]  # in T5X's file, everything is inside `optimizer`
             leaves[name] = Leaf(at, (DICT,) * len(at), "")
         elif isinstance(leaf, Other) or spec is not None:
             leaves[".".join(at)] = Leaf(at, (DICT,) * len(at), "" if spec is not None else leaf.what)
@@ -124,7 +124,7 @@ def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
 
 
 def role(path: Path) -> Role:
-    """What a leaf is by its path: optimizer state, a counter, a moving average, or '' for a weight."""
+    """The role of a leaf by its path: optimizer state, a counter, a moving average, or '' for a weight."""
     top, last = path[0] if path else "", path[-1] if path else ""
     if last in ("step", "count") and (len(path) == 1 or top in OPTIMIZERS):
         return "step"

@@ -1,4 +1,4 @@
-"""Where the values of a key-value store lie: in an OCDBT database, or as files of a folder whose paths are the keys."""
+"""Locate the values of a key-value store: in an OCDBT database, or in files of a folder whose paths are the keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_PARTS = 64  # folders in a path
 
 
 class Value(NamedTuple):
-    """Bytes [start, start+size) of a file, or `data` that a node of a database holds itself."""
+    """Bytes [start, start+size) of a file, or `data` stored inline in a node of a database."""
 
     url: str
     start: int
@@ -22,7 +22,7 @@ class Value(NamedTuple):
     data: bytes | None = None
 
     def read(self, limit: int) -> bytes:
-        """A small value whole; CorruptCheckpoint if it has more than `limit` bytes."""
+        """Read a small value completely; CorruptCheckpoint if it has more than `limit` bytes."""
         if self.size > limit:
             raise CorruptCheckpoint(f"has {self.size} bytes of metadata; at most {limit} are sensible", url=self.url)
         return self.part(0, self.size)
@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
 
 def inside(root: str, path: str) -> str:
-    """The url of a file by its path in the checkpoint's folder; UnsafeCheckpoint if it leaves it, also by a link."""
+    """The URL of a file by its path in the checkpoint's folder; UnsafeCheckpoint if path or link lead out of it."""
     parts = path.split("/")
     if len(parts) > MAX_PARTS:
         raise UnsafeCheckpoint(f"names a file {len(parts)} folders deep", url=root)
@@ -58,7 +58,7 @@ def of_folder(root: str) -> dict[str, Value]:
 
 
 def check_apart(values: Mapping[str, Value]) -> None:
-    """Refuse values that share bytes: one file could be read once for each name."""
+    """Refuse values that share bytes, because one file could then be read once for each name."""
     places = sorted((v.url, v.start, v.size, key) for key, v in values.items() if v.data is None and v.size)
     for one, other in pairwise(places):
         if one[0] == other[0] and other[1] < one[1] + one[2]:

@@ -1,7 +1,7 @@
-"""Read the numbers and texts of OCDBT's nodes, each checked against what is left of the node.
+"""Read the numbers and texts of OCDBT's nodes, each checked against the remaining size of the node.
 
-varint    7 bits a byte, the lowest first; the high bit says that another follows
-texts     common with the one before: lengths of the prefixes [n-1], lengths of the rest [n], then all rests
+varint    7 bits per byte, lowest first; the high bit is set if another byte follows
+texts     prefix-compressed: lengths of the common prefixes [n-1], lengths of the suffixes [n], then all suffixes
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Texts(NamedTuple):
 
 
 class Cursor:
-    """A position in the body of a node. `room` bytes of texts may be made of it: prefixes can repeat without end."""
+    """A position in the body of a node. Texts may take `room` bytes in all, because prefixes can repeat endlessly."""
 
     def __init__(self, data: bytes, url: str) -> None:
         self.data, self.url, self.at = data, url, 0
@@ -53,7 +53,7 @@ class Cursor:
         return value
 
     def count(self) -> int:
-        """How many entries follow, each of which takes at least one byte."""
+        """Read the number of entries that follow, each of which takes at least one byte."""
         n = self.varint()
         if n > len(self.data) - self.at:
             raise self.bad(f"announces {n} entries in {len(self.data) - self.at} bytes")
@@ -66,7 +66,7 @@ class Cursor:
         return Texts([0, *self.varints(n - 1)] if n else [], self.varints(n))
 
     def texts(self, lengths: Texts, room: int) -> tuple[list[bytes], int]:
-        """The texts, and what they leave of `room` bytes."""
+        """The texts, and the remainder of `room` bytes."""
         out, last = [], b""
         for prefix, rest in zip(*lengths, strict=True):
             room -= prefix + rest

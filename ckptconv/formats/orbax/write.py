@@ -1,10 +1,10 @@
-"""Write what Orbax restores: an OCDBT database of zarr arrays whose chunks are not compressed, and the tree.
+"""Write an Orbax checkpoint: an OCDBT database of zarr arrays with uncompressed chunks, and the tree.
 
     x/values           all chunks, in the order of the tensors, then the nodes of the database
     x/_METADATA        the tree, and the metadata
     x/manifest.ocdbt
 
-An array is one chunk, or with `max_shard_size` several that lie behind each other as its elements do: either way a
+An array is one chunk or, with `max_shard_size`, several consecutive chunks in the order of its elements; either way a
 tensor is one range of one file.
 """
 
@@ -32,7 +32,7 @@ from .wire import MAX_TEXT
 
 VALUES = "values"
 MAX_AXES = 32  # of tensorstore
-# dtypes that tensorstore calls by these names
+# tensorstore's names of dtypes
 EXTRA = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4"}
 
 
@@ -94,11 +94,11 @@ class OrbaxWriter:
         return [Patch(f"{self.base}/{METADATA}", 0, self._metadata(metadata))] if metadata else []
 
     def _keys(self, name: str) -> list[list[Any]]:
-        """The path of a tensor in the tree: as its source had it, or its name divided at each '/'."""
+        """The path of a tensor in the tree: that of its source, or its name split at each '/'."""
         return self._placed.details.get("keys", {}).get(name) or [[key, DICT] for key in name.split("/")]
 
     def _arrays(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """What the array of each tensor is called; NameCollision if Orbax cannot tell two apart."""
+        """The name of each tensor's array; NameCollision if two would be the same."""
         arrays = {name: ".".join(key for key, _ in self._keys(name)) for name in checkpoint}
         first: dict[str, str] = {}
         twice = [n for n, array in arrays.items() if first.setdefault(array, n) != n]
@@ -121,9 +121,9 @@ class OrbaxWriter:
 
 
 def chunk_of(t: Tensor, limit: int | None) -> tuple[int, ...]:
-    """The shape of an array's chunks: whole, or of at most `limit` bytes where one element is not more.
+    """The shape of an array's chunks: the whole array, or at most `limit` bytes unless one element is larger.
 
-    Along the first axis the last chunk may be padded at its end; along others only divisors of the size do.
+    Along the first axis the last chunk may be padded at its end; along other axes only divisors of the size are used.
     """
     chunk = [max(1, n) for n in t.shape]
     for axis, n in enumerate(chunk):
@@ -138,7 +138,7 @@ def chunk_of(t: Tensor, limit: int | None) -> tuple[int, ...]:
 
 
 def _chunks(t: Tensor, chunk: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Place in the grid, first byte and size of each chunk, in the order of the elements."""
+    """The position in the grid, first byte and size of each chunk, in the order of the elements."""
     size = prod(chunk) * t.dtype.itemsize
     grid = [-(-n // c) for n, c in zip(t.shape, chunk, strict=True)]
     place = [0] * len(grid)

@@ -1,13 +1,13 @@
-"""zarr: what an array's metadata says of its elements and of the chunks that hold them.
+"""zarr: the metadata of an array, which describes its elements and the chunks that hold them.
 
     name/.zarray    version 2: {"shape": [4, 6], "chunks": [2, 6], "dtype": "<f4", "compressor": {"id": "zstd"}, ...}
-    name/0.1        a chunk, by its place in the grid; of an array without axes "0"
+    name/0.1        a chunk, by its position in the grid; "0" for an array without axes
     name/zarr.json  version 3: {"shape", "data_type", "chunk_grid", "codecs": [{"name": "bytes"}, {"name": "zstd"}]}
-    name/c/0/1      a chunk; of an array without axes "c"
+    name/c/0/1      a chunk; "c" for an array without axes
 
-Chunks at the edges are stored whole. A chunk that is absent consists of the fill value. With the codec sharding_indexed
-a chunk holds smaller ones, and an index of their places. Specifications: zarr-specs, v2 and v3 core; tensorstore's zarr
-and zarr3 drivers, whose names of JAX's own dtypes are NumPy's.
+Chunks at the edges are stored in full. An absent chunk consists of the fill value. With the codec sharding_indexed, a
+chunk contains smaller ones and an index of their positions. Specifications: zarr-specs, v2 and v3 core; tensorstore's
+zarr and zarr3 drivers, whose names of JAX's own dtypes are NumPy's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMED = {d.name: d for d in DTYPES.values() if d.kind not in "sx"}
 
 
 class Inner(NamedTuple):
-    """The chunks in a chunk: their shape and codecs, and where their index lies and whether a CRC-32C ends it."""
+    """The inner chunks of a shard: their shape and codecs, the place of their index, whether a CRC-32C ends it."""
 
     chunk: tuple[int, ...]
     codecs: tuple[str, ...]
@@ -39,7 +39,7 @@ class Inner(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array: `order` lists its axes from the slowest to the fastest of a chunk, `codecs` as they packed it."""
+    """An array. order: its axes from the slowest to the fastest in a chunk. codecs: in the order of compression."""
 
     name: str
     url: str
@@ -56,11 +56,11 @@ class Array(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many chunks lie along each axis."""
+        """The number of chunks along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
     def place(self, key: str) -> tuple[int, ...] | None:
-        """The place in the grid of the chunk with this key; None if it is not one."""
+        """The position in the grid of the chunk with this key; None if the key is not that of a chunk."""
         if not self.shape:
             return () if key == (self.prefix or "0") else None
         if self.prefix and not key.startswith(self.prefix + self.separator):
@@ -74,7 +74,7 @@ class Array(NamedTuple):
 
 
 class Metadata:
-    """The metadata of one array, read field by field; CorruptCheckpoint names what is not understood."""
+    """The metadata of one array, read field by field; CorruptCheckpoint names fields that are not understood."""
 
     def __init__(self, name: str, raw: bytes, url: str) -> None:
         self.name, self.url = name, url
@@ -98,14 +98,14 @@ class Metadata:
         return tuple(value)
 
     def only(self, thing: dict[str, Any], known: Sequence[str]) -> None:
-        """Refuse fields that would change the meaning of others, if they were understood."""
+        """Refuse unknown fields, which could change the meaning of others."""
         for key, value in thing.items():
             if key not in known and not (type(value) is dict and value.get("must_understand") is False):
                 raise self.unknown(key, value)
 
 
 def parse(name: str, raw: bytes, version: str, url: str) -> Array | None:
-    """The array that metadata describes; None for a group, which holds none."""
+    """The array that the metadata describes; None for a group."""
     m = Metadata(name, raw, url)
     return _v2(m) if version == V2 else _v3(m)
 
@@ -185,7 +185,7 @@ def _v3(m: Metadata) -> Array | None:
 
 
 def _named(m: Metadata, said: Any) -> tuple[str, dict[str, Any]]:
-    """A name with a configuration, which may be left out."""
+    """A name and its optional configuration."""
     if type(said) is str:
         return said, {}
     if type(said) is not dict or type(said.get("name")) is not str or set(said) - {"name", "configuration"}:
@@ -199,7 +199,7 @@ def _named(m: Metadata, said: Any) -> tuple[str, dict[str, Any]]:
 def _codecs(
     m: Metadata, said: Any, kind: DType, chunk: tuple[int, ...], *, nested: bool = False
 ) -> tuple[tuple[str, ...], bool, tuple[int, ...], Inner | None]:
-    """The codecs of bytes, whether they are swapped, the order of the axes, and the chunks in a chunk."""
+    """The codecs of bytes, whether bytes are swapped, the order of the axes, and the inner chunks of a shard."""
     if type(said) is not list or not said or len(said) > 16:
         raise m.unknown("codecs", said)
     chain = [_named(m, one) for one in said]
