@@ -18,10 +18,11 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
+from ..moves import copies
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
 from ..moves.log import CHUNK
-from ..moves.part import Coded, Piece, Span, c_strides
+from ..moves.part import Coded, Piece, Span, Stored, c_strides
 from ..storage.files import exists, join, read_all
 
 BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most
@@ -144,7 +145,9 @@ def is_copy(t: Tensor) -> bool:
 def how(t: Tensor) -> str:
     """A few words for what happens to a tensor: copy, decode, join 2, transpose, axes 3 2 0 1, rearrange, cast."""
     words = []
-    if any(isinstance(p.data, Coded) for p in t.parts):
+    if count := max((len(copies.of(p.data)) for p in t.parts), default=0):
+        words.append(f"compare {count} copies")
+    elif any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
     if len(t.parts) > 1:
         words.append(f"join {len(t.parts)}")
@@ -167,11 +170,13 @@ def _axes(t: Tensor) -> str:
     return "transpose" if len(order) == 2 else "axes " + " ".join(str(order.index(i)) for i in range(len(order)))
 
 
-def sources(t: Tensor) -> list[str]:
+def sources(t: Stored) -> list[str]:
     """Where the tensor's bytes come from, for people: 'file@start+size'."""
     out = []
     for p in t.parts:
-        if isinstance(p.data, Span):
+        if same := copies.of(p.data):
+            out += [at for one in same for at in sources(one)]
+        elif isinstance(p.data, Span):
             out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")
         elif isinstance(p.data, Coded):
             out.append(f"{redacted(p.data.url)}#{p.data.key}")

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Move, Note, Tensor, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, Tensor, contiguous, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
+from ..moves import copies
 from ..moves.part import Part
 from . import layout as layouts
 from . import provenance, sizes, ties
@@ -86,6 +87,7 @@ class _Builder:
         self.went: dict[str, Went] = {}
         self.problems = Problems()
         self.twins: list[str] = []
+        self.copies: list[str] = []  # which `same` compares
 
     def build(self, group: Group) -> None:
         """Make the targets of one group."""
@@ -121,16 +123,20 @@ class _Builder:
     def _targets(self, rule: Rule, group: Group, values: dict[str, str]) -> Iterator[Made]:
         """The name, shape and parts of each target of a group."""
         sources = [self._source(t, m) for t, m in zip(rule.sources, group.members, strict=True)]
+        if rule.same and not rule.backward:
+            self.copies += [s.name for s in sources[1:]]
+            sources = [_same(sources)]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
         if rule.pattern is None:
-            yield rule.targets[0].render(values), sources[0].shape, sources[0].parts
+            yield from ((t.render(values), sources[0].shape, sources[0].parts) for t in rule.targets)
             return
         spoken = values if rule.backward else group.values
         known = self.sizes.of(rule, spoken, () if group.shapes else rule.untold)
-        if group.shapes:
-            known = rule.pattern.inverse.unrolled(group.shapes).solve(group.shapes, known)
-        for t, (shape, parts) in zip(rule.targets, rule.pattern.apply(sources, known), strict=True):
+        if shapes := group.shapes[:1] if rule.same else group.shapes:
+            known = rule.pattern.inverse.unrolled(shapes).solve(shapes, known)
+        made = rule.pattern.apply(sources, known)
+        for t, (shape, parts) in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True):
             if not t.stacked:
                 yield t.render(values), shape, parts
                 continue
@@ -194,6 +200,9 @@ class _Builder:
             yield Note("hint", f"read from config.json: {', '.join(self.sizes.configured)}")
         if self.twins:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
+        if self.copies:
+            told = f"{many(len(self.copies), 'tensor')} compared when they are read, as copies that must be equal"
+            yield Note("tied", told, tuple(self.copies))
         yield from self._idle({g.rule for g in found.groups})
 
     def _skipped(self) -> Iterator[Note]:
@@ -237,12 +246,28 @@ def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
     )
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one shape along a new first axis."""
+def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
+    """The first of tensors, which must have one shape and one dtype."""
     first = tensors[0]
     if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
         a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
         raise LayoutError(f"{a}, but {b}")
+    return first
+
+
+def _same(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor for equal copies, which compares them when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind == "s":
+        raise LayoutError("`same` compares bytes, not strings")
+    if not first.count or all(origin(t) == origin(first) for t in tensors):
+        return first
+    return contiguous(first.name, first.dtype, first.shape, copies.compared(tensors), role=first.role)
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape along a new first axis."""
+    first = _first_of_alike(tensors)
     parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(tensors) for p in t.parts]
     return replace(first, shape=(len(tensors), *first.shape), parts=tuple(parts))
 

@@ -19,12 +19,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import did_you_mean, listing
 from . import layout as layouts
 from .templates import Domain, Matcher, Template
 
 Pattern = tuple[Template, Mapping[str, Domain]]
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
+
+MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
 
 
 class Of(NamedTuple):
@@ -95,6 +97,7 @@ class Rule:
     lacking: tuple[Template, ...] = ()  # names that it must not contain
     kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
+    same: bool = False  # the sources are equal copies of one tensor, compared when they are read
     shared: bool = False  # several names may lead to one target: the first is taken
     optional: bool = False  # no note if it never matches
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
@@ -107,7 +110,10 @@ class Rule:
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
-        """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves."""
+        """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
+
+        Of equal copies it moves one.
+        """
         stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
         if not self.targets or not (self.layout or any(stacked)):
             return None
@@ -118,6 +124,7 @@ class Rule:
         sides = []
         for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
             tensors = side.split(",")
+            templates = templates[:1] if self.same else templates
             sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
         return layouts.parse(" -> ".join(sides))
 
@@ -149,9 +156,31 @@ class Rule:
     @cached_property
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
-        spelled = [self._axes(0, k) for k in range(len(self.sources))]
+        spelled = [self._axes(0, 0 if self.same else k) for k in range(len(self.sources))]
         told = [(n,) if whole else () for n, whole in spelled]
+        if self.same:
+            return (self.ranks or told[0],) * len(told)
         return (self.ranks or told[0], *told[1:])
+
+    def check(self, layout: str) -> None:
+        """Refuse a layout that does not fit the names, and operations that do not exist."""
+        names = [len(self.sources), len(self.targets)]
+        if self.same:
+            if (
+                not 1 < names[0] <= MAX_COPIES
+                or names[1] != 1
+                or any(t.stacked for t in (*self.sources, *self.targets))
+            ):
+                raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+            names[0] = 1
+        if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
+            raise UsageError(f"layout {layout!r} does not list one tensor for each name")
+        for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
+            if not layout and count != 1 and self.targets:
+                raise UsageError(f"several {what} need a layout")
+        _ = self.pattern
+        for op in self.ops:
+            _check_op(op)
 
     @cached_property
     def inverse(self) -> Rule:
@@ -173,6 +202,16 @@ class Rule:
             fills=(),
             backward=not self.backward,
         )
+
+
+def _check_op(op: str) -> None:
+    from ..moves.cast import ARITHMETIC, OPS
+
+    word, _, number = op.partition(":")
+    if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
+        return
+    hint = did_you_mean(op, [*OPS, *(f"{w}:X" for w in ARITHMETIC)], "operations")
+    raise UsageError(f"unknown operation {op!r}{hint}")
 
 
 def inverse_op(op: str) -> str:

@@ -44,7 +44,7 @@ _TOP = {
 }  # fmt: skip
 _RULE = {
     "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
-    "shared", "optional", "note",
+    "same", "shared", "optional", "note",
 }  # fmt: skip
 
 
@@ -215,27 +215,15 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         lacking=side(table.get("unless", []), 0),
         kinds=tuple(_strings(table.get("kind", []))),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
+        same=bool(table.get("same", False)),
         shared=bool(table.get("shared", False)),
         optional=bool(table.get("optional", False)),
     )  # fmt: skip
     try:
-        _check_rule(rule, layout)
+        rule.check(layout)
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule
-
-
-def _check_rule(rule: Rule, layout: str) -> None:
-    """Refuse a layout that does not fit the names, and operations that do not exist."""
-    names = [len(rule.sources), len(rule.targets)]
-    if rule.layout and [len(side.split(",")) for side in layout.split("->")] != names:
-        raise UsageError(f"layout {layout!r} does not list one tensor for each name")
-    for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
-        if not layout and count != 1 and rule.targets:
-            raise UsageError(f"several {what} need a layout")
-    _ = rule.pattern
-    for op in rule.ops:
-        _check_op(op)
 
 
 def _fill(value: Any) -> Fill:
@@ -243,16 +231,6 @@ def _fill(value: Any) -> Fill:
     if not 0 < len(blocks) <= MAX_FILL or not all(isinstance(v, int | float | str) for v in blocks):
         raise UsageError(f"fill {value!r} is neither a number (or a parameter's name) nor a list of up to {MAX_FILL}")
     return tuple(v if isinstance(v, str) else float(v) for v in blocks)
-
-
-def _check_op(op: str) -> None:
-    from ..moves.cast import ARITHMETIC, OPS
-
-    word, _, number = op.partition(":")
-    if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
-        return
-    hint = did_you_mean(op, [*OPS, *(f"{w}:X" for w in ARITHMETIC)], "operations")
-    raise UsageError(f"unknown operation {op!r}{hint}")
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:

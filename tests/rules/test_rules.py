@@ -85,6 +85,8 @@ def test_the_page(example: tuple[str, str]) -> None:
     source, want, params = sides(table)
     converter = parse(text)
     before = checkpoint(source)
+    equal = {n: held(n, before[n.replace("rank_1", "rank_0")].numpy()) for n in source if n.startswith("rank_1")}
+    before = replace(before, tensors=before.tensors | equal)
     after = apply(converter, before, params)
     assert {n: list(t.shape) for n, t in after.items()} == want
     if "not reversible" in table:
