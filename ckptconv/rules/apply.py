@@ -201,8 +201,7 @@ class _Builder:
         if self.twins:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
         if self.copies:
-            told = f"{many(len(self.copies), 'tensor')} compared when they are read, as copies that must be equal"
-            yield Note("tied", told, tuple(self.copies))
+            yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
         yield from self._idle({g.rule for g in found.groups})
 
     def _skipped(self) -> Iterator[Note]:

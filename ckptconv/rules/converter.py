@@ -166,11 +166,8 @@ class Rule:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
         names = [len(self.sources), len(self.targets)]
         if self.same:
-            if (
-                not 1 < names[0] <= MAX_COPIES
-                or names[1] != 1
-                or any(t.stacked for t in (*self.sources, *self.targets))
-            ):
+            stacked = any(t.stacked for t in (*self.sources, *self.targets))
+            if not 1 < names[0] <= MAX_COPIES or names[1] != 1 or stacked:
                 raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
             names[0] = 1
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:

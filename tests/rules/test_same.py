@@ -165,3 +165,22 @@ def test_the_inverse_writes_all_copies(
     back = ckptconv.open(folder / "b.safetensors").numpy()
     assert sorted(back) == [f"{c}/{n}" for c in "abc" for n in "vw"]
     assert all(b.dtype == array.dtype and b.tobytes() == array.tobytes() for b in back.values())
+
+
+def test_a_one_way_converter_leads_back_to_all_copies(tmp_path: Path) -> None:
+    text = "one_way = 'the scope is dropped'\nrewrite = [['^{m}/', '']]\n" + TURNED
+    source = saved(tmp_path / "s.safetensors", **{f"m__{c}__w": W for c in "abc"})
+    name = rules(tmp_path, text)
+    ckptconv.convert(source, tmp_path / "t.safetensors", converter=name)
+    back = library.change(ckptconv.open(tmp_path / "t.safetensors"), name, inverse=True)
+    assert sorted(back) == ["m/a/w", "m/b/w", "m/c/w"]
+    assert all(np.array_equal(t.numpy(), W) for t in back.values())
+
+
+def test_a_run_with_a_journal_compares_as_well(tmp_path: Path) -> None:
+    """The data of the comparison go through the journal's description of the plan."""
+    name = rules(tmp_path, RULES)
+    source = saved(tmp_path / "s.safetensors", a__w=W, b__w=W, c__w=changed((0, 1), 5))
+    for _ in range(2):
+        with pytest.raises(ConversionError, match=r"c/w, first at \[0, 1\]"):
+            ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, resume=True)
