@@ -21,6 +21,19 @@ def test_every_file_named_is_expected() -> None:
     assert len(NAMED) > 150
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    table = (ROOT / "SECURITY.md").read_text().split("## Promises")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 15
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", row.rsplit(" | ", 1)[1])
+        assert named, row
+        path = ""
+        for file, test in named:
+            path = file or path
+            assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
 def test_every_attack_has_a_file() -> None:
     rows = [row for row in ROWS if not row.startswith(("| incident", "| :--"))]
     assert [row for row in rows if "`" not in row.rsplit("|", 2)[1]] == []

@@ -1,0 +1,105 @@
+"""What a verb takes grows with what it is given: N, 2N and 4N tensors, files or characters.
+
+Processor time of this process is compared, each the best of two: four times as much may take ten times as long, where
+quadratic work would take sixteen. Below `SHORTEST` nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ckptconv
+from ckptconv import api
+from ckptconv.bulk import zoo as bulk
+from ckptconv.cli.main import main
+
+pytestmark = pytest.mark.slow
+LINEAR = 10.0  # times as long for four times as much
+SHORTEST = 0.3  # seconds of processor time
+
+
+def file(path: Path, names: list[str], axis: int = 1) -> Path:
+    """A safetensors of tensors of one element each."""
+    head = {n: {"dtype": "F32", "shape": [axis], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}
+    raw = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(4 * len(names)))
+    return path
+
+
+def flat(folder: Path, n: int) -> Path:
+    return file(folder / "m.safetensors", [f"layer_{i}/part_{i % 7}/w{i}" for i in range(1000 * n)])
+
+
+def other(folder: Path, n: int) -> Path:
+    return file(folder / "o.safetensors", [f"block.{i}.{'abcdefg'[i % 7]}.weight" for i in range(1000 * n)])
+
+
+def deep(folder: Path, n: int) -> Path:
+    """One path of many parts, and a tensor at each of its levels."""
+    return file(folder / "m.safetensors", ["/".join(["d"] * k) for k in range(1, 60)] + ["e/" * (500 * n) + "w"])
+
+
+def alike(folder: Path, n: int) -> Path:
+    """Names that differ in one letter, the nearest of which messages look for."""
+    return file(folder / "m.safetensors", [f"{'a' * 40}{i:06d}" for i in range(1000 * n)])
+
+
+def tree(folder: Path, n: int) -> Path:
+    for i in range(150 * n):
+        (folder / f"d{i % 10}").mkdir(exist_ok=True)
+        file(folder / f"d{i % 10}" / f"m{i}.safetensors", ["w"])
+    return folder
+
+
+def command(*args: str) -> None:
+    out, ended = io.StringIO(), contextlib.suppress(SystemExit)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), ended:
+        main(list(args))
+
+
+Work = Callable[[Path], object]
+CASES: dict[str, tuple[Callable[[Path, int], Path], Work]] = {
+    "inspect": (flat, lambda p: command("inspect", str(p))),
+    "inspect --tree, deep": (deep, lambda p: command("inspect", str(p), "--tree")),
+    "inspect --json": (flat, lambda p: command("inspect", str(p), "--json")),
+    "diff, nothing in common": (lambda f, n: (other(f, n), flat(f, n))[1],
+                                lambda p: command("diff", str(p), str(p.with_name("o.safetensors")))),
+    "verify": (flat, lambda p: command("verify", str(p))),
+    "verify against another": (lambda f, n: (other(f, n), flat(f, n))[1],
+                               lambda p: command("verify", str(p), str(p.with_name("o.safetensors")))),
+    "hash": (flat, lambda p: ckptconv.open(p) and api.convert(p, p.with_name("hashed.safetensors"), force=True)),
+    "dry run": (flat, lambda p: command(str(p), "-o", str(p.with_name("x.npz")), "--dry-run")),
+    "dry run, deep": (deep, lambda p: command(str(p), "-o", str(p.with_name("x.npz")), "--dry-run")),
+    "a glob that fits nothing": (alike, lambda p: command("inspect", str(p), "--include", "b" * 40)),
+    "match by names": (lambda f, n: (other(f, n), flat(f, n))[1],
+                       lambda p: command("match", str(p), str(p.with_name("o.safetensors")))),
+    "report": (flat, lambda p: command("report", str(p), "-o", str(p.with_name("r.html")), "--force")),
+    "zoo planning": (tree, lambda p: bulk.zoo_plan(p, p.parent / "out")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_verb_takes_linear_time(name: str, tmp_path: Path) -> None:
+    make, work = CASES[name]
+    took = []
+    for n in (1, 2, 4):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        source, best = make(folder, n), float("inf")
+        for _ in range(2):
+            began = time.process_time()
+            work(source)
+            best = min(best, time.process_time() - began)
+        took.append(best)
+    shown = ", ".join(f"{t:.2f} s" for t in took)
+    print(f"{name}: {shown}")
+    if took[-1] > SHORTEST:
+        assert took[-1] <= LINEAR * max(took[0], SHORTEST / 4), f"{name}: {shown}"
