@@ -1,4 +1,4 @@
-"""Metadata of our own in formats that have no metadata: one text, at a place that other readers skip.
+"""Metadata of our own in formats without metadata: one text, stored where other readers ignore it.
 
 .npz          extra fields in the zip's directory     .npy folder   a file ckptconv.json beside the arrays
 TensorFlow    a field of the index's header           Flax          no place: a note says what is lost
@@ -22,13 +22,13 @@ MEANING = {
 
 
 def packed(metadata: Mapping[str, str]) -> bytes:
-    """The entries of ours as one text; nothing if there are none."""
+    """Encode our entries as one text; empty if there are none."""
     own = {k: v for k, v in metadata.items() if k in MEANING}
     return json.dumps(own, separators=(",", ":")).encode() if own else b""
 
 
 def unpacked(raw: bytes) -> dict[str, str]:
-    """The entries in a text; {} if it is not sound: others may write there, too."""
+    """Decode the entries; {} if the text is not valid, because other programs may write there, too."""
     try:
         found = json.loads(raw)
         return {k: v for k, v in found.items() if k in MEANING and isinstance(v, str)}
@@ -37,6 +37,6 @@ def unpacked(raw: bytes) -> dict[str, str]:
 
 
 def lost(entries: Collection[str], title: str) -> tuple[Note, ...]:
-    """Say which entries of ours a format has no place for."""
+    """A note on our entries that a format has no place for."""
     what = [meaning for key, meaning in MEANING.items() if key in entries]
     return (Note("lossy", f"{title} has no place for metadata: it lacks {', and '.join(what)}"),) if what else ()

@@ -1,9 +1,9 @@
-"""The small files that stand beside a model's weights in a Hugging Face folder, copied so that the result loads.
+"""Copy the small files beside a model's weights in a Hugging Face folder, so that the result can be loaded.
 
-    config.json  generation_config.json  tokenizer.json  vocab.txt  ...        by name: no code, and nothing unknown
+    config.json  generation_config.json  tokenizer.json  vocab.txt  ...        by name: no code, no unknown files
 
-A file that is there already stays as it is. A link that leaves the source's folder, what is not a regular file and what
-is larger than `MAX_SIZE` is left out with a note.
+Existing files are not replaced. Links out of the source's folder, files that are not regular, and files larger than
+`MAX_SIZE` are left out with a note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..output.destination import OutputFile
 from ..storage.files import Reader, exists, is_remote, join, local, names, sibling, split, stat
 from .placement import Patch, Placement, Writer
 
-MAX_SIZE = 64 * 2**20  # bytes of a file: the largest tokenizer.json that models have are 35 MB
+MAX_SIZE = 64 * 2**20  # bytes of a file; the largest known tokenizer.json has 35 MB
 KNOWN = frozenset({
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json",
     "image_processor_config.json", "video_preprocessor_config.json", "feature_extractor_config.json",
@@ -30,7 +30,7 @@ KNOWN = frozenset({
 
 @dataclass(frozen=True)
 class Along:
-    """A writer of a folder whose output has other files as well: their urls by name, with their sizes in bytes."""
+    """A folder writer that also copies other files, given by name with URL and size in bytes."""
 
     inside: Writer
     at: str
@@ -51,7 +51,7 @@ class Along:
 
 
 def along(writer: Writer, url: str, source: str) -> Writer:
-    """The writer of the folder `url`, with the small files of the folder `source`."""
+    """Extend the writer of the folder `url` by the small files of the folder `source`."""
     found: dict[str, tuple[str, int]] = {}
     left: list[str] = []
     wanted = [name for name in names(source) if name in KNOWN]

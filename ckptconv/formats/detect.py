@@ -38,8 +38,8 @@ from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
 from .table import TABLE, Format, get, table
 
-# A file with a signature is shown first to the formats that have it: to import all the others takes longer than to
-# convert a small file. What a format lists here too much costs time, what it lists too little is found all the same.
+# Formats with the signature of a file are asked first, because importing all others takes longer than converting a
+# small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
     (lambda seen: seen.head.startswith(b"PK") or b"PK\5\6" in seen.tail,
@@ -83,7 +83,7 @@ def detect(url: str, *, but: str = "") -> Format:
 
 
 def _likely(seen: Seen) -> Sequence[Format]:
-    """The formats that have one of the signatures or the suffix of what is there; all, if it has no signature."""
+    """The formats with a signature or the suffix of the file; all formats if it has no known signature."""
     if SHARD.search(seen.base):
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
@@ -107,7 +107,7 @@ def _claim(row: Format, seen: Seen) -> int:
 
 
 def _refuse_stand_in(seen: Seen) -> None:
-    """Raise an error that describes what is there instead of a checkpoint: nothing, a pointer, a web page ..."""
+    """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
     if seen.is_dir:
         what = foreign.folder(seen.files, tuple(s for f in TABLE for s in f.suffixes))
     elif seen.size < 0:

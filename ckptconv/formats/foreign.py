@@ -1,4 +1,4 @@
-"""Files that are often given in the place of a checkpoint, recognised by their first bytes.
+"""Files that are often mistaken for a checkpoint, recognised by their first bytes.
 
     1f 8b              gzip: may contain a checkpoint
     "GGUF", "TFL3"     models of other programs
@@ -35,13 +35,13 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
 
 
 def missing(url: str) -> str:
-    """What may be meant by a path that is not there, as the end of a message, or ''."""
+    """A suggestion for a path that does not exist, as the end of a message, or ''."""
     if not url:
-        return ": the path is an empty text"
+        return ": the path is empty"
     if any(c in url for c in "*?["):
         return "; `ckptconv zoo` takes globs, other verbs take paths"
     if url.startswith("~"):
-        return "; ~ is expanded by a shell, where it is not quoted"
+        return "; a shell expands ~ only if it is not quoted"
     if REPOSITORY.fullmatch(url):
         return f"; a repository of the Hugging Face Hub is hf://{url}"
     return ""
@@ -75,7 +75,7 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
 
 
 def _deepspeed(files: Sequence[str]) -> str:
-    """What to take of a DeepSpeed checkpoint: the model's file, in the newest of its steps."""
+    """Which file of a DeepSpeed checkpoint to use: the model's file of the newest step."""
     states = sorted(n for n in files if n.startswith("mp_rank_") and n.endswith("_model_states.pt"))
     steps = sorted((n for n in files if n.startswith("global_step") and n[11:].isdigit()), key=lambda n: int(n[11:]))
     if not states and not steps:

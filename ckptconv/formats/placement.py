@@ -63,7 +63,7 @@ class Placement(NamedTuple):
     notes: Sequence[Note] = ()
 
     def named(self, found: Checkpoint) -> Checkpoint:
-        """What was read, under the names that it had when it was placed."""
+        """The checkpoint that was read back, under the names that its tensors had when they were placed."""
         before = {new: old for old, new in self.renamed.items()}
         return found.with_tensors({before.get(n, n): t for n, t in found.tensors.items()}) if before else found
 

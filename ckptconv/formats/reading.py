@@ -8,9 +8,9 @@ from typing import NamedTuple
 class Reading(NamedTuple):
     """Options of reading. A format ignores those that have no meaning for it.
 
-    opaque: objects of unknown classes stay inert placeholders instead of being refused, and constants are all read.
-    salvage: what is left of a file that is cut or lacks shards is opened, with notes of the kind `damaged`.
-    densify: sparse and quantised tensors are computed instead of given as their pieces.
+    opaque: keep objects of unknown classes as inert placeholders instead of refusing them, and read all constants.
+    salvage: open the complete tensors of a truncated file or an incomplete set, with notes of the kind `damaged`.
+    densify: compute sparse and quantised tensors instead of returning their pieces.
     """
 
     opaque: bool = False

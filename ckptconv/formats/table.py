@@ -62,7 +62,7 @@ TABLE: tuple[Format, ...] = (
 )
 
 
-# What other programs, and people, call them.
+# Other names of these formats.
 ALIASES = {
     "pytorch": "torch", "pt": "torch", "pth": "torch", "tensorflow": "tf", "huggingface": "hf", "transformers": "hf",
     "numpy": "npz", "st": "safetensors", "h5": "hdf5", "msgpack": "flax", "keras-v3": "keras3",

@@ -31,7 +31,7 @@ def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[b
 
 
 def contents(f: Ranges, m: Member, piece: int = 2**20) -> Iterator[bytes]:
-    """A member's bytes, unpacked; CorruptCheckpoint where they are not as many as announced or have another CRC-32."""
+    """A member's unpacked bytes; CorruptCheckpoint if their number or CRC-32 differs from that in the directory."""
     raw = unpack(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece)
     left, value = m.size, 0
     for data in raw:

@@ -1,11 +1,11 @@
-"""What is whole in a zip whose end, and so the directory (zip.py), is gone: members by their local headers.
+"""The complete members of a truncated zip, which has lost its directory (zip.py), found by their local headers.
 
-A local header says the sizes, or leaves them to the descriptor behind the bytes, as torch has it:
+A local header contains the sizes, or leaves them to a descriptor after the bytes, as torch does:
 
     "PK\\7\\10" crc packed size      u32 each, or the sizes u64; another header follows, or the directory
 
-Bytes end at the first descriptor that gives the number of bytes before it. Where a member is not whole, those behind
-it are given up as well: nothing says where they begin.
+A member ends at the first descriptor that states the number of bytes before it. Members after an incomplete one are
+lost, because nothing shows where they begin.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
 
 
 def whole_members(f: Ranges) -> dict[str, Member]:
-    """The members before the first that is cut, with the checks of names that a directory gets."""
+    """The members before the first incomplete one; names are checked as for a directory."""
     found = list(_members(f))
     _check_names([m.name for m in found], f.url, True)
     return {m.name: m for m in found}
@@ -65,7 +65,7 @@ def _members(f: Ranges) -> Iterator[Member]:
 
 
 def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
-    """CRC and sizes of the bytes at `start` by the descriptor that ends them, and where that ends itself."""
+    """CRC and sizes of the bytes at `start`, from the descriptor after them, and the end of that descriptor."""
     at = start
     while at + _FORMS[0].size <= f.size:
         window = f.read(at, min(_PIECE + _LONGEST, f.size - at))

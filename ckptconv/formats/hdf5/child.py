@@ -161,7 +161,7 @@ class Child:
         while True:
             kind, size = FRAME.unpack(self._receive(FRAME.size))
             if size > MAX_FRAME:
-                raise self._lost("sent nonsense")
+                raise self._lost("sent an invalid message")
             body = self._receive(size)
             if kind == b".":
                 return
@@ -202,7 +202,7 @@ class Child:
         self._process.kill()
         status = self._process.wait()
         if status == -getattr(signal, "SIGXCPU", 0):
-            why = f"made no headway in {CPU_STEP} seconds"
+            why = f"made no progress in {CPU_STEP} seconds"
         why = why or (f"died with signal {-status}" if status < 0 else f"ended with status {status}")
         return CorruptCheckpoint(f"the HDF5 library {why} on this file: it is damaged or hostile", url=self.image.url)
 

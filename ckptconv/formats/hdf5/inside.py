@@ -220,7 +220,7 @@ def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes
         for record in tree(file, size):
             body = json.dumps(record).encode()
             room -= len(body)
-            if room < 0:  # long paths before many names, texts that many attributes share
+            if room < 0:  # many names with one long path, or attributes that share texts
                 raise Refused("unsafe", f"its names and attributes unfold without bound in a file of {size} bytes")
             yield b"R", body
         return

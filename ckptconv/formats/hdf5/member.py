@@ -21,7 +21,7 @@ from ..containers.zip import Member
 from .child import FileImage
 
 PIECE = 2**20
-WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that what begins so takes once it is parsed
+WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that a parsed value takes, by the byte that begins it
 
 
 def members(url: str) -> dict[str, Member]:
@@ -41,7 +41,7 @@ def read(url: str, name: str, limit: int) -> bytes:
 
 
 def read_json(url: str, name: str, limit: int) -> bytes:
-    """Read a member that is JSON; UnsafeCheckpoint if what it describes has no relation to its size."""
+    """Read a JSON member; UnsafeCheckpoint if its parsed content would be out of proportion to its size."""
     raw = read(url, name, limit)
     weight = 4 * len(raw) + sum(cost * raw.count(sign) for sign, cost in WEIGHTS.items())
     if weight > 64 * members(url)[name].packed + 2**27:
@@ -50,7 +50,7 @@ def read_json(url: str, name: str, limit: int) -> bytes:
 
 
 def _pieces(url: str, m: Member) -> Iterator[bytes]:
-    """The unpacked bytes; CorruptCheckpoint if their number or their CRC is not as announced."""
+    """The unpacked bytes; CorruptCheckpoint if their number or CRC differs from that in the directory."""
     size = value = 0
     with Reader(url) as file:
         stored = (file.read(at, min(PIECE, m.start + m.size - at)) for at in range(m.start, m.start + m.size, PIECE))

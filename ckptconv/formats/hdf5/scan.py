@@ -18,7 +18,7 @@ from .elements import element
 
 # deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: the filters that need no plugin
 FILTERS = {1, 2, 3, 4, 5, 6, 32000}
-UNSTABLE = {4, 6}  # szip expects chunks of one size, which scaleoffset does not give: the end is what memory holds
+UNSTABLE = {4, 6}  # szip expects chunks of equal size; after scaleoffset they vary, and their ends are undefined
 RATIO = 1100  # deflate reaches 1032:1
 SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were never written consist of their fill value
 SLAB = 8 << 20

@@ -4,9 +4,9 @@
     params_0.npy ... params_9.npy one-dimensional; concatenated they are the weights in that order
     parameters_names.json         ["model/we:0", "model/h0/attn/c_attn/w:0", ...]    only if written by transformers
 
-The order is that in which the training code creates its variables, and it determines the names: twelve for each layer,
-after the positions and the words, which that code keeps in one table `model/we`, words first. Reading only.
-Source: openai/finetune-transformer-lm, model/ and train.py.
+The weights are in the order in which the training code creates its variables; this order determines the names: twelve
+for each layer, after the embeddings of positions and words, which that code keeps in one table `model/we`, words first.
+Reading only. Source: openai/finetune-transformer-lm, model/ and train.py.
 """
 
 from __future__ import annotations

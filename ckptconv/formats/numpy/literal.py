@@ -1,4 +1,4 @@
-"""The dictionary in the header of an .npy file: Python's literal, of which nothing is evaluated."""
+"""Parse the dictionary in the header of an .npy file, a Python literal, without evaluating it."""
 
 from __future__ import annotations
 

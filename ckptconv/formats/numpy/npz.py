@@ -5,8 +5,8 @@
     directory
 
 A stored array is read in place. The zip's checksum covers head and elements; that of the elements alone follows from
-it, because CRCs combine. A deflated array is inflated as a stream. Output is stored, with aligned elements. The order
-of a Keras model's layers and the like (carried.py) are extra fields of the directory, which NumPy ignores.
+it, because CRCs combine. A deflated array is inflated as a stream. Output is stored, with aligned elements. Metadata of
+our own, such as the order of a Keras model's layers (carried.py), is in extra fields that NumPy ignores.
 Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
 """
 
