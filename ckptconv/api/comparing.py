@@ -63,11 +63,13 @@ def verify(sources: Path | Sequence[Path], destination: Path, **given: Unpack[Co
 def verify(
     sources: Path | Sequence[Path], destination: Path | None = None, **given: Unpack[ConvertOptions]
 ) -> Checkpoint | Checked:
-    """Derive again what the destination should hold, and compare every bit.
+    """Derive a conversion again and compare its result with the destination, bit for bit.
 
-    Takes the options of the conversion and gives what the destination should hold. Without a destination, the source
-    is read whole and compared with its own checksums and hashes; gives counts of what was checked. Raises VerifyError,
-    which says where they differ.
+    sources, destination: as in `convert`; give the options of that conversion. Returns the checkpoint that the
+    destination should hold; VerifyError lists the tensors that differ, and the first index. Without a destination, the
+    source is read completely and compared with its own checksums and hashes; returns a Checked: the number of tensors,
+    of tensors with a hash, and of bytes with a checksum. UsageError for options of a conversion without a destination,
+    and what reading raises.
     """
     found = bundle(given, *VERIFY)
     if destination is not None:
