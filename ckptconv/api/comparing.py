@@ -36,9 +36,13 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints of any formats: bit for bit, or within a tolerance.
 
-    What changes names, layouts and dtypes is applied to A first. What is selected of A by name is, without a converter,
-    selected of B as well; with one, what only B holds is not a difference. `rtol` and `atol` allow
-    |a - b| <= atol + rtol |b|; a dtype alone is then no difference.
+    Options that change names, layouts and dtypes are applied to `a` before the comparison. Without a converter,
+    `include` and `exclude` select from both; with one, they select from `a`, and tensors that only `b` has are not
+    differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a different dtype alone is then not a
+    difference. Without them, values are compared bit for bit.
+
+    Returns a Diff: `same`, `equal` (the number of equal tensors) and `pairs` (the differences); print() shows it as a
+    table. Raises UsageError for a negative tolerance, and what `open` and the conversion raise.
     """
     from ..verification import compare
 

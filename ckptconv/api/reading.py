@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOptions]) -> Checkpoint:
     """Open a checkpoint of any known format: a lazy mapping from names to tensors.
 
-    Only headers are read; `checkpoint[name].numpy()` reads a tensor. `path` is a file, a folder, a prefix or a URL;
-    `format` is needed where several fit. Raises a CkptError for anything that is not a sound checkpoint; what is read
-    later is compared with the hashes that the checkpoint carries.
+    path: a file, a folder, a TensorFlow prefix or a URL. format: its format, if several fit. Only headers are read;
+    `checkpoint[name].numpy()` reads a tensor, and compares it with the hash and checksums that the checkpoint carries.
+
+    Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
+    UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
     chosen = bundle(select, *SELECT).select
     found = whole(text(path), replace(chosen, format=format) if format else chosen)

@@ -48,7 +48,8 @@ FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a conversion did."""
+    """The result of `convert` and `save`. bytes: of the tensors as written. loss: for each tensor that a cast changed,
+    how many finite values became infinite or NaN, and how many other than zero became zero."""
 
     sources: tuple[str, ...]
     destination: str
@@ -148,7 +149,7 @@ def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
 
 @takes(*CONVERT)
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
-    """Say what `convert` would do, without doing it: what goes where, how, and what it costs."""
+    """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
     found = bundle(given)
     row, checkpoint = _prepared(list_of(sources), destination, found)
     made = passes.texts(order.fitted(checkpoint, row.name))
@@ -157,10 +158,14 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
 
 @takes(*CONVERT)
 def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
-    """Convert one checkpoint (or several, merged) into one; the destination appears whole or not at all.
+    """Convert a checkpoint, or several merged into one; the destination appears complete or not at all.
 
-    With no option only the format changes, which the destination's suffix selects: same names, same values, same
-    layout. Raises a CkptError that says what cannot be read, converted or written.
+    sources: a path or URL, or several. destination: the path or URL to write; its suffix selects the format unless `to`
+    does. Without other options only the format changes: names, values and layouts stay the same.
+
+    Returns a Report. Raises UsageError (options, converters), FormatError (the sources), ConversionError (names,
+    layouts, casts, or what the target cannot hold), VerifyError (hashes, reading back), MissingExtra (an optional
+    package) and StorageError (the file system; an existing destination without `force`).
     """
     found = bundle(given)
     target, resources, many = found.target, found.resources, list_of(sources)
@@ -282,10 +287,13 @@ def save(
     tensors: Mapping[str, Any] | Any, path: Path, *, format: str | None = None,
     metadata: Mapping[str, str] | None = None, **given: Unpack[SaveOptions],
 ) -> Report:  # fmt: skip
-    """Write arrays to a file: numpy, torch and JAX arrays, tensors that `open` gave, a state dict, or a module.
+    """Write tensors to `path`.
 
-    Torch tensors that share their memory are tied, where the format knows ties. `format` is needed where the suffix
-    does not tell; `metadata` replaces that of a checkpoint. Raises UsageError that names what is not an array.
+    tensors: NumPy, torch or JAX arrays or tensors of an open checkpoint, by name; a checkpoint, a state dict, or a
+    torch module. Torch tensors that share memory are tied, if the format supports ties. format: the target format, if
+    the suffix does not determine it. metadata: texts to store; they replace those of a checkpoint.
+    Returns a Report. Raises UsageError (lists all values that are not arrays), Unrepresentable (tensors that the
+    format cannot hold) and StorageError (`path` exists and `force` is not given).
     """
     found = bundle(given, *TARGET, *RESOURCES)
     target = replace(found.target, format=format) if format else found.target
