@@ -303,6 +303,48 @@ def hdf5_of(kind: str) -> Callable[[Path, int], Path]:
     return make
 
 
+def parts(folder: Path, n: int) -> Path:
+    return safetensors_of(lambda _: empty("d/" * 50_000 * n), 1)(folder, 1)
+
+
+def leaves(folder: Path, n: int) -> Path:
+    """Values that are not tensors, each with a name."""
+    (folder / "x.pkl").write_bytes(pickle.dumps({f"{i:x}": {"a": i, "b": "c"} for i in range(8_000 * n)}, 4))
+    return folder / "x.pkl"
+
+
+def nested(folder: Path, n: int) -> Path:
+    """Containers at the depth that is read, each with a long way to its name."""
+    inner: object = 1
+    for i in range(60):
+        inner = {f"{i:02d}" * 20: inner}
+    (folder / "x.pkl").write_bytes(pickle.dumps([[inner, {}] for _ in range(2_000 * n)], 4))
+    return folder / "x.pkl"
+
+
+def orbax_of(arrays: Callable[[int], int], chunks: Callable[[int], int]) -> Callable[[Path, int], Path]:
+    """A database of arrays of chunks, of one byte each."""
+
+    def make(folder: Path, n: int) -> Path:
+        from ckptconv.formats.orbax import btree
+
+        k = chunks(n)
+        said = {"zarr_format": 2, "shape": [k], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0,
+                "order": "C", "filters": None}  # fmt: skip
+        raw, found = json.dumps(said).encode(), []
+        for a in range(arrays(n)):
+            found.append(btree.Entry(b"w%d/.zarray" % a, 0, len(raw), raw))
+            found += [btree.Entry(b"w%d/%d" % (a, i), a * k + i, 1) for i in range(k)]
+        total = arrays(n) * k
+        nodes, manifest = btree.build(sorted(found), "d/x", total)
+        (folder / "m" / "d").mkdir(parents=True)
+        (folder / "m" / "d" / "x").write_bytes(bytes(total) + nodes)
+        (folder / "m" / "manifest.ocdbt").write_bytes(manifest)
+        return folder / "m"
+
+    return make
+
+
 CASES: dict[str, tuple[Callable[[Path, int], Path], str]] = {
     "npz: empty sets": (npz_of(b"\x8f"), "npz"),
     "npz: empty dicts": (npz_of(b"}"), "npz"),
@@ -313,6 +355,12 @@ CASES: dict[str, tuple[Callable[[Path, int], Path], str]] = {
     "pickle: empty sets": (pickle_of(b"\x8f"), "pickle"),
     "pickle: memos": (pickle_of(b"N\x94\x94\x94"), "pickle"),
     "pickle: marks": (pickle_of(b"("), "pickle"),
+    "pickle: leaves": (leaves, "pickle"),
+    "pickle: nested": (nested, "pickle"),
+    "safetensors: parts of a name": (parts, "safetensors"),
+    "orbax: chunks of one array": (orbax_of(lambda n: 1, lambda n: 4_000 * n), "orbax"),
+    "orbax: arrays": (orbax_of(lambda n: 2_000 * n, lambda n: 1), "orbax"),
+    "orbax: chunks of arrays": (orbax_of(lambda n: 30 * n, lambda n: 100), "orbax"),
     "torch: empty sets": (torch_of(b"K\1\x8f"), "torch"),
     "keras: empty objects": (keras_json(b"{}"), "keras3"),
     "keras: lists": (keras_json(b"[[]]"), "keras3"),
