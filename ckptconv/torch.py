@@ -156,7 +156,7 @@ def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Names that share one tensor."""
+    """Groups of names that share one tensor of the module."""
     groups: dict[int, list[str]] = {}
     for name, tensor in state(module).items():
         groups.setdefault(id(tensor), []).append(name)

@@ -76,7 +76,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Target:
-    """How to write."""
+    """Options of the output: format, shards, checks. Each field is a keyword of `convert`."""
 
     format: str | None = option(None, "The target's format; else the suffix tells.", "to")
     max_shard_size: int | None = option(None, "Split the output, e.g. at 5GB.", clean=size)
@@ -93,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Resources:
-    """What it may cost."""
+    """The resources that a run may use: memory in bytes, threads, processes or a cluster. See `convert`."""
 
     max_memory: int = option(MEMORY, "Bound on buffers (512MB).", clean=size)
     jobs: int | None = option(None, "Threads (as many as processors, at most 8).")

@@ -110,7 +110,7 @@ class Part(NamedTuple):
 
 
 def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Element strides of a C-contiguous array."""
+    """The strides of a C-contiguous array of this shape, in elements."""
     out = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
         out[i - 1] = out[i] * shape[i]
