@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import ckptconv
-from ckptconv.bulk.planning import remembered
+from ckptconv.bulk.planning import read_ledger
 
 FORMATS = {
     "tf": "run-{}/model.ckpt", "safetensors": "model-{}.safetensors", "hf": "sharded-{}/model.safetensors",
@@ -64,7 +64,7 @@ def run(*args: object) -> float:
 def check(folder: Path) -> int:
     """Compare every output's values with those that were made."""
     right = 0
-    for entry in remembered(str(folder)).values():
+    for entry in read_ledger(str(folder)).values():
         seed = int("".join(c for c in entry.at.rpartition("/")[2].split(".s")[0] if c.isdigit()) or
                    "".join(c for c in entry.at.split("/")[-2] if c.isdigit()))  # fmt: skip
         want = sorted(a.tobytes() for a in tensors(seed).values())

@@ -271,4 +271,4 @@ def test_secrets_reach_no_output(serve: Serve, npz: bytes, tmp_path: Path, cli: 
         assert "hush" not in path.name
         assert not path.is_file() or b"hush" not in path.read_bytes(), path
     assert (out / "zoo" / "m.safetensors").exists()
-    assert all("hush" not in e.line().decode() for e in run.remembered(str(out / "zoo")).values())
+    assert all("hush" not in e.line().decode() for e in run.read_ledger(str(out / "zoo")).values())
