@@ -287,6 +287,8 @@ def shipped() -> Path:
 def read(path: Path) -> str:
     """The text of a rule file; UsageError if there is none."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, for ever
+            raise UsageError(f"converter {path}: is not a regular file")
         with path.open("rb") as f:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:

@@ -5,6 +5,7 @@ And what may take long: globs, rules and templates against long names.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.errors import CkptError, UnmatchedTensors
+from ckptconv.errors import CkptError, UnmatchedTensors, UsageError
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
 
@@ -186,3 +187,12 @@ def test_the_nearest_rule_of_a_long_name_is_found_in_its_beginning() -> None:
     with pytest.raises(UnmatchedTensors, match="takes 1 of 1"):
         apply(library.load("bert"), Checkpoint(long))
     assert time.process_time() - began < 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("included", [False, True])
+def test_a_rule_file_that_is_a_pipe_is_not_waited_for(included: bool, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "rules.toml").write_text('include = ["pipe"]\n')
+    with pytest.raises(UsageError, match="is not a regular file"):
+        library.load(str(tmp_path / ("rules.toml" if included else "pipe.toml")))
