@@ -35,6 +35,7 @@ ORDER = 0.3  # weight of the place in the class, against the likeness of words (
 TIE = 0.03  # weight of the alphabet, where nothing else tells
 CLEAR = 0.1  # likeness by which a pair must be above all others of its class to be said by its names
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
+OPPOSITE = 0.5  # against a cell that runs forwards and one that runs backwards: no order of a file outweighs that
 
 ONLY = "the only module of its shape on both sides"
 NAMES = "the names are alike, not the same"
@@ -187,6 +188,8 @@ class Class:
         self.like = likeness([u.words for u in self.a], [u.words for u in b])
         self.like += SAME * (self.words[0][:, None] == self.words[1][None, :])
         self.like -= TABLE * (tables[0][:, None] != tables[1][None, :])
+        ways = [np.array([_way(u) for u in many]) for many in (self.a, b)]
+        self.like -= OPPOSITE * (ways[0][:, None] * ways[1][None, :] < 0)
         columns = np.linspace(0, 1, len(b))[None, :]
         self.base = self.like - ORDER * (_ranks(self.a, place)[:, None] - columns) ** 2
         self.base -= TIE * (_ranks(self.a, lambda u: u.natural)[:, None] - columns) ** 2
@@ -226,6 +229,11 @@ def _ranks(many: Sequence[Unit], place: Place) -> Array:
     for k, key in enumerate(sorted(place(u) for u in many)):
         at[key].append(k)
     return np.array([np.mean(at[place(u)]) for u in many]) / max(1, len(many) - 1)
+
+
+def _way(u: Unit) -> int:
+    """1 if a name says forward, -1 if it says backward, 0 if it says neither."""
+    return ("forward" in u.words) - ("backward" in u.words)
 
 
 def _table(u: Unit, side: Side) -> bool:

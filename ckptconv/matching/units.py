@@ -65,9 +65,10 @@ def units(side: Side) -> list[Unit]:
     bare = {name: ROOTS.sub("", averaged(name)) for name in side.tensors}
     cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
     separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
+    both_ways = {parent(n) for n in bare.values() if (m := RECURRENT.fullmatch(leaf(n))) and m[2]}
     made: dict[str, dict[str, Tensor]] = {}
     for name, t in side.tensors.items():
-        home, role = _place(bare[name], cells, separable)
+        home, role = _place(bare[name], cells, separable, both_ways)
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
@@ -96,14 +97,15 @@ def _words(home: str, members: Mapping[str, Tensor]) -> tuple[str, ...]:
     return words(f"{home}/{'embeddings/' if first in TABLE else ''}weight")[:-1]
 
 
-def _place(name: str, cells: set[str], separable: set[str]) -> tuple[str, str]:
+def _place(name: str, cells: set[str], separable: set[str], both_ways: set[str]) -> tuple[str, str]:
     """The module that a tensor belongs to, and its role there."""
     home, last = parent(name), leaf(name)
     if m := PARAMETRIZED.fullmatch(name):
         return m[1], NORMED[m[3]]
     if m := RECURRENT.fullmatch(last):
         layer = re.search(r"_l([0-9]+)", last)
-        return f"{home}/{'backward/' if m[2] else ''}l{layer[1] if layer else 0}", m[1]
+        way = ("backward/" if m[2] else "forward/") if home in both_ways else ""
+        return f"{home}/{way}l{layer[1] if layer else 0}", m[1]
     if home in cells:
         return home, CELL.get(last, last)
     if home in separable:

@@ -57,7 +57,7 @@ def averaged(name: str) -> str:
 
 def _leaf(last: str) -> list[str]:
     if m := RECURRENT.fullmatch(last.lower()):
-        return ["reverse", m[1]] if m[2] else [m[1]]
+        return ["backward", m[1]] if m[2] else [m[1]]
     return [last.lower()] if last.lower() in KINDS else _split(last)
 
 

@@ -403,6 +403,23 @@ def test_gates_are_assumed() -> None:
     assert not found.target_only
 
 
+def test_a_bidirectional_layer_of_keras_is_not_crossed(fixtures: Path) -> None:
+    """A .keras file holds the backward cell before the forward one, torch the other way round."""
+    sizes = {"gru": (36, 12, 12), "lstm": (48, 24, 12)}
+    target = {"embed.weight": noise(30, 12), "head.weight": noise(5, 24), "head.bias": noise(5)}
+    for name, (gates, inputs, units) in sizes.items():
+        for way in ("", "_reverse"):
+            target |= {
+                f"{name}.weight_ih_l0{way}": noise(gates, inputs),
+                f"{name}.weight_hh_l0{way}": noise(gates, units),
+            }
+            target |= {f"{name}.bias_ih_l0{way}": noise(gates), f"{name}.bias_hh_l0{way}": noise(gates)}
+    found = match(ckptconv.open(fixtures / "ports/keras_rnn/tagger.keras"), checkpoint(target))
+    cells = [(n, t) for p in found.pairs for n in p.sources for t in p.targets if "_cell/" in n]
+    assert len(cells) == 14
+    assert all(("backward" in n) == t.endswith("_reverse") for n, t in cells), cells
+
+
 def test_folded_batch_norm_is_reported_and_not_matched() -> None:
     norm = {f"conv/bn/{v}": (8,) for v in ("gamma", "beta", "moving_mean", "moving_variance")}
     a = {
