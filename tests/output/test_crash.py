@@ -480,12 +480,17 @@ def test_what_nohup_ignores_stays_ignored(sources: list[Path], tmp_path: Path) -
     assert child.returncode == 128 + signal.SIGTERM
 
 
+TURNED = 'layout = "a b -> b a"'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["coded.npz", "coded.h5", "coded.keras"])
 def test_no_room_for_what_must_be_decoded(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "in"
     home.mkdir()
-    values = {"w": np.arange(3_000_000, dtype="f8"), "v": np.ones(5, "f4")}
+    values = {"w": np.arange(3_000_000, dtype="f8").reshape(2000, 1500), "v": np.ones(5, "f4")}
+    turned = tmp_path / "turned.toml"  # to give elements in another order than they are stored in takes room
+    turned.write_text("".join(f'[[rule]]\nfrom = "{{x...}}"\nto = "{{x...}}"\n{more}\n' for more in (TURNED, "")))
     if source.endswith(".npz"):
         np.savez_compressed(home / source, **values)
     else:
@@ -503,7 +508,10 @@ def test_no_room_for_what_must_be_decoded(source: str, tmp_path: Path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     small = api.Resources(max_memory=16 << 20, jobs=1)
     with pytest.raises(StorageError, match="nowhere: no such"):
-        api.convert(home / source, tmp_path / "out.safetensors", target=api.Target(force=True), resources=small)
+        api.convert(
+            home / source, tmp_path / "out.safetensors", target=api.Target(force=True), resources=small,
+            change=api.Change(converter=str(turned)),
+        )  # fmt: skip
     assert snapshot(tmp_path) == before
 
 
