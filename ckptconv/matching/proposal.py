@@ -109,6 +109,7 @@ def match(
     names = [_name(side) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
+        own.refuse_source(os.fspath(output), stamps)
         folder, name = files.split(os.fspath(output))
         raw = text.encode()
         with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps)) as out:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from stat import S_ISDIR, S_ISREG
 
+from ..errors import UsageError
 from ..storage.paths import is_remote, local
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -87,6 +88,14 @@ def shared(urls: Iterable[str]) -> int:
         except OSError:
             continue  # it is gone: reading it will say so
     return mode
+
+
+def refuse_source(path: str, urls: Iterable[str]) -> None:
+    """UsageError if `path`, where a page or a proposal is to be written, is one of the files that it is made from."""
+    if not is_remote(path) and os.path.realpath(local(path)) in {
+        os.path.realpath(local(url)) for url in urls if not is_remote(url)
+    }:
+        raise UsageError(f"{path!r} is read here, and would be replaced by what is said of it; give another name")
 
 
 def mark(folder: str) -> None:

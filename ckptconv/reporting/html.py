@@ -58,6 +58,7 @@ def report(
             data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
             data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
+    own.refuse_source(os.fspath(output), stamps)
     folder, name = files.split(os.fspath(output))
     with Output(folder, [OutputFile(name, len(page))], force=how.force, mode=own.shared(stamps)) as out:
         out.write(name, 0, page)

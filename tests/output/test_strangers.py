@@ -329,6 +329,8 @@ def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
             with pytest.raises(StorageError, match=r"is a link|already exists"):
                 made(tmp_path / at, force)
     assert not (tmp_path / "home").exists()
+    with pytest.raises(ckptconv.UsageError, match=r"a\.npz' is read here"):
+        made(tmp_path / "home" / ".." / "a.npz", force=True)
 
 
 def test_a_ledger_is_its_owners(tmp_path: Path) -> None:
