@@ -80,6 +80,13 @@ class Builder:
         k.backend.clear_session()
         policy = self.rng.choice(("float32", "float32", "float16", "float64") if self.two else POLICIES)
         (k.mixed_precision.set_global_policy if self.two else k.config.set_dtype_policy)(policy)
+        try:
+            return self.made()
+        finally:  # the policy is the whole process's
+            (k.mixed_precision.set_global_policy if self.two else k.config.set_dtype_policy)("float32")
+
+    def made(self) -> Any:
+        k = self.k
         kind = self.rng.choice(("vector", "sequence", "image", "tokens"))
         shape = {"vector": (4,), "sequence": (5, 4), "image": (6, 6, 4), "tokens": (5,)}[kind]
         self.steps = {"tokens": "sequence"}.get(kind, kind)

@@ -253,7 +253,7 @@ def test_full_verification_notices_what_was_written_wrong(tmp_path: Path, monkey
         write(self, name, start, raw)
 
     monkeypatch.setattr(Output, "write", forgetful)
-    with pytest.raises(ckptconv.VerifyError, match="w: other bytes"):
+    with pytest.raises(ckptconv.VerifyError, match="w: its bytes differ"):
         ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", target=api.Target(verify="full"))
 
 

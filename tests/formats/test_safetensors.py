@@ -253,7 +253,7 @@ def test_empty_tensors_of_vast_shapes(shape: tuple[int, ...], tmp_path: Path) ->
         assert tuple(f.get_slice("w").get_shape()) == shape
     found = ckptconv.open(tmp_path / "x.safetensors")
     assert found["w"].shape == shape
-    with pytest.raises(errors.UsageError, match="NumPy has no array"):
+    with pytest.raises(errors.UsageError, match="NumPy cannot represent the shape"):
         found["w"].numpy()
     ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors")
     assert ckptconv.open(tmp_path / "y.safetensors")["w"].shape == shape

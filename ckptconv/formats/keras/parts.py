@@ -30,7 +30,8 @@ class Part:
     """An object: tensor names of its own weights in order, and the objects in it in order.
 
     series: the order of siblings within a series is certain; siblings of different series may be exchanged.
-    unsure: own weights whose position is guessed. frozen: nothing in the object is trained.
+    unsure: own weights whose position is guessed. frozen: nothing in the object is trained. together: the objects in it
+    belong to one class of Keras, such as the two directions of Bidirectional, and are frozen with it.
     """
 
     series: str = ""
@@ -39,6 +40,7 @@ class Part:
     parts: list[Part] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
     frozen: bool = False
+    together: bool = False
 
     def take(self, weights: Sequence[tuple[str, str]], *, whole: Callable[[str], bool], sure: bool) -> None:
         """Add the object's own weights, given as (variable's name, tensor's name) in the best order known.
@@ -86,6 +88,31 @@ def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
         unsure = set(part.unsure)
         yield from (tuple(names) for names in own.values() if len(names) > 1 and unsure & set(names))
         yield from doubts(part.parts, shapes)
+
+
+def frozen_doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
+    """Groups of tensors of equal shapes in one layer that change places if some objects in it are not trained.
+
+    For a source that does not say what is trained.
+    """
+    for part in parts:
+        alike: dict[tuple[int, ...], list[tuple[int, str]]] = {}
+        for i, unit in enumerate(_units(part)):
+            for name in unit:
+                alike.setdefault(shapes[name], []).append((i, name))
+        for group in alike.values():
+            if len({i for i, _ in group}) > 1:
+                yield tuple(name for _, name in group)
+
+
+def _units(part: Part) -> Iterator[list[str]]:
+    """The weights of a layer by the objects in it that may be frozen by themselves."""
+    if part.together or not part.parts:
+        yield part.listed()
+        return
+    yield [*part.trained, *part.fixed]
+    for inner in part.parts:
+        yield from _units(inner)
 
 
 def guessed(parts: Sequence[Part]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from . import naming
 from .order import Layers, Order, derived
-from .parts import Part, doubts, in_family, natural, numbered
+from .parts import Part, doubts, frozen_doubts, in_family, natural, numbered
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Model:
         made = Part(series, frozen=node.path in self.frozen)
         made.take(node.weights, whole=self.integer.__contains__, sure=True)  # vars/0, 1, 2: as the layer lists them
         made.parts = [part for _, part in self.inside(node)]
+        made.together = bool(in_family(node.below))
         return made
 
     def inside(self, node: _Node) -> list[tuple[_Node, Part]]:
@@ -97,7 +98,8 @@ def of_paths(paths: Mapping[str, str], model: Model, shapes: Mapping[str, tuple[
         layers.append((label, [(n, n) for n in part.listed()]))
     if root.weights:
         layers.append((naming.TOP, [(n, n) for _, n in root.weights]))
-    return derived(layers, [part for _, part in parts], shapes, "by their places in the file")
+    found = [part for _, part in parts]
+    return derived(layers, found, shapes, "by their places in the file", trained_known=bool(model.rank))
 
 
 def of_names(
@@ -118,7 +120,9 @@ def of_names(
     made = [(word, _named(node, word, whole, ordered)) for word, node in _sorted(root, ordered)]
     layers: Layers = [(word, [(n, n + ":0") for n in part.listed()]) for word, part in made]
     source = "by their names and the order of the source" if ordered else "by their names alone"
-    return Order(layers, source, tuple(doubts([part for _, part in made], shapes)))
+    parts = [part for _, part in made]
+    frozen = () if ordered else frozen_doubts(parts, shapes)
+    return Order(layers, source, tuple(dict.fromkeys((*doubts(parts, shapes), *frozen))))
 
 
 def _sorted(node: _Node, ordered: bool) -> list[tuple[str, _Node]]:
@@ -131,4 +135,5 @@ def _named(node: _Node, word: str, whole: Callable[[str], bool], ordered: bool) 
     made = Part("" if ordered or naming.place(word) else word)
     made.take(node.weights, whole=whole, sure=ordered)
     made.parts = [_named(below, inner, whole, ordered) for inner, below in _sorted(node, ordered)]
+    made.together = bool(in_family(node.below))
     return made

@@ -94,9 +94,10 @@ class LegacyWriter:
         if found.doubts and not by_name:
             rows = [" and ".join(group) for group in found.doubts]
             raise Unrepresentable(
-                "Keras loads this file by position, and the order of the model is not known: these have the same "
-                "shapes and could be exchanged without an error. Convert from a file that Keras wrote (.keras, legacy "
-                ".h5), or from what this program made of one, or call ckptconv.save with the tensors in the order of "
+                "Keras loads this file by position, and the order of the model, or what in it is trained, is not "
+                "known: these have the same shapes and could be exchanged without an error. Convert from a file that "
+                "Keras wrote (.keras, legacy .h5), or from what this program made of one, or call ckptconv.save with "
+                "the tensors in the order of "
                 f"model.layers:\n{listing(rows)}"
             )
         return (Note("assumed", f"Keras loads by position; the order of layers is guessed, {found.guess}", names),)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..keras.order import Layers, Order, derived
-from ..keras.parts import Part
+from ..keras.parts import Part, in_family
 
 if TYPE_CHECKING:
     from ...checkpoint import Tensor
@@ -61,7 +61,7 @@ class _Walk:
     def part(self, node: int) -> Part:
         """The object at a node, with everything in it that was not visited before."""
         self.seen.add(node)
-        made, own = Part(), list[tuple[str, str]]()
+        made, own, inner = Part(), list[tuple[str, str]](), list[str]()
         for name, child in self.children(node):
             if child in self.seen:
                 continue
@@ -69,8 +69,12 @@ class _Walk:
                 self.seen.add(child)
                 own.append((name, tensor))
             else:
-                made.parts.append(self.part(child))
+                part = self.part(child)
+                if part.listed():
+                    made.parts.append(part)
+                    inner.append(name)
         made.take(own, whole=self.integer.__contains__, sure=False)
+        made.together = bool(in_family(inner))
         return made
 
     def model(self, node: int = 0) -> int:
@@ -122,7 +126,9 @@ def of_graph(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], clos
         return None
     top = [t for _, child in walk.children(model) if child not in walk.seen and (t := walk.variable(child))]
     shapes = {t.name: t.shape for t in tensors.values()}
-    found = derived(_named(rows, walk.full), [part for _, part in rows], shapes, "from the object graph")
+    found = derived(
+        _named(rows, walk.full), [part for _, part in rows], shapes, "from the object graph", trained_known=False
+    )
     if top:
         found.layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
     weights = {t.name for t in tensors.values() if not t.role}

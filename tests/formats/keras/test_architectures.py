@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 QUICK = {  # the columns in which the order of the model is not known
     "conv_batch_norm": set(),
     "made_backwards": set(),
-    "nested": set(),
+    "nested": {"`.weights.h5` to `.h5`", "Keras 2 checkpoint to `.h5`", "Keras 3 checkpoint to `.h5`"},
     "transformer": set(),
     "norms_of_two_classes": {"`.weights.h5` to `.h5`"},
     "custom_with_a_state": {"Keras 2 checkpoint to `.h5`", "Keras 3 checkpoint to `.h5`"},

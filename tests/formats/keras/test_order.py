@@ -15,6 +15,7 @@ from ckptconv.api.options import Change
 from ckptconv.api.reading import prepare
 from ckptconv.errors import Unrepresentable, UsageError, VerifyError
 from ckptconv.formats.keras import naming, order
+from ckptconv.formats.keras.parts import Part, frozen_doubts
 from ckptconv.formats.keras.position import layered
 from ckptconv.formats.numpy import npz
 
@@ -270,15 +271,27 @@ def test_h5_of_weights_that_look_like_keras_is_asked_for(tmp_path: Path) -> None
     assert ckptconv.open(tmp_path / "c.h5").format == "hdf5"
 
 
-@pytest.mark.parametrize("file", ["net.keras", "net.weights.h5"])
-def test_h5_of_keras_3_is_a_file_for_keras(file: str, tmp_path: Path) -> None:
-    done = ckptconv.convert(GOLDEN / file, tmp_path / "a.h5", weights_only=True)
+def test_h5_of_keras_3_is_a_file_for_keras(tmp_path: Path) -> None:
+    done = ckptconv.convert(GOLDEN / "net.keras", tmp_path / "a.h5", weights_only=True)
     assert done.target_format == "keras"
     assert list(lists(tmp_path / "a.h5")) == ["first", "enc", "att", "ln", "batch_normalization", "both", "head"]
-    guess = "Keras loads by position; the order of layers is guessed, by their places in the file"
-    assert [n.text for n in done.notes if "guessed" in n.text] == ([] if file == "net.keras" else [guess])
+    assert [n.text for n in done.notes if "guessed" in n.text] == []
     with pytest.raises(Unrepresentable, match=r"(?s)belong to no layer.*optimizer/vars/2"):
-        ckptconv.convert(GOLDEN / file, tmp_path / "b.h5")
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / "b.h5")
+
+
+def test_what_is_trained_decides_the_order(tmp_path: Path) -> None:
+    """A .weights.h5 does not say it: of a nested model, weights of equal shapes could be exchanged."""
+    with pytest.raises(Unrepresentable, match=r"(?s)or what in it is trained, is not known.*enc/.* and enc/"):
+        ckptconv.convert(GOLDEN / "net.weights.h5", tmp_path / "a.h5", weights_only=True)
+    for frozen in (False, True):
+        shapes = {"a/kernel": (2, 3), "b/one/kernel": (3, 3), "b/two/kernel": (3, 3)}
+        parts = [
+            Part(trained=["a/kernel"]),
+            Part(parts=[Part(trained=["b/one/kernel"]), Part(trained=["b/two/kernel"])]),
+        ]
+        parts[1].together = frozen
+        assert list(frozen_doubts(parts, shapes)) == ([] if frozen else [("b/one/kernel", "b/two/kernel")])
 
 
 @pytest.mark.parametrize("via", VIA)
