@@ -62,6 +62,8 @@ def trip(model: Any, inputs: list[np.ndarray], files: list[Path]) -> str:
             ckptconv.convert(source, target, force=True)
     except ckptconv.Unrepresentable as e:
         return f"{ASKED}: {e}"
+    except ckptconv.UsageError as e:  # the source has no weights
+        return f"{REFUSED}: {e}"
     try:
         return "" if loads(model, inputs, files[-1]) else "other outputs"
     except ValueError as e:
