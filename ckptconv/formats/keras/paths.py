@@ -103,11 +103,16 @@ def of_paths(paths: Mapping[str, str], model: Model, shapes: Mapping[str, tuple[
 
 
 def of_names(
-    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], whole: Callable[[str], bool], *, ordered: bool
+    names: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    whole: Callable[[str], bool],
+    *,
+    ordered: bool,
+    given: bool,
 ) -> Order:
     """The layers derived from names alone: the first component, or the second if all names share the first.
 
-    ordered: the names are in the order of the model, not sorted.
+    ordered: the names are in the order of the model, not sorted. given: a person has put them in order.
     """
     heads = {n.split("/")[0] for n in names}
     level = 1 if len(heads) == 1 and all(n.count("/") > 1 for n in names) else 0
@@ -121,7 +126,7 @@ def of_names(
     layers: Layers = [(word, [(n, n + ":0") for n in part.listed()]) for word, part in made]
     source = "by their names and the order of the source" if ordered else "by their names alone"
     parts = [part for _, part in made]
-    frozen = () if ordered else frozen_doubts(parts, shapes)
+    frozen = () if given else frozen_doubts(parts, shapes)
     return Order(layers, source, tuple(dict.fromkeys((*doubts(parts, shapes), *frozen))))
 
 

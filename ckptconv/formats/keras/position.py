@@ -29,8 +29,9 @@ def layered(checkpoint: Checkpoint) -> Order:
         names = list(weights)
         integer = {n for n, t in weights.items() if t.dtype.kind not in "fc"}
         shapes = {n: t.shape for n, t in weights.items()}
-        ordered = checkpoint.format in GIVEN or (checkpoint.format in KEPT and not _is_sorted(names))
-        return of_names(names, shapes, integer.__contains__, ordered=ordered)
+        given = checkpoint.format in GIVEN
+        ordered = given or (checkpoint.format in KEPT and not _is_sorted(names))
+        return of_names(names, shapes, integer.__contains__, ordered=ordered, given=given)
     listed = set(found.names())
     if extra := [n for n in weights if n not in listed]:
         raise Unrepresentable(
