@@ -13,7 +13,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from ..errors import UsageError
 from ..messages import did_you_mean
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Meaning(NamedTuple):
-    """What an option is for, its flat keyword, and what makes its value of what people write."""
+    """What an option is for, its flat keyword, and the function that normalises its value."""
 
     help: str
     keyword: str = ""
@@ -44,62 +44,85 @@ def option(default: Any, help: str, keyword: str = "", clean: Callable[[Any], An
     return field(default_factory=dict, metadata=meaning) if default == {} else field(default=default, metadata=meaning)
 
 
+def _described(group: type[T]) -> type[T]:
+    """Append the fields, and what they mean, to the docstring of a group."""
+    lines = [_line(f.name, f.metadata["meaning"]) for f in fields(cast("Any", group))]
+    group.__doc__ = "\n".join([f"{group.__doc__}\n", *lines])
+    return group
+
+
+def _line(name: str, meaning: Meaning) -> str:
+    return f"    {name:<22}{meaning.help}"
+
+
+@_described
 @dataclass(frozen=True)
 class Select:
-    """What to read of a source; the same on every verb that reads."""
+    """What to read of a source; the same for every verb that reads."""
 
-    format: str | None = option(None, "The source's format, if it is ambiguous.", "from_")
-    at: str | None = option(None, "One entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...")
-    strip_prefix: Sequence[str] = option((), "Take prefixes off names: module.,_orig_mod.", clean=several)
-    include: Sequence[str] = option((), "Only tensors whose name fits.", clean=several)
-    exclude: Sequence[str] = option((), "No tensor whose name fits.", clean=several)
-    opaque: bool = option(False, "Read tensors out of pickles that name unknown classes; none is ever run.")
+    format: str | None = option(None, "The format of the source, if detection is ambiguous.", "from_")
+    at: str | None = option(None, "Read one entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...")
+    strip_prefix: Sequence[str] = option((), "Remove prefixes from names: module.,_orig_mod.", clean=several)
+    include: Sequence[str] = option((), "Only tensors whose name matches.", clean=several)
+    exclude: Sequence[str] = option((), "Leave out tensors whose name matches.", clean=several)
+    opaque: bool = option(
+        False, "Read the tensors of pickles that name unknown classes; these are never imported or run."
+    )
     weights_only: bool = option(False, "Leave out optimizer slots, step counters and moving averages.")
-    ema: bool = option(False, "Put the moving averages in the place of the weights.")
+    ema: bool = option(False, "Replace weights with their moving averages.")
     keep_going: bool = option(False, "Leave out damaged tensors and list them.")
-    densify: bool = option(False, "Compute sparse and quantised tensors of PyTorch files.")
+    densify: bool = option(False, "Compute dense tensors from the sparse and quantised ones of PyTorch files.")
 
 
+@_described
 @dataclass(frozen=True)
 class Change:
     """What to do to names, layouts and dtypes on the way."""
 
-    converter: str | None = option(None, "Rename and rearrange by a converter: its name, a .toml file, or auto.")
-    inverse: bool = option(False, "Run the converter backwards.")
-    params: Mapping[str, Any] = option({}, "A number that the converter asks for.", "param", params)
+    converter: str | None = option(None, "Rename and rearrange with a converter: its name, a .toml file, or auto.")
+    inverse: bool = option(False, "Apply the inverse of the converter.")
+    params: Mapping[str, Any] = option({}, "A parameter of the converter, such as heads=12.", "param", params)
     renames: Sequence[str] = option(
-        (), "Rename a prefix, 'old/=new/', or by a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
+        (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
     )
-    scopes: Sequence[str] = option((), "Put a source's names under NAME (one for each source).", "scope", several)
-    dtype: str | None = option(None, "Cast floating-point tensors.", clean=kind)
+    scopes: Sequence[str] = option((), "Put the names of a source under NAME; one for each source.", "scope", several)
+    dtype: str | None = option(None, "Cast floating-point tensors to this dtype.", clean=kind)
 
 
+@_described
 @dataclass(frozen=True)
 class Target:
-    """Options of the output: format, shards, checks. Each field is a keyword of `convert`."""
+    """What to write, and how it is checked."""
 
-    format: str | None = option(None, "The target's format; else the suffix tells.", "to")
-    max_shard_size: int | None = option(None, "Split the output, e.g. at 5GB.", clean=size)
-    skip_unrepresentable: bool = option(False, "Leave out what the target cannot hold.")
-    force: bool = option(False, "Replace what exists.")
-    verify: Verify = option("receipts", "Read every byte back, or not even headers.", clean=verification)
-    sync: bool = option(True, "Wait until the output is on the disk.")
-    hash: bool | None = option(None, "Carry hashes in the metadata (default: where the format has no checksums).")
-    copy_files: bool | None = option(
-        None, "Copy config, tokenizer and the like along (default: from a folder to a folder of hf)."
+    format: str | None = option(None, "The format of the output (default: by its suffix).", "to")
+    max_shard_size: int | None = option(
+        None, "Split the output into shards of at most this size, such as 5GB.", clean=size
     )
-    resume: bool = option(False, "Go on where a killed run stopped; if this one is, keep what it did.")
+    skip_unrepresentable: bool = option(False, "Leave out tensors that the format of the output cannot hold.")
+    force: bool = option(False, "Replace an existing output.")
+    verify: Verify = option(
+        "receipts", "Read back every byte of the output, or nothing (default: its headers).", clean=verification
+    )
+    sync: bool = option(True, "Wait until the output is on the disk.")
+    hash: bool | None = option(None, "Store content hashes in the metadata (default: if the format has no checksums).")
+    copy_files: bool | None = option(
+        None, "Copy config, tokenizer and similar files as well (default: between hf folders)."
+    )
+    resume: bool = option(False, "Continue a run that was killed; if this one is killed, keep what it did.")
 
 
+@_described
 @dataclass(frozen=True)
 class Resources:
-    """The resources that a run may use: memory in bytes, threads, processes or a cluster. See `convert`."""
+    """The resources that a run may use: memory in bytes, threads or a cluster."""
 
-    max_memory: int = option(MEMORY, "Bound on buffers (512MB).", clean=size)
-    jobs: int | None = option(None, "Threads (as many as processors, at most 8).")
-    map: Map | None = option(None, "What runs the jobs, instead of threads.")
-    progress: Progress | None = option(None, "Called with bytes done and bytes in all; True shows a bar.", clean=bar)
-    engine: str = option("local", "Where jobs run: here, or on a cluster.")
+    max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size)
+    jobs: int | None = option(None, "Number of threads (default: one per processor, at most 8).")
+    map: Map | None = option(None, "A function that runs the jobs, instead of threads.")
+    progress: Progress | None = option(
+        None, "A function that is called with the bytes done and the bytes in all; True shows a bar.", clean=bar
+    )
+    engine: str = option("local", "Where jobs run: on this machine, or on a Ray cluster.")
 
     @property
     def workers(self) -> int:
@@ -144,7 +167,8 @@ SELECT, CHANGE, TARGET, RESOURCES = (
 def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
     """Sort flat keywords into their groups. A group may be given whole; a keyword beside it replaces its field.
 
-    Raises UsageError for a keyword that is not allowed (of all, if none is named), with what is near.
+    allowed: the keywords of the function; all, if none is given. Raises UsageError for any other, and suggests similar
+    ones.
     """
     groups: dict[str, Any] = {"select": Select(), "change": Change(), "target": Target(), "resources": Resources()}
     allowed = allowed or tuple(KNOWN)
@@ -163,7 +187,7 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
 
 
 def departing(found: Options, *keywords: str) -> dict[str, Any]:
-    """The options of these keywords that are not their defaults, as JSON-able values; of paths only the names."""
+    """The options of these keywords that differ from their defaults, as JSON values; paths without their folders."""
     groups = dict(zip((Select, Change, Target, Resources), found, strict=True))
     out: dict[str, Any] = {}
     for known in map(KNOWN.__getitem__, keywords):
@@ -230,7 +254,7 @@ class ResourcesOptions(TypedDict, total=False):
 
 
 class Groups(TypedDict, total=False):
-    """Options that were bundled before."""
+    """Whole groups of options, as keywords."""
 
     select: Select
     change: Change
@@ -239,25 +263,25 @@ class Groups(TypedDict, total=False):
 
 
 class SaveOptions(TargetOptions, ResourcesOptions, total=False):
-    """What `save` takes beside the format."""
+    """The options of `save` besides the format."""
 
 
 class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, Groups, total=False):
-    """What verbs take that compare."""
+    """The options of verbs that compare."""
 
 
 class ConvertOptions(ReadOptions, TargetOptions, total=False):
-    """What `convert` takes."""
+    """The options of `convert`."""
 
 
 class MatchOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
-    """What verbs take that write a page or rules about checkpoints."""
+    """The options of verbs that write a page or rules about checkpoints."""
 
     force: bool
 
 
 class ZooOptions(MatchOptions, total=False):
-    """What `zoo` takes."""
+    """The options of `zoo`."""
 
     skip_unrepresentable: bool
     verify: bool | Verify
@@ -268,7 +292,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*keywords: str) -> Callable[[F], F]:
-    """Show the flat keywords of a function in its signature and its docstring, with what they mean."""
+    """Show the flat keywords of a function, and what they mean, in its signature and its docstring."""
 
     def shown(function: F) -> F:
         own = inspect.signature(function)
@@ -283,7 +307,7 @@ def takes(*keywords: str) -> Callable[[F], F]:
             for k in keywords
         ]  # fmt: skip
         function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        lines = "\n".join(f"    {k:<22}{KNOWN[k].meaning.help}" for k in keywords)
+        lines = "\n".join(_line(k, KNOWN[k].meaning) for k in keywords)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
         return function
 

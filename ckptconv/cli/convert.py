@@ -15,10 +15,10 @@ EXAMPLES = """Examples:
   ckptconv model.ckpt -o model.safetensors       only the format changes
   ckptconv model.ckpt -o out.npz --weights-only --dtype float16
   ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
-  ckptconv model.ckpt -o out.safetensors -c auto names of the other framework
+  ckptconv model.ckpt -o out.safetensors -c auto the names of the other framework
   ckptconv model.ckpt -o model.pt -c rules.toml --into mypackage.model:build
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
-  ckptconv model.ckpt -o out.npz --dry-run       say what would be done
+  ckptconv model.ckpt -o out.npz --dry-run       what would be done
 """
 HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "copy_files", "resume")
 COST = ("max_memory", "jobs", "engine")
@@ -30,23 +30,32 @@ if TYPE_CHECKING:
 
 @takes(*READING, *CHANGING, *HOW, *COST)
 def convert(
-    sources: Annotated[list[str], typer.Argument(metavar="SRC", help="File, prefix, folder or URL; many merge.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="DST", help="Where to write.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SRC...", help="A file, prefix, folder or URL; several are merged.")
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="DST", help="The file, prefix, folder or URL to write.")
+    ],
     into: Annotated[
-        str, typer.Option("--into", metavar="MODULE:CALLABLE", help="Load into the torch module this builds.")
+        str,
+        typer.Option(
+            "--into",
+            metavar="MODULE:CALLABLE",
+            help="Load into the torch module that this builds, and write its state.",
+        ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Print what would happen to each tensor, and stop.")
+        bool, typer.Option("--dry-run", "-n", help="Print what would happen to each tensor; write nothing.")
     ] = False,
-    no_fold: Annotated[bool, typer.Option("--no-fold", help="Of a dry run, a line for each tensor.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name all tensors that a note is about.")] = False,
+    no_fold: Annotated[bool, typer.Option("--no-fold", help="With --dry-run, print a line for each tensor.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name all tensors that a note concerns.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Convert a checkpoint; several sources merge into one.
 
-    With no other option only the format changes: same names, same values, same layout.
+    Without other options only the format changes: names, values and layouts stay the same.
     """
     from .. import api
 
@@ -99,7 +108,7 @@ def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool,
 
 
 def _suggest(sources: list[str], options: dict[str, Any]) -> None:
-    """Say so when a converter that was not asked for would take every tensor."""
+    """Print a hint if a converter that was not requested would take every tensor."""
     from .. import api
     from ..rules import library
 

@@ -13,7 +13,7 @@ app = typer.Typer(
     name="converters",
     invoke_without_command=True,
     rich_markup_mode=None,
-    help="List the converters, show one, or check a rule file. Use one with -c: `ckptconv SRC -o DST -c NAME`.",
+    help="List the converters, show one, or check a rule file. Apply one with -c: `ckptconv SRC -o DST -c NAME`.",
 )
 
 
@@ -33,10 +33,13 @@ def converters(context: typer.Context, as_json: Json = False) -> None:
 @app.command("show")
 def show_one(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A converter's name or a .toml file.")],
-    inverse: Annotated[bool, typer.Option("--inverse", help="Show it backwards.")] = False,
+    inverse: Annotated[bool, typer.Option("--inverse", help="Show the inverse.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the rules of a converter, as they are tried: what they take, what it becomes, how axes move."""
+    """Show the rules of a converter, in the order in which they are tried.
+
+    For each: the names that it takes, those that it makes, and how axes move.
+    """
     from ..rules import library
 
     found = library.load(name)
@@ -62,7 +65,10 @@ def _row(rule: Any) -> dict[str, Any]:
 
 @app.command("lint")
 def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")]) -> None:
-    """Prove a rule file without weights; exit 1 and say what is wrong if it does not hold."""
+    """Check a rule file without weights.
+
+    Prints each problem, and exits with 1 if there is one.
+    """
     from ..rules import library
 
     problems = library.lint(library.load(file))

@@ -26,20 +26,22 @@ COLOURS = {"only in A": "red", "only in B": "green"}
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "jobs")
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other, in any format.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other checkpoint, in any format.")],
     rtol: Annotated[
-        float | None, typer.Option("--rtol", help="Allowed difference, as a share of |B|; a dtype alone is none then.")
+        float | None, typer.Option("--rtol", help="Allowed difference relative to |B|; dtypes may then differ.")
     ] = None,
-    atol: Annotated[float | None, typer.Option("--atol", help="Allowed difference, absolute.")] = None,
-    no_fold: Annotated[bool, typer.Option("--no-fold", help="A line for each tensor.")] = False,
+    atol: Annotated[
+        float | None, typer.Option("--atol", help="Allowed absolute difference; dtypes may then differ.")
+    ] = None,
+    no_fold: Annotated[bool, typer.Option("--no-fold", help="Print a line for each tensor.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes and values. Exits with 1 if they differ.
 
-    Tensors that only have another name are recognised by their content. Converter, renames, --dtype and --from
-    are for A.
+    Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema,
+    --strip-prefix, --at and --from apply to A.
     """
     from .. import api
 

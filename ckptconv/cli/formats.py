@@ -7,7 +7,10 @@ from .options import Json
 
 
 def formats(as_json: Json = False) -> None:
-    """List the formats that can be read and written, with the suffixes that select them as a target."""
+    """List the formats that can be read and written.
+
+    The suffix of an output selects its format.
+    """
     from ..formats import table as known
 
     rows = known.table().values()

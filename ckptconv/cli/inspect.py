@@ -18,33 +18,35 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
 
 \b
-  ckptconv inspect model.ckpt                    every tensor, one a line
+  ckptconv inspect model.ckpt                    one line for each tensor
   ckptconv inspect model.ckpt --tree             folded: layer_{0..11}
   ckptconv inspect model.ckpt --include '*/kernel' --sort size
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
-VALUES = 20  # of those that are no tensors; --json has them all
+VALUES = 20  # that are not tensors; --json has them all
 
 
 @takes(*READING, "jobs")
 def inspect(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
-    tree: Annotated[bool, typer.Option("--tree", help="Fold names that differ in numbers only, by scope.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Read all values and describe them.")] = False,
-    hashes: Annotated[bool, typer.Option("--hash", help="Content hash: equal tensors, equal hash.")] = False,
-    graph: Annotated[bool, typer.Option("--graph", help="Also what a graph or configuration lists.")] = False,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
+    tree: Annotated[bool, typer.Option("--tree", help="Group by scope, and fold names that differ only in numbers.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Read all values and compute statistics.")] = False,
+    hashes: Annotated[bool, typer.Option("--hash", help="Compute content hashes; equal tensors have equal hashes.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="List also the variables of a graph or a Keras configuration.")] = False,
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size inverts it.",
+            "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size reverses it.",
             autocompletion=complete.columns,
         ),
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:  # fmt: skip
-    """List the tensors of a checkpoint: names, dtypes, shapes, sizes and roles. Only headers are read."""
+    """List the tensors of a checkpoint.
+
+    Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values."""
     from ..reporting import inspection, outline
 
     made = inspection.inspect(source, stats=stats, hashes=hashes, graph=graph, sort=sort, **options)
@@ -109,7 +111,7 @@ def _say(found: Checkpoint, total: Totals) -> None:
         show.talk(f"metadata: {_short(key)} = {_short(value)}")
     for group in found.ties:
         show.talk(f"tied: {' = '.join(map(brief, group))}")
-    show.notes([n for n in found.notes if n.kind != "dropped"])  # what was not selected is no news
+    show.notes([n for n in found.notes if n.kind != "dropped"])  # the user knows what was not selected
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:
         kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]

@@ -1,4 +1,4 @@
-"""The command line: one short file per verb; stdout is data, stderr is talk.
+"""The command line: one short file per verb; data goes to stdout, everything else to stderr.
 
 `convert` is the default verb: `ckptconv SRC -o DST` is `ckptconv convert SRC -o DST`.
 """
@@ -21,15 +21,15 @@ from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
-Without a verb it converts:
+The verb `convert` may be omitted:
 
 \b
   ckptconv model.ckpt -o model.safetensors            only the format changes
   ckptconv model.ckpt -o part.npz --include 'enc/*'   a subset
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv inspect model.ckpt --tree                  what is inside
-  ckptconv diff model.ckpt model.safetensors          are they the same
-  ckptconv report model.ckpt -o report.html           for a browser
+  ckptconv diff model.ckpt model.safetensors          whether they are the same
+  ckptconv report model.ckpt -o report.html           a page for a browser
 """
 EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4 corrupt, 5 unsafe,
 6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system."""
@@ -78,7 +78,7 @@ VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_comma
 
 
 def with_verb(argv: list[str]) -> list[str]:
-    """Put `convert` in front unless the first word is a verb or a question to the program itself."""
+    """Put `convert` in front unless the first word is a verb or an option of the program itself."""
     if not argv or argv[0] in VERBS or argv[0] in {"-h", "--help", "-V", "--version"}:
         return argv
     if argv[0].startswith(("--install-completion", "--show-completion")):
@@ -89,7 +89,7 @@ def with_verb(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit with the documented code; an expected failure is one message, no traceback."""
+    """Run the command line and exit with the documented code; an expected failure prints one message, no traceback."""
     if "_CKPTCONV_COMPLETE" in os.environ:
         os.environ.update(complete.with_verb(os.environ, VERBS))
         app(prog_name="ckptconv")
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     _tidy_when_ended()
     try:
         _run(with_verb(argv))
-        sys.stdout.flush()  # here, where a closed pipe or a full disk is understood
+        sys.stdout.flush()  # here, where a closed pipe or a full disk is handled
         sys.exit(0)
     except typer.Exit as e:
         sys.exit(e.exit_code)
@@ -110,12 +110,12 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as e:  # what the library meets is a StorageError: this is our own output
-        fail(StorageError(f"cannot write what there is to say: {e.strerror or e}"), as_json=False)
+    except OSError as e:  # errors of the library are StorageErrors: this is our own output
+        fail(StorageError(f"cannot write the output of this command: {e.strerror or e}"), as_json=False)
 
 
 def _tidy_when_ended() -> None:
-    """Unwind when the system or a closed terminal ends us, too, so that temporary files go; `nohup` is left alone."""
+    """Unwind also when the system or a closed terminal ends us, so that temporary files are removed; `nohup` still works."""
 
     def end(number: int, _: object) -> None:
         raise KeyboardInterrupt(128 + number)
@@ -128,13 +128,13 @@ def _tidy_when_ended() -> None:
 
 
 def _run(argv: list[str]) -> None:
-    """Run a verb. Not `app()`: that keeps interrupts and closed pipes to itself, and prints what is misused."""
+    """Run a verb. Not by `app()`, which handles interrupts and closed pipes, and prints usage errors, by itself."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("ckptconv", argv) as context:
             command.invoke(context)
     except MISUSED as e:
-        if not argv:  # the help, which is what was asked for
+        if not argv:  # prints the help
             e.show()
             sys.exit(e.exit_code)
         if option := meant.OPTIONS.get(getattr(e, "option_name", "")):

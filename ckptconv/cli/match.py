@@ -12,7 +12,7 @@ from .options import READING, Json, Quiet, spelled, takes
 EXAMPLES = """Examples:
 
 \b
-  ckptconv match model.ckpt converted.pt -o rules.toml      by values, where both hold the same ones
+  ckptconv match model.ckpt converted.pt -o rules.toml      by values, if both hold the same ones
   ckptconv match model.ckpt mypackage.model:build           by names and shapes; torch builds the module
   ckptconv match model.ckpt mypackage.model:build --check inputs.npz outputs.npz -o rules.toml     and prove it
   ckptconv model.ckpt -c rules.toml -o model.safetensors    what to do with the result
@@ -21,32 +21,33 @@ EXAMPLES = """Examples:
 
 @takes(*READING, "force", "jobs")
 def match(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="A checkpoint, or package.module:callable that builds a module.")
     ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="TOML", help="Write the rules here.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="TOML", help="Write the rules to this file.")] = "",
     values: Annotated[
-        bool, typer.Option("--values/--no-values", help="Compare contents, or look at names and shapes only.")
+        bool, typer.Option("--values/--no-values", help="Compare values, or only names and shapes.")
     ] = True,
     check: Annotated[
         tuple[str, str],
         typer.Option(
             "--check",
             metavar="INPUTS OUTPUTS",
-            help="Arrays (.npz): run the module, compare, and try what is marked until it computes the same.",
+            help="Arrays (.npz): run the module, and try what is marked until it computes the same.",
         ),
     ] = ("", ""),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Propose a converter from SRC to TARGET: rules with evidence, which -c takes as they are once reviewed.
+    """Propose a converter from SRC to TARGET.
 
-    Where both hold the same values these decide, to the last bit. Else names, shapes and the order of modules do; what
-    they leave open is marked, and where another answer is likely it comes first. --opaque, --densify, --weights-only,
-    --include and --exclude hold for both. Exits with 1 if the two may not be one model; the best proposal is written
-    all the same. So it is with --check if nothing that was tried computes OUTPUTS.
+    The result is rules with their evidence, to be reviewed and then used with -c. If both hold the same values, these
+    decide, bit for bit. Otherwise names, shapes and the order of modules decide; what they leave open is marked, and
+    listed first where another answer is likely. --opaque, --densify, --weights-only, --include and --exclude apply to
+    both. Exits with 1 if the two may not be the same model, or with --check if nothing that was tried computes OUTPUTS;
+    the best proposal is written in both cases.
     """
     from ..matching.proposal import match as proposed
 

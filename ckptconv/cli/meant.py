@@ -1,4 +1,4 @@
-"""What was meant by words that are no verbs here, and by calls without a destination: people know other programs."""
+"""What users of other programs mean by words that are not verbs here, and by calls without a destination."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glob import glob
 from ..errors import UsageError
 from ..messages import nearest
 
-# verbs of other programs: the command that does it, {} standing for the rest of the line
+# verbs of other programs: the command that does the same; {} is the rest of the line
 VERBS = {
     "list": "inspect {}", "ls": "inspect {}", "info": "inspect {}", "show": "inspect {}", "cat": "inspect {}",
     "dump": "inspect {}", "view": "inspect {}", "print": "inspect {}", "keys": "inspect {}",
@@ -34,7 +34,7 @@ REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
 
 def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
-    """What is wrong with the first word, which is no verb: '' if it may be a source."""
+    """What is wrong with the first word, which is not a verb; '' if it may be a source."""
     word, rest = argv[0], [a for a in argv[1:] if a not in ("-h", "--help")]
     if not word.replace("-", "").isalnum() or word.startswith("-") or glob(f"{glob_safe(word)}*"):
         return ""

@@ -1,7 +1,7 @@
 """How the command line spells the options that verbs share; `api.options` declares what they are.
 
-`@takes("include", "force")` gives a verb these options. It gets those that were typed as keywords, for the function of
-the API that it calls.
+`@takes("include", "force")` gives a verb these options. It receives those that were typed as keywords, and passes them
+to the function of the API.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT, TEXTS, NUMBER, SWITCH = str | None, list[str] | None, int | None, bool | N
 
 
 class Spelling(NamedTuple):
-    """What typing an option needs beside its keyword and its help."""
+    """What the command line needs to know of an option besides its keyword and its help."""
 
     kind: Any
     flags: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Spelling(NamedTuple):
     complete: Callable[[str], list[str]] | None = None
 
 
-# Those that are not simply --keyword, a switch that is off.
+# Those that are not simply a switch, --keyword.
 SPELLINGS: dict[str, Spelling] = {
     "from_": Spelling(TEXT, ("--from",), "FORMAT", complete.readable),
     "at": Spelling(TEXT, (), "ENTRY"),
@@ -55,7 +55,7 @@ SPELLINGS: dict[str, Spelling] = {
 }
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on success.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on success.")]
 
 
 def _parameter(keyword: str) -> inspect.Parameter:
@@ -72,7 +72,7 @@ def _parameter(keyword: str) -> inspect.Parameter:
 
 
 def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options of these keywords, after its own; it gets those that were typed."""
+    """Give a verb the options of these keywords, after its own; it receives those that were typed."""
 
     def flattened(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb, eval_str=True)
@@ -93,7 +93,7 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
-    """A command line with these options, to be pasted into a shell."""
+    """A command line with these options, quoted for a shell."""
     words = ["ckptconv", verb, *paths]
     for keyword, value in given.items():
         values = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else value
@@ -103,7 +103,7 @@ def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
 
 
 def _flag(keyword: str) -> str:
-    """The long name of an option, or the letter that everybody types."""
+    """The name of an option: -c for the converter, the first of its flags otherwise."""
     flags = SPELLINGS.get(keyword, Spelling(bool)).flags
     return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
 
@@ -115,7 +115,7 @@ _KEYWORD = re.compile(
 
 
 def spelled(text: str) -> str:
-    """A message of the library as the command line says it: force=True is --force, scope=NAME is --scope NAME."""
+    """A message of the library with the options of the command line: force=True is --force, scope=NAME is --scope NAME."""
 
     def flag(m: re.Match[str]) -> str:
         name, _, negative = _flag(m[1]).partition("/")

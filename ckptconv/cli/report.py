@@ -21,19 +21,20 @@ EXAMPLES = """Examples:
 
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "force", "jobs")
 def report(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="File, prefix, folder or URL.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="HTML", help="Where to write.")],
-    target: Annotated[str | None, typer.Argument(metavar="[B]", help="What SRC was converted to.")] = None,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")],
+    target: Annotated[str | None, typer.Argument(metavar="[B]", help="The result of converting SRC.")] = None,
     values: Annotated[
-        bool, typer.Option("--values/--no-values", help="Read all values, for statistics and pictures.")
+        bool, typer.Option("--values/--no-values", help="Read all values, for statistics and heat maps.")
     ] = True,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Write one HTML file that shows a checkpoint, or a conversion if B is given; it needs no network.
+    """Write an HTML page that shows a checkpoint or a conversion.
 
-    For a conversion give the options it was made with: the page then shows the rule that moved each tensor.
+    The page is one file that needs no network. It shows a conversion if B is given; give the options of that
+    conversion as well, and it shows the rule that moved each tensor.
     """
     from ..reporting import html as page
 

@@ -1,4 +1,4 @@
-"""What people see: sizes, tables, progress and reports."""
+"""What people see: tables, JSON, progress, notes and reports."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ _AS_IT_IS, _ESCAPED = (json.JSONEncoder(ensure_ascii=escape, default=str).encode
 
 
 def _compact(value: Any) -> str:
-    """One line of JSON, readable where the output can hold every letter; what could drive a terminal is escaped."""
+    """One line of JSON, with letters as they are if the output is UTF-8; what could drive a terminal is escaped."""
     text = (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else _ESCAPED(c)[1:-1] for c in text)
 
 
 def escape_unwritable() -> None:
-    """Have names that the terminal's encoding cannot hold, and lone surrogates, written as \\u escapes."""
+    """Escape lone surrogates, and characters that the encoding of the terminal lacks, as \\u."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def talk(text: str) -> None:
-    """Say something on stderr, where it is safe for a terminal."""
+    """Print to stderr, with everything escaped that could drive a terminal."""
     text = scrubbed(text)
     print(printable(text) if "\n" not in text else "\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
@@ -114,13 +114,13 @@ def paint(text: str, how: str) -> str:
 
 
 def notes(found: Sequence[Note]) -> None:
-    """Say the notes on stderr, each with a few of the names it concerns."""
+    """Print notes to stderr, each with a few of the names that it concerns."""
     for note in found:
         talk(spelled(str(note)))
 
 
 def report(done: Report, verbose: bool = False) -> None:
-    """Say on stderr what a conversion did; with `verbose` all names that a note is about."""
+    """Print to stderr what a conversion did; with `verbose`, all names that a note concerns."""
     if verbose:
         for note in done.notes:
             talk(spelled(f"{note.kind}: {note.text}") + (f"\n{folded(note.names, len(note.names))}" * bool(note.names)))
@@ -130,13 +130,13 @@ def report(done: Report, verbose: bool = False) -> None:
 
 
 def is_watched() -> bool:
-    """Whether a person reads what is said."""
+    """Whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, silence in a pipe."""
+    """A progress bar on a terminal; nothing in a pipe."""
     if quiet or not is_watched():
         yield None
         return

@@ -26,15 +26,15 @@ EXAMPLES = """Examples:
 
 @takes(*READING, *CHANGING, "skip_unrepresentable", "jobs")
 def verify(
-    paths: Annotated[list[str], typer.Argument(metavar="[SRC] DST", help="What was converted, and the result last.")],
+    paths: Annotated[list[str], typer.Argument(metavar="[SRC] DST", help="What was converted, then the result.")],
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Derive again what DST should hold, and compare every bit.
 
-    Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs.
-    One path alone is read whole and compared with its own checksums, and with the hashes that it carries.
+    Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs. A single
+    path is read completely and compared with the checksums and hashes that it carries.
     """
     from .. import api
 

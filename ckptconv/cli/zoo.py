@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
 
 \b
   ckptconv zoo models/ -o out/                        every checkpoint below models/, to safetensors
-  ckptconv zoo models/ -o out/ --resume               what was not done, failed or has changed
+  ckptconv zoo models/ -o out/ --resume               what is not done, failed or has changed
   ckptconv zoo 'runs/**/*.ckpt-*' -o out/ --latest    the newest step of each series
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
 """
@@ -29,32 +29,39 @@ EXAMPLES = """Examples:
     "jobs", "engine",
 )  # fmt: skip
 def zoo(
-    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files, manifests.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Where the tree is mirrored.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files or manifests.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
+    ],
     to: Annotated[
         str,
         typer.Option("--to", metavar="FORMAT", help="The format of all outputs.", autocompletion=complete.writable),
     ] = "safetensors",
     pattern: Annotated[
-        str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name fits.")
+        str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Only what is not done or has changed.")] = False,
-    latest: Annotated[bool, typer.Option("--latest/--all-steps", help="Of a training series only the newest.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Convert only what is not done or has changed.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest/--all-steps", help="Only the newest checkpoint of each training series.")
+    ] = False,
     by_content: Annotated[
-        bool, typer.Option("--by-content", help="Know sources by content, not time and size.")
+        bool, typer.Option("--by-content", help="Compare sources by content, not by time and size.")
     ] = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Take files that links outside the folders lead to.")
+        bool, typer.Option("--follow-links", help="Read files that links outside the folders lead to.")
     ] = False,
-    ledger: Annotated[str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger here, not in DIR.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen and stop.")] = False,
+    ledger: Annotated[
+        str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger in this file, not in DIR.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen; write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Convert many checkpoints: each found once, the tree mirrored, what is done remembered in a ledger.
+    """Convert many checkpoints into a tree like that of the sources.
 
-    One failure does not stop the rest; the exit code is 1 if there was any, or if nothing was found.
+    Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
+    exit code is 1 if any failed, or if none was found.
     """
     from ..bulk import zoo as many
 
@@ -69,7 +76,7 @@ def zoo(
         with show.progress(quiet or as_json) as progress:
             done = many.zoo(sources, output, progress=progress, **options)
     except KeyboardInterrupt as e:
-        show.talk("interrupted; what is done is in the ledger, --resume goes on with the rest")
+        show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
     _report(done, as_json, quiet)
 
