@@ -83,11 +83,11 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     from difflib import get_close_matches  # only a mistake needs it
 
     bare, names = _bare(word)[:MAX_WORD], list(known)
-    plain = {n: _bare(n)[:MAX_WORD] for n in names}
-    spelt = get_close_matches(bare, dict.fromkeys(plain.values()), count, NEAR)
-    inside = [p for p in dict.fromkeys(plain.values()) if len(bare) > 2 and bare in p]
+    bare_names = {n: _bare(n)[:MAX_WORD] for n in names}
+    spelt = get_close_matches(bare, dict.fromkeys(bare_names.values()), count, NEAR)
+    inside = [p for p in dict.fromkeys(bare_names.values()) if len(bare) > 2 and bare in p]
     wanted = list(dict.fromkeys([*spelt, *sorted(inside, key=len)]))
-    return [n for w in wanted for n in names if plain[n] == w][:count]
+    return [n for w in wanted for n in names if bare_names[n] == w][:count]
 
 
 def did_you_mean(word: str, known: Iterable[str], plural: str = "", *, count: int = 1) -> str:
@@ -142,10 +142,10 @@ def in_digits(value: object) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
     """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
-    plain = (
+    shortened = (
         row if max(map(len, row), default=0) <= MAX_CELL else [brief(cell, MAX_CELL) for cell in row] for row in rows
     )
-    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in plain]
+    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in shortened]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format

@@ -59,9 +59,9 @@ class Loaded:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        return self.told("loaded")
+        return self.described("loaded")
 
-    def told(self, done: str) -> str:
+    def described(self, done: str) -> str:
         """The report as text; `done` describes the tensors that fit: "loaded" or "would fit"."""
         lines = [f"{many(len(self.loaded), 'tensor')} {done}"]
         for title, names in (
@@ -120,9 +120,9 @@ def _raised_in(e: BaseException) -> str:
 
 def _blamed(name: str, e: BaseException) -> UsageError:
     """An exception of the user's code as one line."""
-    said = str(e.msg if isinstance(e, SyntaxError) else e).split("\n")[0]
+    message = str(e.msg if isinstance(e, SyntaxError) else e).split("\n")[0]
     where = _raised_in(e)
-    return UsageError(f"{name} raised {type(e).__name__}: {said}" + (f" ({where})" if where else ""))
+    return UsageError(f"{name} raised {type(e).__name__}: {message}" + (f" ({where})" if where else ""))
 
 
 def _callable_as_it_is(name: str, made: Any) -> None:
@@ -233,7 +233,7 @@ def load_into(
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
-        why = report.told("would fit")
+        why = report.described("would fit")
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     _copy(state(module), found, report.loaded)
     return report

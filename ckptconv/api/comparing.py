@@ -122,8 +122,8 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
 def _stated(got: Checkpoint) -> dict[str, Any]:
     """The options that the metadata, which is from a file, says it was made with; none if they are not sound."""
     try:
-        said = json.loads(got.hashes.get(OPTIONS, "{}"))
-        return said if all(k in MADE_WITH and _plain(v) for k, v in said.items()) else {}
+        options = json.loads(got.hashes.get(OPTIONS, "{}"))
+        return options if all(k in MADE_WITH and _plain(v) for k, v in options.items()) else {}
     except (ValueError, AttributeError, RecursionError):
         return {}
 

@@ -184,15 +184,15 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
     """What the target shall hold, with what its metadata shall say of how it was made, and its format."""
     made = prepare(sources, found.select, found.change, guard=found.target.verify != "none")
     row = _row(made, text(destination), found.target)
-    if (said := departing(found, *MADE_WITH)) and _hashed(found.target, row):
-        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(said)})
-    plain = not (found.change.converter or found.change.renames) and made.format in FOREIGN
-    if plain and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
-        told = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
-        made = replace(made, notes=(*made.notes, Note("hint", told)))
+    if (options := departing(found, *MADE_WITH)) and _hashed(found.target, row):
+        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(options)})
+    unconverted = not (found.change.converter or found.change.renames) and made.format in FOREIGN
+    if unconverted and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
+        hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
+        made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if (named := table.by_suffix(os.fspath(destination))) and row.name not in named:
-        told = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
-        made = replace(made, notes=(*made.notes, Note("hint", told)))
+        hint = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
+        made = replace(made, notes=(*made.notes, Note("hint", hint)))
     return row, made
 
 

@@ -199,8 +199,8 @@ def options(settings: Settings) -> str:
     target = replace(settings.target, force=False, sync=True, verify="none")
     name = settings.change.converter
     rules = texts(name) if name and name != "auto" else ()
-    said = repr((version(), settings.select, settings.change, target, rules))
-    return blake2b(said.encode(), digest_size=8).hexdigest()
+    key = repr((version(), settings.select, settings.change, target, rules))
+    return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 __all__ = ["DEFAULT", "Conversion", "State", "content", "identity", "options", "plan", "read_ledger", "written"]

@@ -72,8 +72,8 @@ def convert(
             _, _, target, resources = api.bundle(options | {"progress": progress})
             done = api.write(found, output, target, resources, tuple(sources))
     _show_done(done, as_json, quiet, verbose)
-    told = any("converter=" in note.text for note in done.notes)
-    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json or told) and show.is_watched():
+    hinted = any("converter=" in note.text for note in done.notes)
+    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json or hinted) and show.is_watched():
         _suggest(sources, options)
 
 

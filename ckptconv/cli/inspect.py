@@ -30,10 +30,12 @@ VALUES = 20  # that are not tensors; --json has them all
 @takes(*READING, "jobs")
 def inspect(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
-    tree: Annotated[bool, typer.Option("--tree", help="Group by scope, and fold names that differ only in numbers.")] = False,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Group by scope, and fold names that differ only in numbers.")
+    ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Read all values and compute statistics.")] = False,
-    hashes: Annotated[bool, typer.Option("--hash", help="Compute content hashes; equal tensors have equal hashes.")] = False,
-    graph: Annotated[bool, typer.Option("--graph", help="List also the variables of a graph or a Keras configuration.")] = False,
+    hashes: Annotated[bool, typer.Option("--hash", help="Content hashes, the same for equal tensors.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="List also the variables of a graph or Keras config.")] = False,
     sort: Annotated[
         str | None,
         typer.Option(

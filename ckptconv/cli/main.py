@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _tidy_when_ended() -> None:
-    """Unwind also when the system or a closed terminal ends us, so that temporary files are removed; `nohup` still works."""
+    """Unwind also when the system or a closed terminal ends us, to remove temporary files; `nohup` still works."""
 
     def end(number: int, _: object) -> None:
         raise KeyboardInterrupt(128 + number)

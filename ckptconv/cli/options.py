@@ -115,7 +115,7 @@ _KEYWORD = re.compile(
 
 
 def spelled(text: str) -> str:
-    """A message of the library with the options of the command line: force=True is --force, scope=NAME is --scope NAME."""
+    """A message of the library in terms of the command line: force=True is --force, scope=NAME is --scope NAME."""
 
     def flag(m: re.Match[str]) -> str:
         name, _, negative = _flag(m[1]).partition("/")

@@ -105,14 +105,14 @@ def _knock(name: str) -> None:
         from ray._private.utils import read_ray_address  # what `ray start` left; Ray has no public way to ask
     except ImportError:
         return
-    told = name if name != "ray" else os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
-    host, _, port = told.removeprefix("ray://").partition("/")[0].rpartition(":")
+    address = name if name != "ray" else os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
     except (OSError, OverflowError) as e:
-        raise _silent(f"{told}: {e}") from e
+        raise _silent(f"{address}: {e}") from e
 
 
 def apply(

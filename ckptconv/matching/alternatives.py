@@ -114,9 +114,9 @@ def _regated(p: Pair, rank: int) -> Pair | None:
         return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
     gates, turned = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
     kernel = f"i {gates} -> {turned} i"
-    plain = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel}
-    if text in plain and (rank == 1 or text):
-        return p._replace(order=Order(plain[text]))
+    layouts = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel}
+    if text in layouts and (rank == 1 or text):
+        return p._replace(order=Order(layouts[text]))
     return None
 
 

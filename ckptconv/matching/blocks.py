@@ -231,24 +231,24 @@ def companions(many: Sequence[Unit]) -> dict[str, Named]:
 
 def _named(members: Sequence[Unit], start: int) -> Iterator[tuple[str, Named]]:
     """The normalisations of one block and what they are named after."""
-    said = {u.home: _said(u.home, start) for u in members}
-    common = Counter(t for tokens in said.values() for t in tokens)
+    by_home = {u.home: _tokens(u.home, start) for u in members}
+    common = Counter(t for tokens in by_home.values() for t in tokens)
     others: dict[str, list[str]] = defaultdict(list)
     for u in members:
-        for t in said[u.home] if "norm" not in u.kind else ():
+        for t in by_home[u.home] if "norm" not in u.kind else ():
             others[t].append(u.home)
     for u in members:
-        mine, score = said[u.home], defaultdict[str, float](float)
+        mine, score = by_home[u.home], defaultdict[str, float](float)
         for t in mine if "norm" in u.kind else ():
             for other in others[t] if len(others[t]) <= MAX_NAMED else ():
-                if not t.isdigit() or said[other] == mine:  # conv3 of bn3, but wi_1 of norm1 is chance
+                if not t.isdigit() or by_home[other] == mine:  # conv3 of bn3, but wi_1 of norm1 is chance
                     score[other] += log(len(members) / common[t])
         if best := max(score.values(), default=0.0):
             homes = frozenset(home for home, n in score.items() if n > best - 1e-6)
             yield u.home, Named(homes, not mine & AFTER, not mine & BEFORE)
 
 
-def _said(home: str, start: int) -> set[str]:
+def _tokens(home: str, start: int) -> set[str]:
     """What the name of a module says inside its block but for its kind; a number outside of any block says nothing."""
     found = set(TOKENS.findall(DIMENSION.sub("", REPEATED.sub(r"\1", home)[start:]).lower())) - KIND
     return found if start else {t for t in found if not t.isdigit()}

@@ -118,9 +118,9 @@ def _fusions(side: Side) -> Iterator[Found]:
     """All queries, keys and values that stand beside each other, fused."""
     beside: dict[tuple[str, ...], dict[str, Unit]] = defaultdict(dict)
     for u in units(side):
-        if len(said := [k for k, w in enumerate(u.words) if w in QKV]) == 1:
+        if len(positions := [k for k, w in enumerate(u.words) if w in QKV]) == 1:
             at = _segment(u.home)
-            beside[(u.home[: at[0]], u.home[at[1] :])][u.words[said[0]]] = u
+            beside[(u.home[: at[0]], u.home[at[1] :])][u.words[positions[0]]] = u
     found: Found = {}
     for (head, tail), three in beside.items():
         if set(three) == set(QKV):

@@ -142,8 +142,8 @@ def _cut(names: str, turn: Sequence[int], axis: int, sizes: Sequence[int], gates
         " ".join(t if k == axis else gates.get(k, (names[k],) * 2)[1] for k in turn if k != axis or t != "1")
         for t in terms
     ]
-    told = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
-    return Order(f"{' '.join(left)} -> {', '.join(rights)}", told)
+    known = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
+    return Order(f"{' '.join(left)} -> {', '.join(rights)}", known)
 
 
 def stacked(whole: Shape, part: Shape, name: str, axis: int) -> Iterator[Order]:

@@ -103,10 +103,10 @@ def voted(pairs: Iterable[Pair], a: Mapping[str, Tensor], b: Mapping[str, Tensor
     out = {}
     for p in matrices:
         kind = _leaves(p) if _leaves(p) in votes else EVERY
-        said = votes[kind]
+        count = votes[kind]
         known = conventions.is_kernel(leaf(p.sources[0])) != conventions.is_kernel(leaf(p.targets[0]))
-        if len(_wide(a[p.sources[0]])) == 1 and said[True] != said[False] and not (known and kind == EVERY):
-            out[p] = _turn(p, a, b, said[True] > said[False])
+        if len(_wide(a[p.sources[0]])) == 1 and count[True] != count[False] and not (known and kind == EVERY):
+            out[p] = _turn(p, a, b, count[True] > count[False])
     return [out.get(p, p) for p in found]
 
 

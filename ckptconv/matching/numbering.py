@@ -20,12 +20,12 @@ Numbers = tuple[int, ...]
 def aligned(s: Sort, t: Sort, like: float, rivals: tuple[str, ...], unique: Unique) -> list[Named]:
     """Pair the members of two templates, as many as their classes allow."""
     same_words = unique(s.words, t.words)
-    found, told = _by_numbers(s, t)
+    found, assumed = _by_numbers(s, t)
     if not found:
-        found, told = list(_in_order(s, t)), "only the order of the names pairs them"
+        found, assumed = list(_in_order(s, t)), "only the order of the names pairs them"
     why: tuple[str, ...] = () if same_words else ("the names are alike, not the same",)
-    why += (told,) if told else ()
-    shown = () if same_words and not told else rivals
+    why += (assumed,) if assumed else ()
+    shown = () if same_words and not assumed else rivals
     return [Named(a.name, b.name, like, not why, why, shown) for a, b in found]
 
 

@@ -45,9 +45,9 @@ def words(name: str) -> tuple[str, ...]:
     for segment in scopes:
         out += _split(segment)
     last = last.lstrip("_") or last
-    told = LEAVES.get(last.lower())
+    parameter = LEAVES.get(last.lower())
     out += ["norm"] if last.lower() in ("gamma", "beta") and "norm" not in out[-2:] else []
-    return (*out, *([told] if told else _leaf(last)))
+    return (*out, *([parameter] if parameter else _leaf(last)))
 
 
 def averaged(name: str) -> str:

@@ -33,9 +33,9 @@ def to_array(tensor: torch.Tensor) -> Array:
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind not in DTYPES:
         raise UsageError(f"torch's dtype {kind} is not supported")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    contiguous = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     narrow: Any = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-    flat = plain.reshape(-1).view(narrow[plain.element_size()]).numpy()
+    flat = contiguous.reshape(-1).view(narrow[contiguous.element_size()]).numpy()
     shaped: Array = flat.view(DTYPES[kind].np).reshape(tuple(tensor.shape))
     return shaped
 

@@ -54,8 +54,8 @@ def report(
         data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
         data["url"] = redacted(os.fspath(target if target is not None else source))
         if target is not None:
-            before, meant = prepare([source], select, Change()), prepare([source], select, change)
-            data["conversion"] = survey.conversion(before, meant, shown, values=values, workers=resources.workers)
+            before, expected = prepare([source], select, Change()), prepare([source], select, change)
+            data["conversion"] = survey.conversion(before, expected, shown, values=values, workers=resources.workers)
             data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     own.refuse_source(os.fspath(output), stamps)

@@ -118,18 +118,18 @@ def _heat(p: Picture) -> list[Any]:
 
 
 def conversion(
-    before: Checkpoint, meant: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
+    before: Checkpoint, expected: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
 ) -> dict[str, Any]:
     """The conversion of each tensor: source, target and rule; tensors without a counterpart are listed."""
-    moved = meant.moved
-    pairs = {p.b.name if p.b else p.name: p for p in diff(meant, after, EXACT, workers=workers, values=values).pairs}
+    moved = expected.moved
+    pairs = {p.b.name if p.b else p.name: p for p in diff(expected, after, EXACT, workers=workers, values=values).pairs}
     renamed = {p.b.name: p.a.name for p in pairs.values() if p.kind == "renamed" and p.a and p.b}
     origins = {name: renamed.get(name, name) for name in after}
     by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
     rules = list(dict.fromkeys(how.rule for how in by.values() if how))
     used = {n for how in by.values() if how for n in how.sources}
     rows = [_row(how, rules, pairs.get(name), before) for name, how in by.items()]
-    whys = {n: note.text for note in meant.notes if note.kind in ("dropped", "skipped") for n in note.names}
+    whys = {n: note.text for note in expected.notes if note.kind in ("dropped", "skipped") for n in note.names}
     return {
         "rules": [text(r) for r in rules],
         "rows": rows,

@@ -132,7 +132,7 @@ class _Builder:
             yield from ((t.render(values), sources[0].shape, sources[0].parts) for t in rule.targets)
             return
         spoken = values if rule.backward else group.values
-        known = self.sizes.of(rule, spoken, () if group.shapes else rule.untold)
+        known = self.sizes.of(rule, spoken, () if group.shapes else rule.undetermined)
         if shapes := group.shapes[:1] if rule.same else group.shapes:
             known = rule.pattern.inverse.unrolled(shapes).solve(shapes, known)
         made = rule.pattern.apply(sources, known)

@@ -40,17 +40,17 @@ class Config:
         CorruptCheckpoint or UnsafeCheckpoint if a file cannot be trusted.
         """
         found: dict[str, int] = {}
-        for path, said in self._files.items():
+        for path, value in self._files.items():
             for word in key.split("."):
-                said = said.get(word) if isinstance(said, dict) else None
-            if said is None:
+                value = value.get(word) if isinstance(value, dict) else None
+            if value is None:
                 continue
-            if type(said) is not int or not 0 < said <= MAX_NUMBER:
-                shown = brief(printable(repr(said)), 100)
+            if type(value) is not int or not 0 < value <= MAX_NUMBER:
+                shown = brief(printable(repr(value)), 100)
                 raise UsageError(
                     f"{key} is {shown}, not an integer from 1 to {MAX_NUMBER}; give param='{param}=NUMBER'", url=path
                 )
-            found[path] = said
+            found[path] = value
         if len(set(found.values())) > 1:
             shown = ", ".join(f"{n} in {printable(path)}" for path, n in found.items())
             raise UsageError(f"the sources' {NAME} differ in {key}: {shown}; give param='{param}=NUMBER'")

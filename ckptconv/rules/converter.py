@@ -129,10 +129,10 @@ class Rule:
         return layouts.parse(" -> ".join(sides))
 
     @cached_property
-    def untold(self) -> tuple[str, ...]:
+    def undetermined(self) -> tuple[str, ...]:
         """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
         counted = {t.stacked for t in (*self.sources, *self.targets) if t.stacked in self.where}
-        return self.pattern.untold({*self.sizes, *counted}) if self.pattern else ()
+        return self.pattern.undetermined({*self.sizes, *counted}) if self.pattern else ()
 
     @cached_property
     def alone(self) -> bool:
@@ -157,10 +157,10 @@ class Rule:
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
         spelled = [self._axes(0, 0 if self.same else k) for k in range(len(self.sources))]
-        told = [(n,) if whole else () for n, whole in spelled]
+        ranks = [(n,) if whole else () for n, whole in spelled]
         if self.same:
-            return (self.ranks or told[0],) * len(told)
-        return (self.ranks or told[0], *told[1:])
+            return (self.ranks or ranks[0],) * len(ranks)
+        return (self.ranks or ranks[0], *ranks[1:])
 
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""

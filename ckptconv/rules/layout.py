@@ -102,15 +102,15 @@ class Layout:
                 raise self.fail(f"an axis of length {n} would have to be {size_of(axis, sizes)} long", shapes, sizes)
         return sizes
 
-    def untold(self, given: Collection[str] = ()) -> tuple[str, ...]:
+    def undetermined(self, given: Collection[str] = ()) -> tuple[str, ...]:
         """The axes whose sizes the shapes of the sources do not give, nor `given`: tried with sizes that are primes."""
-        plain = _unroll(self, 0)
-        if len(plain.names) > len(PRIMES):
+        unrolled = _unroll(self, 0)
+        if len(unrolled.names) > len(PRIMES):
             return ()
-        sizes = dict(zip(sorted(plain.names), PRIMES, strict=False))
+        sizes = dict(zip(sorted(unrolled.names), PRIMES, strict=False))
         known = {k: n for k, n in sizes.items() if k in given}
-        pairs = [(axis, size_of(axis, sizes)) for axes in plain.sources for axis in axes]
-        while any(plain._learn(axis, n, known, ()) for axis, n in pairs):
+        pairs = [(axis, size_of(axis, sizes)) for axes in unrolled.sources for axis in axes]
+        while any(unrolled._learn(axis, n, known, ()) for axis, n in pairs):
             pass
         return tuple(name for name in sizes if name not in known)
 

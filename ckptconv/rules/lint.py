@@ -69,8 +69,8 @@ def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
     if rule.pattern:
         for name in sorted(set(rule.sizes) - rule.pattern.names):
             yield f"`sizes` refers to {name}, which is not an axis of the layout"
-        if rule.untold:  # backwards, the metadata records sizes
-            axes = ", ".join(rule.untold)
+        if rule.undetermined:  # backwards, the metadata records sizes
+            axes = ", ".join(rule.undetermined)
             yield f"layout {rule.layout!r}: the shapes do not determine the size of {axes}; give it in `sizes`"
     elif rule.sizes:
         yield "`sizes` needs a layout"

@@ -36,7 +36,7 @@ class Problems:
     def check(self, converter: str) -> None:
         """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
         if self.missing:
-            wanted = [f"{n}: {said}".rstrip(": ") for n, said in self.missing.items()]
+            wanted = [f"{n}: {why}".rstrip(": ") for n, why in self.missing.items()]
             given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
             raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
         if self.broken:

@@ -54,12 +54,12 @@ def remember(
         metadata[PARAMS] = json.dumps({"converter": converter.name, **sizes}, separators=(",", ":"), ensure_ascii=False)
     if converter.one_way and not converter.forward:
         names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
-        said: dict[str, Any] = {
+        record: dict[str, Any] = {
             "converter": converter.name,
             "rules": [r.label for r in converter.rules],
             "names": names,
         }
-        metadata[KEY] = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+        metadata[KEY] = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
 
 
@@ -71,20 +71,20 @@ def _folded(converter: Converter, moved: Iterable[Moved], before: Checkpoint) ->
 
 def _forgets(rule: Rule, *, given: bool) -> bool:
     """given: whether the inverse can use `sizes`; of a one-way converter it knows recorded names only."""
-    return bool(rule.pattern and rule.pattern.inverse.untold(rule.sizes if given else ()))
+    return bool(rule.pattern and rule.pattern.inverse.undetermined(rule.sizes if given else ()))
 
 
 def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
     """The parameters that the forward conversion used, if the metadata (which is from a file) records them."""
-    said = _sizes(inverse, checkpoint, "params")
-    return {k: v for k, v in said.items() if k in inverse.params and type(v) is int and v > 0}
+    recorded = _sizes(inverse, checkpoint, "params")
+    return {k: v for k, v in recorded.items() if k in inverse.params and type(v) is int and v > 0}
 
 
 def _sizes(inverse: Converter, checkpoint: Checkpoint, what: str) -> dict[str, Any]:
     try:
-        said = json.loads(checkpoint.metadata[PARAMS])
-        if inverse.forward and said["converter"] == inverse.name:
-            return dict(said.get(what, {}))
+        record = json.loads(checkpoint.metadata[PARAMS])
+        if inverse.forward and record["converter"] == inverse.name:
+            return dict(record.get(what, {}))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     return {}
@@ -92,13 +92,13 @@ def _sizes(inverse: Converter, checkpoint: Checkpoint, what: str) -> dict[str, A
 
 def shaped(inverse: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
     """Give each group the shapes of its targets, if the metadata records them."""
-    said = _sizes(inverse, checkpoint, "shapes")
-    shapes = {n: tuple(s) for n, s in said.items() if type(s) is list and all(type(i) is int and i >= 0 for i in s)}
+    recorded = _sizes(inverse, checkpoint, "shapes")
+    shapes = {n: tuple(s) for n, s in recorded.items() if type(s) is list and all(type(i) is int and i >= 0 for i in s)}
     if not shapes:
         return
     for i, group in enumerate(found.groups):
         rule = inverse.rules[group.rule]
-        if rule.pattern and rule.pattern.untold():
+        if rule.pattern and rule.pattern.undetermined():
             found.groups[i] = group._replace(shapes=_before(rule, group, shapes, inverse.separators))
 
 
@@ -128,8 +128,8 @@ def _before(
 def tied(checkpoint: Checkpoint) -> set[str]:
     """The names that were added for ties, if the metadata records them."""
     try:
-        said = json.loads(checkpoint.metadata[TIED])
-        return {n for n in said if isinstance(n, str)}
+        recorded = json.loads(checkpoint.metadata[TIED])
+        return {n for n in recorded if isinstance(n, str)}
     except (KeyError, TypeError, ValueError, RecursionError):
         return set()
 
@@ -165,9 +165,9 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
 
 def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[str, Any]]:
     try:
-        said = json.loads(checkpoint.metadata[KEY])
-        rules, known = said["rules"], said["names"]
-        if said["converter"] == inverse.name and all(_sound(row, rules) for row in known.values()):
+        record = json.loads(checkpoint.metadata[KEY])
+        rules, known = record["rules"], record["names"]
+        if record["converter"] == inverse.name and all(_sound(row, rules) for row in known.values()):
             return list(rules), known
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     """The given parameters as numbers; UsageError for one that the converter does not have."""
     out = {}
-    axes = {axis for rule in converter.rules if rule.backward for axis in rule.untold}
+    axes = {axis for rule in converter.rules if rule.backward for axis in rule.undetermined}
     for name, value in given.items():
         if name not in converter.params and name not in axes:
             hint = did_you_mean(name, converter.params, "parameters")
@@ -45,17 +45,17 @@ class SizeFinder:
         self.configured: list[str] = []
         self._config = Config(names.checkpoint.urls)
 
-    def of(self, rule: Rule, values: Mapping[str, str], untold: Sequence[str] = ()) -> dict[str, int]:
+    def of(self, rule: Rule, values: Mapping[str, str], undetermined: Sequence[str] = ()) -> dict[str, int]:
         """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
 
-        untold: axes of an inverse whose sizes are not recorded, so that a person must give them.
+        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them.
         """
         out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
         out |= {axis: self._size(size, values) for axis, size in rule.sizes.items()}
-        if untold and rule.backward and rule.pattern:
-            out |= {axis: self.params[axis] for axis in untold if axis in self.params}
+        if undetermined and rule.backward and rule.pattern:
+            out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
             needed = list[str]()
-            while more := rule.pattern.untold({*out, *needed}):
+            while more := rule.pattern.undetermined({*out, *needed}):
                 needed.append(more[-1])
                 self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
             if needed:

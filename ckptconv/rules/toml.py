@@ -84,7 +84,7 @@ def _converter(
     let = {k: _strings(v) for k, v in _table(top, "let").items()} | dict(outer)
     shared = [_included(i, folder, depth, let) for i in _strings(top.get("include", []))]
     common = {k: _domain(v, let) for k, v in _table(top, "where").items()}
-    rules = [_meant(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
+    rules = [_with_common(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
     detect = _known(top.get("detect", {}), {"all", "none", "where"}, "detect")
     spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
     separators = _strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
@@ -192,7 +192,7 @@ def _narrowed(rules: Sequence[Rule]) -> list[Rule]:
     ]
 
 
-def _meant(rule: Rule, common: Mapping[str, Domain]) -> Rule:
+def _with_common(rule: Rule, common: Mapping[str, Domain]) -> Rule:
     """Add the file's `where` for captures that the rule's own `where` does not mention."""
     own = {c for t in (*rule.sources, *rule.targets) for c in t.captures}
     return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule

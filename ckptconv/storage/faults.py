@@ -28,10 +28,10 @@ def refused(e: OSError, url: str) -> CkptError:
         return StorageError("the disk is full; nothing was changed", url=url)
     if e.errno == errno.EDQUOT:
         return StorageError("the disk quota is used up; nothing was changed", url=url)
-    said = network(e)
-    if not said and isinstance(e, FileNotFoundError):
-        said = STATUS[404]
-    return StorageError(said or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
+    reason = network(e)
+    if not reason and isinstance(e, FileNotFoundError):
+        reason = STATUS[404]
+    return StorageError(reason or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:
@@ -83,8 +83,8 @@ def asking(url: str) -> Iterator[None]:
             raise ours from None
         if isinstance(e, OSError):
             raise refused(e, url) from e
-        if said := network(e):
-            raise StorageError(said, url=url) from e
+        if reason := network(e):
+            raise StorageError(reason, url=url) from e
         if isinstance(e, NotImplementedError):
             raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
         text = scrubbed(str(e).split("\n")[0])[:300]

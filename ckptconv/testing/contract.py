@@ -119,10 +119,10 @@ class FormatTests:
             assert found == list(whole)
 
     def test_metadata(self, subject: Subject, path: Path) -> None:
-        said = {"step": "7", "note": 'é "quoted"\n\\', "empty": ""}
-        write(subject.named(Checkpoint({"a/w": held("a/w", np.ones(1, "f4"))}, said)), path, subject.name)
+        metadata = {"step": "7", "note": 'é "quoted"\n\\', "empty": ""}
+        write(subject.named(Checkpoint({"a/w": held("a/w", np.ones(1, "f4"))}, metadata)), path, subject.name)
         found = detect.open_checkpoint(str(path), format=subject.name).metadata
-        assert not subject.metadata or {k: found.get(k) for k in said} == said
+        assert not subject.metadata or {k: found.get(k) for k in metadata} == metadata
 
     def test_ties(self, subject: Subject, path: Path) -> None:
         array = np.arange(5000, dtype="f4")

@@ -194,8 +194,8 @@ def _attributes(thing: Any, attrs: Attributes) -> None:
                 thing.attrs.create(name, np.array(part) if part else np.zeros(0))
         elif isinstance(value, list):
             array = np.asarray(value)
-            plain = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
-            thing.attrs[_as_it_was(key)] = array if plain else json.dumps(value)
+            numeric = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
+            thing.attrs[_as_it_was(key)] = array if numeric else json.dumps(value)
         elif hashes_of({key: value}):
             thing.attrs[_as_it_was(key)] = np_text(value)
         elif value is not None:

@@ -107,10 +107,10 @@ def open(url: str, how: Reading) -> Checkpoint:
             tensors[label] = hdf5.tensor(found, entry.stored, label)
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
-    said = _metadata(found, base)
+    metadata = _metadata(found, base)
     details: Details = {"layers": _layers(found, base, listed, called)}
-    details["kinds"] = _kinds(said.get("model_config", ""), tensors)
-    return Checkpoint(tensors, said, (), "keras", (url,), tuple(notes), details)
+    details["kinds"] = _kinds(metadata.get("model_config", ""), tensors)
+    return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
 
 
 def _layers(found: Tree, base: str, listed: Iterable[Listed], called: Iterable[str]) -> list[Any]:

@@ -206,7 +206,7 @@ def kind_of(path: str, called: str) -> str:
         if word in VARIABLES:
             return word
     if last == "cell":
-        return next((cell for plain, cell in RECURRENT.items() if plain in parent + called), "lstm_cell")
+        return next((cell for layer, cell in RECURRENT.items() if layer in parent + called), "lstm_cell")
     return "einsum_dense" if last.endswith("_dense") else ""
 
 

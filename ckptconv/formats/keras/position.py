@@ -46,12 +46,12 @@ def misplaced(expected: Checkpoint, got: Checkpoint) -> Iterator[str]:
 
     expected: the source of the file. If the order of its layers is guessed, each layer is compared by itself.
     """
-    meant, found = layered(expected), order.known(got)
+    planned, found = layered(expected), order.known(got)
     if found is None:
         return
     rows = [([n for n, _ in weights], layer) for layer, weights in found.layers if weights]
-    due = [[n for n, _ in weights] for _, weights in meant.layers if weights]
-    if meant.guess:
+    due = [[n for n, _ in weights] for _, weights in planned.layers if weights]
+    if planned.guess:
         by_set = {frozenset(names): names for names in due}
         due = [by_set.get(frozenset(names), names) for names, _ in rows]
     for i, (names, layer) in enumerate(rows):

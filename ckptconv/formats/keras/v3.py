@@ -181,8 +181,8 @@ def _archive(url: str) -> Shelf:
 def _about(parts: Mapping[str, bytes], url: str) -> dict[str, Any]:
     """The contents of config.json and metadata.json, which are kept as metadata."""
     config = _json(parts["config.json"], "config.json", url) if "config.json" in parts else None
-    said = _json(parts["metadata.json"], "metadata.json", url) if "metadata.json" in parts else {}
-    metadata = {str(k): hdf5.text(v) for k, v in said.items()} if isinstance(said, dict) else {}
+    about = _json(parts["metadata.json"], "metadata.json", url) if "metadata.json" in parts else {}
+    metadata = {str(k): hdf5.text(v) for k, v in about.items()} if isinstance(about, dict) else {}
     if config is not None:
         metadata["config"] = parts["config.json"].decode()
     return {"config": config, "metadata": metadata}
@@ -196,8 +196,8 @@ def _json(data: bytes, name: str, url: str) -> Any:
 
 
 def _shards(url: str) -> Shelf:
-    said = _json(read_all(url, MAX_JSON), "the index", url)
-    places = said.get("weight_map") if isinstance(said, dict) else None
+    index = _json(read_all(url, MAX_JSON), "the index", url)
+    places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
         raise CorruptCheckpoint("has no weight_map", url=url)
     wanted: dict[str, list[str]] = {}
@@ -250,8 +250,10 @@ def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> 
     """The class of the object that each tensor belongs to, if the file shows it."""
     listed = {path: naming.inside(kind, own)[0] for path, kind, _, own in naming.configured(shelf.config)}
     owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
-    told = {o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())}
-    return {name: told[owners[path]] for path, name in labels.items() if told[owners[path]]}
+    classes = {
+        o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())
+    }
+    return {name: classes[owners[path]] for path, name in labels.items() if classes[owners[path]]}
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:

@@ -49,8 +49,8 @@ def _dense(source: Checkpoint, name: str) -> Any:
         try:
             return _dequantised(about, parts)
         except (TypeError, ValueError) as e:
-            said = f"its scales do not fit its shape {list(parts[''].shape)}: {e}"
-            raise CorruptCheckpoint(said, tensor=name) from e
+            text = f"its scales do not fit its shape {list(parts[''].shape)}: {e}"
+            raise CorruptCheckpoint(text, tensor=name) from e
     shape, values = tuple(about["shape"]), parts["values"]
     if checked_count(shape) * values.itemsize > MAX_DENSE:
         raise UnsafeCheckpoint(f"sparse of shape {list(shape)}: more than {MAX_DENSE} bytes when dense", tensor=name)

@@ -100,13 +100,13 @@ def _beside(leaf: Leaf, names: set[str], averages: list[str]) -> Leaf:
 
 def _choose(models: list[str]) -> str:
     """The entry that is the model, or '' if that is undecidable."""
-    plain = [name for name in models if not is_average(name)]
-    named = [name for name in plain if name in MODELS]
+    others = [name for name in models if not is_average(name)]
+    named = [name for name in others if name in MODELS]
     if len(named) == 1:
         return named[0]
-    if not plain and len(models) == 1:
+    if not others and len(models) == 1:
         return models[0]
-    return plain[0] if len(plain) == 1 and plain[0] in ALONE else ""
+    return others[0] if len(others) == 1 and others[0] in ALONE else ""
 
 
 def _choices(models: list[str], averages: list[str]) -> list[Note]:

@@ -82,10 +82,10 @@ def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
     out, storages = {}, {}
     for name, about in _config(raw, archive.url).items():
         try:
-            path, said = str(about["path_name"]), about["tensor_meta"]
-            kind, layout, pickled = said["dtype"], said["layout"], about["use_pickle"]
-            sizes, strides = (_numbers(said[key]) for key in ("sizes", "strides"))
-            (offset,) = _numbers([said["storage_offset"]])
+            path, meta = str(about["path_name"]), about["tensor_meta"]
+            kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]
+            sizes, strides = (_numbers(meta[key]) for key in ("sizes", "strides"))
+            (offset,) = _numbers([meta["storage_offset"]])
         except (KeyError, TypeError, ValueError) as e:
             text = f"its table of weights has no proper entry for it: {type(e).__name__} {e}"
             raise CorruptCheckpoint(text, url=archive.url, tensor=name) from None
@@ -108,9 +108,9 @@ def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
     return out
 
 
-def _numbers(said: Any) -> list[int]:
+def _numbers(values: Any) -> list[int]:
     """[{"as_int": 3}, ...]; symbolic sizes are not sizes of weights."""
-    found = [item["as_int"] for item in said]
+    found = [item["as_int"] for item in values]
     if len(found) > MAX_AXES or any(type(n) is not int for n in found):
         raise ValueError("a size that is not a whole number")
     return found

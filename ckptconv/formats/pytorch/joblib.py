@@ -25,15 +25,15 @@ class Wrapper:
 
     def inline(self, state: Any, take: Callable[[int], bytes]) -> PickledArray:
         """Read the array that follows the state."""
-        said = state if type(state) in (dict, Ordered) else {}
-        kind, shape, order = said.get("dtype"), said.get("shape"), said.get("order")
-        subclass = said.get("subclass")
+        fields = state if type(state) in (dict, Ordered) else {}
+        kind, shape, order = fields.get("dtype"), fields.get("shape"), fields.get("order")
+        subclass = fields.get("subclass")
         proper = type(subclass) is Known and subclass.path == "ndarray" and order in ("C", "F")
         if not proper or type(kind) is not ArrayType or type(shape) is not tuple:
-            raise CorruptCheckpoint(f"joblib describes an array by {shown(list(said.values()))}")
+            raise CorruptCheckpoint(f"joblib describes an array by {shown(list(fields.values()))}")
         if kind.spelling[:1] == "O":
             raise CorruptCheckpoint("joblib stores an array of objects, which is not read; dump it without such arrays")
-        if said.get("numpy_array_alignment_bytes") is not None:
+        if fields.get("numpy_array_alignment_bytes") is not None:
             take(take(1)[0])
         array = PickledArray()
         array.fill(shape, kind, order == "F", take(checked_count(shape) * int(kind.numpy().itemsize)))

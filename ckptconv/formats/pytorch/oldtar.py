@@ -94,9 +94,9 @@ def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
         at += BLOCK + -(-size // BLOCK) * BLOCK
 
 
-def _check_extended(said: bytes, url: str) -> None:
+def _check_extended(header: bytes, url: str) -> None:
     """An extended header may tell times and owners, but not another name, size or link."""
-    for line in said.splitlines():
+    for line in header.splitlines():
         word = line.partition(b" ")[2].partition(b"=")[0]
         if word not in (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"):
             raise UnsafeCheckpoint(f"the tar's extended header gives a member another {shown(word)}", url=url)

@@ -252,8 +252,8 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
     if type(axis) is not int or not 0 <= axis < len(shape):
         raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
     for name in ("scale", "zero_point"):
-        said = details.get(name)
-        count = checked_count(parts[name].shape) if name in parts else len(said) if type(said) is list else -1
+        numbers = details.get(name)
+        count = checked_count(parts[name].shape) if name in parts else len(numbers) if type(numbers) is list else -1
         if count != shape[axis]:
             raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
 

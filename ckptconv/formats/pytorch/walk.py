@@ -110,8 +110,8 @@ class Walk:
             return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
             self.left -= len(value)
-            plain = all(type(v) in SCALARS for v in value)
-            return None if plain else [(str(i), v, "") for i, v in enumerate(value)]
+            scalars = all(type(v) in SCALARS for v in value)
+            return None if scalars else [(str(i), v, "") for i, v in enumerate(value)]
         return self.recorded(value) if kind is Inert and value.args is not None else None
 
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:

@@ -45,7 +45,7 @@ def prefix_of(url: str) -> str:
     return url
 
 
-def meant(url: str) -> str:
+def prefix_for(url: str) -> str:
     """The prefix that a name stands for: that of the file of this name if there is one, otherwise the name itself."""
     prefix = prefix_of(url)
     if prefix != url and ((exists(url) and exists(prefix + ".index")) or not exists(url + ".index")):
@@ -60,7 +60,7 @@ def find(url: str) -> Location:
     folder, base = split(url)
     if base == "checkpoint" and is_state(url):
         return _in_folder(folder)
-    return _checked(meant(url))
+    return _checked(prefix_for(url))
 
 
 def is_state(url: str) -> bool:

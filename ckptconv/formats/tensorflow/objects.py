@@ -86,12 +86,12 @@ def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
     """
     from . import messages_pb2 as pb
 
-    said = checkpoint.details.get("graph", {})
-    keys = {n: k for n, k in said.get("keys", {}).items() if n in checkpoint}
+    stored = checkpoint.details.get("graph", {})
+    keys = {n: k for n, k in stored.get("keys", {}).items() if n in checkpoint}
     given, _ = readable(keys.values())
-    if not said or len(keys) < len(checkpoint) or any(n != given[k] for n, k in keys.items()):
+    if not stored or len(keys) < len(checkpoint) or any(n != given[k] for n, k in keys.items()):
         return b"", {}
-    graph = pb.TrackableObjectGraph.FromString(zlib.decompress(base64.b64decode(said["proto"])))
+    graph = pb.TrackableObjectGraph.FromString(zlib.decompress(base64.b64decode(stored["proto"])))
     there = set(keys.values())
     for node in graph.nodes:
         left = [a for a in node.attributes if a.checkpoint_key in there]

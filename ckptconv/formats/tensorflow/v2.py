@@ -25,7 +25,7 @@ def sniff(seen: Seen) -> int:
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == "checkpoint":
         return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
-    prefix = locate.meant(seen.url)
+    prefix = locate.prefix_for(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
     if seen.url.endswith(".index") and prefix != seen.url:

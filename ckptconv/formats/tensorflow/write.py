@@ -69,8 +69,8 @@ class BundleWriter:
         files = [OutputFile(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
         self._placed.clear()
         graph, self._keys = objects.kept(checkpoint)
-        said = {k: v for k, v in checkpoint.metadata.items() if not graph or k != KEY}  # which the graph says
-        self._ours = carried.packed(said)
+        metadata = {k: v for k, v in checkpoint.metadata.items() if not graph or k != KEY}  # the graph holds its own
+        self._ours = carried.packed(metadata)
         slots: dict[str, Slot] = {}
         for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
             at = 0
