@@ -55,9 +55,10 @@ RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
 cover: $(VENV)/test.done ## branch coverage, and which test reaches which line, in .coverage
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py --cov --cov-context=test
 
-docs: $(VENV)/core.done ## the tables in README.md and docs/formats.md
+docs: $(VENV)/core.done ## the generated tables in README.md and docs/
 	$(BIN)/python tools/make_formats.py
 	$(BIN)/python tools/make_readme.py
+	$(BIN)/python tools/make_options.py
 
 fixtures: $(VENV)/core.done ## the hostile files and the manifest
 	for made in fixtures/make/hostile_*.py; do $(BIN)/python -W ignore $$made || exit 1; done

@@ -1,6 +1,6 @@
 """Fill the tables of options in docs/: every verb has a page, and every option a row of it, with its keyword in Python.
 
-python tools/make_options.py; a test says when a page is stale.
+`make docs` runs this; a test fails if a page is stale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ELSEWHERE = {"formats": "convert", "converters": "convert"}  # verbs without a p
 
 
 def rows(command: Any) -> list[list[str]]:
-    """Flags, keyword and help of the options of a command."""
+    """The flags, keyword and help of each option of a command."""
     out = []
     for p in command.params:
         if p.param_type_name != "option" or p.name == "help":
