@@ -18,7 +18,6 @@ Nothing heavy is imported before a format's own function runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -33,24 +32,22 @@ from ..errors import (
 )
 from ..messages import did_you_mean
 from ..storage.files import Seen, exists, names
-from . import foreign, shard_index
+from . import foreign, shard_index, signatures
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
 from .table import TABLE, Format, get, table
+from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
-    (lambda seen: seen.head.startswith(b"PK") or b"PK\5\6" in seen.tail,
-     ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
-    (lambda seen: any(seen.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)),
-     ("hdf5", "keras", "keras3")),
-    (lambda seen: seen.head[8:9] == b"{" and seen.head[4:8] == bytes(4), ("safetensors",)),
-    (lambda seen: seen.head.startswith(b"\x93NUMPY"), ("npy",)),
-    (lambda seen: seen.tail.endswith(b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"), ("tf", "tf-v1")),
-)  # fmt: skip
-SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")  # of TensorFlow: its first bytes are those of a tensor
+    (lambda seen: seen.is_zip, ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
+    (signatures.is_hdf5, ("hdf5", "keras", "keras3")),
+    (signatures.is_safetensors, ("safetensors",)),
+    (signatures.is_npy, ("npy",)),
+    (signatures.is_table, ("tf", "tf-v1")),
+)
 PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
@@ -84,7 +81,7 @@ def detect(url: str, *, but: str = "") -> Format:
 
 def _likely(seen: Seen) -> Sequence[Format]:
     """The formats with a signature or the suffix of the file; all formats if it has no known signature."""
-    if SHARD.search(seen.base):
+    if DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
     suffixed = [f for f in TABLE if f.name in names or f.name == INDEX or seen.base.lower().endswith(f.suffixes)]

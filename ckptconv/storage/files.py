@@ -115,7 +115,7 @@ class Seen:
     url, folder, base: the path, and its folder and base name. is_dir: whether it is a folder.
     size: bytes of the file, -1 if there is no file. head, tail: its first and last `PEEK` bytes, b'' if there is none.
     files: the names in the folder, or if the url is not a folder, the names beside it that begin with its base name.
-    members: the names in the archive, if it is a zip.
+    is_zip, members: whether it is an archive, and the names in it.
     """
 
     def __init__(self, url: str) -> None:
@@ -136,10 +136,15 @@ class Seen:
             return names(self.url)
         return [n for n in names(self.folder) if n.startswith(self.base)]
 
+    @property
+    def is_zip(self) -> bool:
+        """Whether it begins as a zip, or ends as one, perhaps with other bytes before it or a comment after it."""
+        return self.head.startswith(b"PK\3\4") or b"PK\5\6" in self.tail
+
     @cached_property
     def members(self) -> tuple[str, ...]:
         """Names in the central directory if this is a zip, else ()."""
-        if not (self.head.startswith(b"PK") or b"PK\x05\x06" in self.tail):
+        if not self.is_zip:
             return ()
         try:
             with fileobj(self.url) as f, zipfile.ZipFile(f) as z:

@@ -221,7 +221,7 @@ WAYS = (
     several(["tf_model.h5.index.json", "a.h5"], "tf_model.h5.index.json", "keras", keras_indexes),
 )  # fmt: skip
 CONSTANTS = (
-    "hdf5.file.SIGNATURE",
+    "signatures.HDF5",
     "keras.legacy.LISTS",
     "keras.naming.TOP",
     "keras.naming.OPTIMIZER",

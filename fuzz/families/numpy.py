@@ -54,7 +54,7 @@ WAYS = (
     Way(npy_pickle, npy_pickles),
 )
 CONSTANTS = (
-    "numpy.npy.MAGIC",
+    "signatures.NPY",
     "numpy.npy.SPELLING",
     "numpy.npy.ASSUMED",
     "numpy.gpt.SHAPES",

@@ -16,8 +16,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from ckptconv.formats.signatures import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow.table import MAGIC, Table, varint
+from ckptconv.formats.tensorflow.table import Table, varint
 from ckptconv.storage.checksum import crc, mask
 from ckptconv.storage.files import Reader
 
@@ -200,7 +201,7 @@ def again(choose: random.Random, prefix: Path) -> None:
         handles.append((choose.choice((last, between)), handle))
     meta = appended(out, block([], 1), False)
     footer = meta + appended(out, block(handles, choose.choice((1, 2))), packed)
-    index.write_bytes(bytes(out) + footer.ljust(40, b"\0") + MAGIC)
+    index.write_bytes(bytes(out) + footer.ljust(40, b"\0") + TABLE)
 
 
 def block(entries: list[tuple[bytes, bytes]], interval: int) -> bytes:

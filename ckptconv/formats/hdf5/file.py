@@ -23,6 +23,7 @@ from ...errors import CkptError, CorruptCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ..reading import Reading
+from ..signatures import is_hdf5
 from . import child
 from . import member as archive
 from .child import FileImage
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .write import Hdf5Writer
 
 LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a stored byte can have more values than the dtype
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class Stored(NamedTuple):
@@ -58,11 +58,6 @@ class Tree(NamedTuple):
 
 def sniff(seen: Seen) -> int:
     return 2 if is_hdf5(seen) else 0
-
-
-def is_hdf5(seen: Seen) -> bool:
-    """Whether the signature is at 0 or, after a user block, at 512, 1024 or 2048."""
-    return any(seen.head[at : at + 8] == SIGNATURE for at in (0, 512, 1024, 2048))
 
 
 def open(url: str, how: Reading) -> Checkpoint:

@@ -41,6 +41,7 @@ from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
+from ..signatures import is_hdf5
 from . import naming
 from .naming import OPTIMIZER, TOP, join
 
@@ -64,7 +65,7 @@ class Listed(NamedTuple):
 def sniff(seen: Seen) -> int:
     if seen.base.endswith(INDEX) and b'"weight_map"' in seen.head:
         return 4  # of the Hugging Face indexes, the one of Keras files
-    if not hdf5.is_hdf5(seen):
+    if not is_hdf5(seen):
         return 0
     found = hdf5.try_look(seen.url)
     return 3 if found and layers_group(found) is not None else 0

@@ -34,6 +34,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
+from ..signatures import is_hdf5
 from . import legacy, naming, order, paths
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def sniff(seen: Seen) -> int:
         return 3 if {"config.json", WEIGHTS} <= set(seen.files) else 0
     if seen.base.endswith(INDEX):
         return 3 if b'"weight_map"' in seen.head or b"weights.h5" in seen.head else 0
-    if hdf5.is_hdf5(seen):
+    if is_hdf5(seen):
         found = hdf5.try_look(seen.url)
         return 3 if found and legacy.layers_group(found) is None and any(map(is_vars, found.groups)) else 0
     return 3 if "config.json" in seen.members and {WEIGHTS, PICKLED} & set(seen.members) else 0

@@ -30,13 +30,13 @@ from ...storage.files import Reader, Seen, is_dir, join, names, read_all, siblin
 from .. import carried
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..reading import Reading
+from ..signatures import NPY, is_npy
 from .literal import literal
 from .text import check_text
 
 SUFFIX = ".npy"
 OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)
 MAX_OURS = 64 << 20
-MAGIC = b"\x93NUMPY"
 MAX_HEAD = 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_PICKLE = 2**31  # bytes
 MAX_EMPTY = 2**16  # strings without characters
@@ -69,7 +69,7 @@ class Head(NamedTuple):
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 2 if any(n.endswith(SUFFIX) for n in seen.files) else 0
-    return 3 if seen.head.startswith(MAGIC) else int(seen.base.endswith(SUFFIX))
+    return 3 if is_npy(seen) else int(seen.base.endswith(SUFFIX))
 
 
 def open(url: str, how: Reading) -> Checkpoint:
@@ -183,7 +183,7 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     """Parse the header of an .npy from its first bytes; no Python is evaluated."""
     wide = raw[6:7] in {b"\2", b"\3"}
     start = 12 if wide else 10
-    if not raw.startswith(MAGIC) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
+    if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
     size = start + int.from_bytes(raw[8:start], "little")
     if size > len(raw):
@@ -228,7 +228,7 @@ def head_bytes(t: Tensor) -> bytes:
     shape = f"({t.shape[0]},)" if len(t.shape) == 1 else f"({', '.join(map(str, t.shape))})"
     text = f"{{'descr': '{DESCR[t.dtype.name]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(10 + len(text) + 1) % 64) + b"\n"
-    return MAGIC + b"\1\0" + len(text).to_bytes(2, "little") + text
+    return NPY + b"\1\0" + len(text).to_bytes(2, "little") + text
 
 
 def unheld(t: Tensor) -> str:

@@ -47,7 +47,7 @@ def sniff(seen: Seen) -> int:
 
 def claim(seen: Seen, *, script: bool) -> int:
     """3 for a zip with a data.pkl, with constants.pkl for TorchScript and without it for torch.save."""
-    if not seen.head.startswith(b"PK\3\4") and b"PK\5\6" not in seen.tail:
+    if not seen.is_zip:
         return 0
     ends = {m.rpartition("/")[2].casefold() for m in seen.members}
     if "data.pkl" in ends:

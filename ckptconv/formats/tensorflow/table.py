@@ -24,8 +24,8 @@ from struct import unpack_from
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...storage.checksum import crc, unmask
 from ...storage.files import Reader
+from ..signatures import TABLE
 
-MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48
 TRAILER = 5
 EXPANDED = 24  # bytes of keys per byte of the file: prefixes save a factor of 16, as every 16th key is whole
@@ -76,7 +76,7 @@ class Table:
             reader.size // SMALLEST + ROOM,
         ]  # bytes of keys, and entries, to come
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
-        if len(tail) < FOOTER or tail[-8:] != MAGIC:
+        if len(tail) < FOOTER or tail[-8:] != TABLE:
             raise CorruptCheckpoint(f"is not a table: {self._instead()}", url=self.url)
         numbers, at = [], 0
         try:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from struct import pack
 
 from ...storage.checksum import crc, mask
-from .table import FOOTER, MAGIC, KeyValue, varint
+from ..signatures import TABLE
+from .table import FOOTER, KeyValue, varint
 
 BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
 RESTART_INTERVAL = 16
@@ -30,7 +31,7 @@ def build(pairs: Iterable[KeyValue]) -> bytes:
     for key, value in index:
         table.add(key, value)
     handles = meta + _append(out, table)
-    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + MAGIC)
+    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + TABLE)
 
 
 class _Block:

@@ -23,9 +23,10 @@ from ...messages import listing, many
 from ...moves.part import Coded, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..reading import Reading
+from ..signatures import is_table
 from ..tiling import Tile
 from . import constants, dtypes, locate, slices
-from .table import MAGIC, Table, first_value_tag
+from .table import Table, first_value_tag
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -46,7 +47,7 @@ def sniff(seen: Seen) -> int:
             return 3 if locate.find(seen.url).tables else 0
         except CkptError:
             return 0
-    if seen.tail.endswith(MAGIC):
+    if is_table(seen):
         return 3 if first_value_tag(seen.head) == META_TAG else 0
     if first_value_tag(seen.head) == META_TAG and BEGINNING.match(seen.head):
         return 2  # truncated: opening reports it

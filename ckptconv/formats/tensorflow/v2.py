@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from ...checkpoint import Checkpoint
 from ...storage.files import Seen, exists, is_remote
 from ..reading import Reading
+from ..signatures import is_table
 from . import locate
 from .bundle import read
-from .table import MAGIC, first_value_tag
+from .table import first_value_tag
 
 if TYPE_CHECKING:
     from .write import BundleWriter
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 2 if _in_folder(seen) else 0
-    if seen.tail.endswith(MAGIC):
+    if is_table(seen):
         if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
             return 3
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
