@@ -19,8 +19,8 @@ PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-quick: $(QUICK)/quick.done ## tests that need no framework and are not slow
-	$(call bin,$(QUICK))/python $(PYTEST) -m "not slow"
+quick: $(QUICK)/quick.done ## tests that need no framework and are not slow; of random cases and long tables a few
+	CKPTCONV_EFFORT=0.04 $(call bin,$(QUICK))/python $(PYTEST) -m "not slow"
 
 format: $(VENV)/lint.done ## format the code, with the fixes that ruff is sure of
 	$(BIN)/ruff check --fix-only .

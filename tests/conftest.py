@@ -6,17 +6,34 @@ import io
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from kit import FIXTURES, SHARED, Run
+from kit import EFFORT, FIXTURES, SHARED, Run
 
 from ckptconv.cli.main import main
 
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("unhurried")  # a busy machine is no failure
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With less effort, run only a share of the cases of a test that is marked `many`, evenly spread."""
+    count: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        if item.get_closest_marker("many"):
+            name = item.nodeid.split("[")[0]
+            count[name] += 1
+            if int(count[name] * EFFORT) == int((count[name] - 1) * EFFORT):
+                continue
+        kept.append(item)
+    items[:] = kept
 
 
 @pytest.fixture

@@ -156,6 +156,7 @@ def test_several_folders_keep_their_names(tmp_path: Path) -> None:
 # --- manifests --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_manifests_say_the_same_as_csv_and_json(tmp_path: Path, cli: Run) -> None:
     save(tmp_path / "m.npz")
     (tmp_path / "list.csv").write_text(
@@ -540,6 +541,7 @@ def test_nothing_found_is_a_warning_and_a_failure(tmp_path: Path, cli: Run) -> N
     assert "warning: no checkpoint was found" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     """Workers do not run the script that called zoo again, as processes of `multiprocessing` do."""
     ckptconv.save({"w": np.zeros(3)}, tmp_path / "in" / "a.npz")

@@ -32,6 +32,7 @@ import ckptconv
 
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/cli/*.md")]
+LONG = {"zoo", "mistakes", "tasks", "match"}  # more than a second each
 DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
 
 
@@ -102,7 +103,10 @@ def folder(tmp_path: Path) -> Path:
 # --- reading and running ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(d, id=str(d.relative_to(ROOT)), marks=[pytest.mark.slow] * (d.stem in LONG)) for d in DOCUMENTS],
+)
 def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = document.read_text(encoding="utf-8")
     for package in re.findall(r"^<!-- needs: (\w+) -->$", text, re.M):

@@ -77,6 +77,7 @@ def test_lint(path: Path) -> None:
     assert converter.inverse.inverse is converter
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "path", "key"), list(cases()))
 def test_golden(name: str, path: Path, key: str) -> None:
     golden = goldens(path)[key]
@@ -110,6 +111,7 @@ def samples() -> list[Any]:
     return [pytest.param(kind, d, id=f"hf-{kind}/{d.name}") for kind, d in found]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("kind", "folder"), samples() or [pytest.param("", Path(), marks=pytest.mark.skip("no oracles"))]
 )

@@ -39,6 +39,7 @@ def change(family: str, *, inverse: bool = False) -> api.Change:
     return api.Change(family.split("--")[0], inverse=inverse, params=PARAMS.get(family.split("--")[0], {}))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_old_loader(family: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"

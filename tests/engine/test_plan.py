@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from kit import examples
 
 import ckptconv
 from ckptconv import UsageError
@@ -39,7 +40,7 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
     return Checkpoint(tensors)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(checkpoints(), st.integers(16, 600), st.integers(1, 16))
 def test_jobs_tile_the_tensors(checkpoint: Checkpoint, megabytes: int, workers: int) -> None:
     memory = Budget.of(megabytes * 2**20, workers)

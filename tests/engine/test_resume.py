@@ -90,6 +90,7 @@ def test_goes_on_where_it_stopped(source: Path, tmp_path: Path, name: str, verif
     assert got.loss
 
 
+@pytest.mark.slow
 def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=8_000_000)
     for after in (2, 4):
@@ -164,6 +165,7 @@ def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, 
     assert os.listdir(out.parent) == ["m.npz"]
 
 
+@pytest.mark.slow
 def test_parts_that_somebody_removed_cost_work_never_bytes(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "m.npz"
     with pytest.raises(Stop):

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import same
+from kit import examples, same
 
 import ckptconv
 from ckptconv import api
@@ -55,7 +55,7 @@ def strided(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(strided(), min_size=1, max_size=4))
 def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactory, views: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("views")
@@ -77,7 +77,7 @@ def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactor
         assert same(got[name].numpy(), array)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data())
 def test_tiles_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("tiles")

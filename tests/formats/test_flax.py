@@ -136,6 +136,7 @@ def test_flax_reads_what_we_write(tmp_path: Path) -> None:
     assert {n: a.tobytes() for n, a in tree.items()} == {n: a.tobytes() for n, a in kept.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [4 << 20, 12 << 20], ids=["every 4 MiB", "every 12 MiB"])
 def test_large_arrays_are_chunks_as_flax_makes_them(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def together(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
     return checkpoint
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("source", SUBJECTS, ids=by_name)
 @pytest.mark.parametrize("target", SUBJECTS, ids=by_name)
 def test_written_by_us(source: Subject, target: Subject, written: dict[str, Path], tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def opened(paths: list[Path]) -> dict[str, int]:
 needs_proc = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux resets a peak")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_hostile_files_take_no_more_than_they_weigh(fixtures: Path) -> None:
     paths = [p for p in sorted((fixtures / "hostile").glob("*/*")) if p.suffix not in {".json", ".txt"}]
@@ -86,6 +87,7 @@ def test_headers_of_sound_files_take_a_multiple_of_their_size(name: str, tmp_pat
     assert per_byte[1] < per_byte[0] * 3 + TIMES
 
 
+@pytest.mark.slow
 def test_a_transpose_stays_within_max_memory(tmp_path: Path) -> None:
     """benchmarks/bounds.py does it with 1 GB and 64MB."""
     done = subprocess.run(

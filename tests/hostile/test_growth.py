@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from ckptconv.formats import signatures
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import table, table_write
 from ckptconv.storage.checksum import mask
@@ -160,7 +161,7 @@ def raw_table(blocks: list[tuple[bytes, bytes, bytes]]) -> bytes:
     for body in (table_write._Block(1).finish(), index.finish()):
         handles += table.varint(len(out)) + table.varint(len(body))
         out += sealed(body, b"\0")
-    return out + handles.ljust(40, b"\0") + table.MAGIC
+    return out + handles.ljust(40, b"\0") + signatures.TABLE
 
 
 def tf_keys(folder: Path, n: int) -> Path:

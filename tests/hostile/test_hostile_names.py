@@ -72,6 +72,7 @@ REFUSED: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("what", NAMES)
 def test_a_name_stays_a_name(what: str, target: str, tmp_path: Path) -> None:

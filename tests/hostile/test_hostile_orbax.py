@@ -105,9 +105,8 @@ def zarr3(folder: Path, codecs: list[Any], chunk: bytes, shape: int = 4) -> Path
 
 
 def endless_tower(folder: Path) -> Path:
-    """Nodes of few stored bytes with forty thousand children each, one below the other."""
-    nodes = [packed(NODE_MAGIC, interior(h, [(2**30, 60)] * 40_000)) for h in range(1, 60)]
-    return database(folder, nodes[-1], height=59)
+    """A node of few stored bytes with forty thousand children, below which there could be 58 levels more."""
+    return database(folder, packed(NODE_MAGIC, interior(59, [(2**30, 60)] * 40_000)), height=59)
 
 
 def itself(folder: Path) -> Path:

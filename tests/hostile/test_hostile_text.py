@@ -98,6 +98,7 @@ CASES: dict[str, Callable[[Path], Path]] = {
 TARGETS = ("safetensors", "torch", "npz", "npy", "tf", "hdf5", "keras", "flax", "hf", "orbax")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_verb_ends_in_a_traceback(case: str, tmp_path: Path, cli: Run) -> None:
     source = str(CASES[case](tmp_path))

@@ -18,7 +18,7 @@ from kit import refused
 from pickles import Raw, pickled
 
 import ckptconv
-from ckptconv.formats import safetensors
+from ckptconv.formats import safetensors, signatures
 from ckptconv.formats.containers import msgpack as walker
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import opcodes, pickle, walk
@@ -42,7 +42,7 @@ def header(folder: Path) -> Path:
 
 def texts() -> object:
     said = b"{'descr': '<U0', 'fortran_order': False, 'shape': (3, 5), }".ljust(117) + b"\n"
-    return npy.parse_head(npy.MAGIC + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
+    return npy.parse_head(signatures.NPY + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
 
 
 def nested(folder: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 
 from kit import ROOT
 
@@ -15,8 +15,10 @@ FLAG = re.compile(r"(?<![\w<!`-])`?--[a-z][a-z-]+")
 OF_OTHERS = ("ray start --head", "torch.load(weights_only=True, mmap=True)")  # commands and calls of other programs
 
 
-def literals() -> Iterator[tuple[str, str]]:
+@cache
+def literals() -> list[tuple[str, str]]:
     """Each string outside the command line and where it is; docstrings and the parts of f-strings are among them."""
+    found = []
     for path in sorted((ROOT / "ckptconv").rglob("*.py")):
         if "cli" not in path.parts:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -24,7 +26,8 @@ def literals() -> Iterator[tuple[str, str]]:
                     text = node.value
                     for quoted in OF_OTHERS:
                         text = text.replace(quoted, "")
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", text))
+    return found
 
 
 def test_the_library_names_no_option_of_the_command_line() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import ROOT, SHARED
+from kit import ROOT, SHARED, examples
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -493,7 +493,7 @@ def test_odd_names(names: list[str]) -> None:
     leads(match(a, b), a, b)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_any_names_and_orders(data: st.DataObject) -> None:
     """Whatever the names are and however the axes moved: values find all pairs, and the rules do as they say."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import same
+from kit import examples, same
 
 from ckptconv import ConversionError
 from ckptconv.dtypes import DTYPES
@@ -48,7 +48,7 @@ def pairs(part: Part) -> list[tuple[int, int]]:
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(parts(), st.integers(0, 200), st.integers(0, 200))
 def test_clip_keeps_exactly_what_lies_in_the_range(part: Part, a: int, b: int) -> None:
     lo, hi = sorted((a, b))
@@ -56,7 +56,7 @@ def test_clip_keeps_exactly_what_lies_in_the_range(part: Part, a: int, b: int) -
     assert got == sorted(pair for pair in pairs(part) if lo <= pair[0] < hi)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(parts(), st.integers(4, 200))
 def test_slabs_are_small_and_lose_nothing(part: Part, limit: int) -> None:
     cut = list(slabs(part, limit))
@@ -64,7 +64,7 @@ def test_slabs_are_small_and_lose_nothing(part: Part, limit: int) -> None:
     assert all(prod(p.shape) * 4 <= limit for p in cut)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(parts())
 def test_a_part_is_plain_when_source_and_target_run_along_together(part: Part) -> None:
     moves = pairs(part)
@@ -75,7 +75,7 @@ def test_a_part_is_plain_when_source_and_target_run_along_together(part: Part) -
         assert is_contiguous(part) == together == is_run(fuse(part.shape, part.strides, part.steps))
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.data())
 def test_copy_equals_numpy(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["u1", "<u2", "<u4", "<u8", "<c16"]))

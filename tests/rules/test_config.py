@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from kit import examples
 
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint, UsageError
@@ -136,7 +137,7 @@ def test_a_converter_with_it_is_sound(tmp_path: Path) -> None:
     assert lint(library.load(rules(tmp_path))) == []
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(heads=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]), recorded=st.booleans())
 def test_the_way_back(heads: int, recorded: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The inverse has the number from the metadata, or, of a file without any, from the config.json beside it."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from kit import examples
 
 from ckptconv.checkpoint import Tensor, contiguous, tiled, view
 from ckptconv.dtypes import DTYPES
@@ -126,7 +127,7 @@ def permutations(draw: st.DrawFn) -> tuple[str, tuple[int, ...], dict[str, int],
     return f"{left} -> {right}", tuple(shape), {f"a{i}": d for i, d in enumerate(dims)}, dims, list(order), out
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(permutations(), st.data())
 def test_any_permutation_of_any_boxes(case: Any, data: st.DataObject) -> None:
     """Partitions, views and layouts applied before must all come out right."""
@@ -156,7 +157,7 @@ def test_any_permutation_of_any_boxes(case: Any, data: st.DataObject) -> None:
         assert (back == whole).all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(SIZES, min_size=1, max_size=4), SIZES, SIZES, st.data())
 def test_any_concatenation(terms: list[int], rows: int, inner: int, data: st.DataObject) -> None:
     """A sum of products, split, reordered, joined, and undone; the source is itself cut anywhere."""

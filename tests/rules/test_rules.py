@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import ROOT
+from kit import ROOT, examples
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous, held
@@ -345,7 +345,7 @@ TOP = "title separators include params let rewrite rule tie detect optional one_
 INNER = "from to names layout where sizes op rank if unless shared optional"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_file_is_a_converter_or_a_usage_error(data: st.DataObject) -> None:
     """Values of any kind under known keys, in any mixture."""
@@ -642,7 +642,7 @@ def test_templates(text: str, name: str, want: dict[str, str] | None) -> None:
         assert t.render(m.values) == name
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.sampled_from(["a", "kernel", "layer_1", "b.c", "x"]), min_size=1, max_size=5), st.data())
 def test_a_template_renders_what_it_matched(segments: list[str], data: st.DataObject) -> None:
     name = "/".join(segments)
@@ -662,6 +662,7 @@ def test_folding() -> None:
     assert list(map(str, fold(names))) == ["l_{0..11}/d{1,3}/k (24)", "b", "x_{00,01} (2)", "n{0,5..35} (8)"]
 
 
+@pytest.mark.slow
 def test_matching_is_quick() -> None:
     """200,000 names take a second or two, and a hostile name cannot stop a hostile rule."""
     text = "".join(

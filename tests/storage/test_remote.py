@@ -286,7 +286,7 @@ def web(tmp_path: Path) -> Iterator[Web]:
 
     def serve(handler: type[http.server.BaseHTTPRequestHandler]) -> str:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_address[1]}"
 

@@ -34,7 +34,7 @@ def serve() -> Iterator[Serve]:
     def start(handler: Handler) -> str:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
         return f"127.0.0.1:{server.server_address[1]}"
 
@@ -146,6 +146,7 @@ class Silent(Quiet):
         time.sleep(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", [Dripping, Silent])
 def test_a_server_that_drips_or_is_silent_ends(handler: Handler, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
@@ -248,6 +249,7 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert scrubbed(f"GET '{url}' failed") == f"GET '{shown}' failed" or "://" not in url
 
 
+@pytest.mark.slow
 def test_secrets_reach_no_output(serve: Serve, npz: bytes, tmp_path: Path, cli: Run) -> None:
     host = serve(holding({"/d/m.npz": npz}))
     url = f"http://me:hush@{host}/d/m.npz?X-Sig=hush"

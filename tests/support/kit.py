@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from ckptconv import Checkpoint, CkptError
 from ckptconv.testing import Subject
@@ -17,8 +18,18 @@ from ckptconv.testing import Subject
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
 SHARED = Path(os.environ.get("CKPTCONV_SHARED", ROOT.parent / "shared"))  # large checkpoints that are not shipped
+EFFORT = float(
+    os.environ.get("CKPTCONV_EFFORT", "1")
+)  # the share of random cases and of long tables of cases that tests try
+
+
+def examples(count: int) -> settings:
+    """Let a property be tried on this many examples, or fewer if less effort is asked for."""
+    return settings(max_examples=max(5, int(count * EFFORT)))
+
+
 # Every format that is written, as `ckptconv.testing` wants it described.
-SUBJECTS = [
+SUBJECTS = [s._replace(tries=int(s.tries * EFFORT)) for s in (
     Subject("safetensors", "model.safetensors", order=False),
     Subject("hf", "folder", order=False),
     Subject("npz", "weights.npz", metadata=False),
@@ -33,7 +44,7 @@ SUBJECTS = [
         spell=lambda n: f"layers/{n.replace('/', '_')}/vars/0",
     ),
     Subject("flax", "model.msgpack", order=False, metadata=False),
-]  # fmt: skip
+)]  # fmt: skip
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

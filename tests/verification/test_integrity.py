@@ -84,6 +84,7 @@ def test_frameworks_still_load_what_carries_hashes(tmp_path: Path) -> None:
     assert all(same(got[n], np.asarray(a)) for n, a in values().items())
 
 
+@pytest.mark.slow
 def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.safetensors", hash=True)
     assert api.verify(tmp_path / "m.safetensors").hashed == GROUP + 3
@@ -468,6 +469,7 @@ def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> 
 # --- how it was made --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CARRY, "m.npz"])
 def test_verify_says_with_which_options_it_was_made(name: str, fixtures: Path, tmp_path: Path) -> None:
     """By the metadata, or, where a format has none, by what would give these names and dtypes."""

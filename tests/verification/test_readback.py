@@ -87,6 +87,7 @@ def damaging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_confirmed", after)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(("spoil", "verify"), [(flipping, "full"), (damaging, "full"), (headless, "receipts")])

@@ -15,9 +15,9 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, refused, same
+from kit import FIXTURES, examples, refused, same
 
 import ckptconv
 from ckptconv import errors
@@ -275,6 +275,7 @@ def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
         assert not f["g3/w3"][:].any()
 
 
+@pytest.mark.slow
 def test_many_datasets_in_one_group(tmp_path: Path) -> None:
     tensors = {f"layer/{i}": np.full(2, i, "i4") for i in range(3000)}
     ckptconv.save(tensors, tmp_path / "a.h5")
@@ -288,7 +289,7 @@ NAMES = st.lists(COMPONENT.filter(lambda c: c != "."), min_size=1, max_size=3).m
 ARRAYS = st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(0, 4), max_size=3).map(tuple))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(tensors=st.dictionaries(NAMES, ARRAYS, max_size=6))
 def test_any_names_and_shapes(tmp_path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
     arrays = {name: noise(kind, shape) for name, (kind, shape) in tensors.items()}

@@ -215,7 +215,7 @@ def test_unlisted_datasets_are_noted(tmp_path: Path) -> None:
     assert [(n.kind, n.names) for n in got.notes] == [("unread", ("l/extra",))]
 
 
-@pytest.mark.parametrize("layers", [1, 1200])
+@pytest.mark.parametrize("layers", [1, pytest.param(1200, marks=pytest.mark.slow)])
 def test_long_lists_are_split_and_joined(tmp_path: Path, layers: int) -> None:
     tensors = {f"{'a_rather_long_layer_name_' * 4}{i}/kernel": np.full(1, i, "f4") for i in range(layers)}
     ckptconv.save(tensors, tmp_path / "a.h5", format="keras")
@@ -238,6 +238,7 @@ def test_layers_of_written_files_come_from_the_names(tmp_path: Path) -> None:
 # --- Keras 3 targets -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("file", ["net.keras", "net.weights.h5", "shards.weights.json"])
 @pytest.mark.parametrize("to", ["out.weights.h5", "out.weights.json"])
 def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:

@@ -69,6 +69,7 @@ NESTED: Layers = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("via", VIA)
 @pytest.mark.parametrize("layers", [CONV_BN, NESTED], ids=["conv_bn", "nested"])
 def test_lists_survive_every_format(layers: Layers, via: str, tmp_path: Path) -> None:
@@ -294,6 +295,7 @@ def test_what_is_trained_decides_the_order(tmp_path: Path) -> None:
         assert list(frozen_doubts(parts, shapes)) == ([] if frozen else [("b/one/kernel", "b/two/kernel")])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("via", VIA)
 def test_paths_of_keras_3_survive_other_formats(via: str, tmp_path: Path) -> None:
     wide = {"to": VIA[via] or None, "dtype": "float32"}  # NumPy has no bfloat16

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import refused
+from kit import examples, refused
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -109,7 +109,7 @@ def test_stored_elements_are_aligned_spans_with_their_checksum(tmp_path: Path) -
 
 
 @given(st.binary(max_size=200), st.integers(1, 100))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_checksum_of_elements_follows(data: bytes, cut: int) -> None:
     head, rest = data[:cut], data[cut:]
     derived = combine("crc32", zlib.crc32(head), 0, len(rest)) ^ zlib.crc32(data)

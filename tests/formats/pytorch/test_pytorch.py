@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, read_all, same, sound_or_refused
+from kit import FIXTURES, examples, read_all, same, sound_or_refused
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
@@ -136,7 +136,7 @@ def test_big_endian(tmp_path: Path) -> None:
     assert got["a.0"].numpy().tolist() == [1.0]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(name=st.sampled_from(["views.pt", "stream.pt", "script.pt"]), data=st.data())
 def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject, tmp_path_factory: Any) -> None:
     raw = bytearray((GOLDEN / name).read_bytes())
@@ -149,7 +149,7 @@ def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject
             read_all(ckptconv.open(path, opaque=opaque))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),

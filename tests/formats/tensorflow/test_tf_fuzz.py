@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, read_all, sound_or_refused
+from kit import FIXTURES, examples, read_all, sound_or_refused
 
 import ckptconv
 from ckptconv.formats.tensorflow import table, table_write
@@ -16,7 +16,7 @@ from ckptconv.storage.files import Reader
 
 pytestmark = pytest.mark.slow
 TF = FIXTURES / "tf"
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = examples(150)
 edits = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6)
 
 

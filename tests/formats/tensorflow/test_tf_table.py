@@ -8,13 +8,13 @@ import cramjam
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kit import read_all, refused, sound_or_refused
+from kit import examples, read_all, refused, sound_or_refused
 
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.formats import tiling
+from ckptconv.formats import signatures, tiling
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow import slices, strings, table, table_write
 from ckptconv.storage.checksum import mask
@@ -29,7 +29,7 @@ INDEX = bytes.fromhex(
     "2908360e" + "00" * 36 + "57fb808b247547db"
 )  # fmt: skip
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = examples(300)
 
 
 def entries(path: Path) -> list[tuple[bytes, bytes]]:
@@ -129,6 +129,7 @@ FLIPS = [(at, bit) for at in range(len(INDEX)) for bit in (0, 7) if not 77 <= at
 FLIPS.remove((76, 7))  # the last handle as an overlong varint: the same number
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("at", "bit"), FLIPS)
 def test_every_flipped_bit_of_an_index_is_found(tmp_path, at, bit):
     flipped = INDEX[:at] + bytes([INDEX[at] ^ 1 << bit]) + INDEX[at + 1 :]
@@ -143,6 +144,7 @@ def test_every_flipped_byte_of_data_is_found(tmp_path, at):
         ckptconv.open(path)["a"].numpy()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("size", range(len(INDEX)))
 def test_every_truncation_of_an_index_is_found(tmp_path, size):
     with refused():
@@ -160,7 +162,7 @@ def raw_table(block: bytes, kind: bytes = b"\0", key: bytes = b"zz") -> bytes:
     handle = table.varint(0) + table.varint(len(block))
     index = seal(b"\0", b"\0" + bytes([len(key), len(handle)]) + key + handle + bytes.fromhex("0000000001000000"))
     footer = b"".join(map(table.varint, (len(first), 8, len(first) + len(meta), len(index) - 5)))
-    return first + meta + index + footer.ljust(40, b"\0") + table.MAGIC
+    return first + meta + index + footer.ljust(40, b"\0") + signatures.TABLE
 
 
 BLOCK = INDEX[:36]

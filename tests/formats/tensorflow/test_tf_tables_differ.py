@@ -17,8 +17,9 @@ from crc32c import crc32c
 
 import ckptconv
 from ckptconv.errors import CkptError
+from ckptconv.formats.signatures import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow.table import MAGIC, varint
+from ckptconv.formats.tensorflow.table import varint
 from ckptconv.storage.checksum import mask
 
 CASES = int(os.environ.get("CKPTCONV_CASES", "150"))
@@ -72,7 +73,7 @@ def table(blocks: list[tuple[bytes, Block]], index: Block | None = None) -> byte
 
     handles = [(separator, append(block.bytes())) for separator, block in blocks]
     footer = append(Block([], 1).bytes()) + append((index or Block(handles, 1)).bytes())
-    return out + footer.ljust(40, b"\0") + MAGIC
+    return out + footer.ljust(40, b"\0") + TABLE
 
 
 def case(choose: random.Random) -> tuple[bytes, bool]:
