@@ -153,7 +153,7 @@ def stacked(whole: Shape, part: Shape, name: str, axis: int) -> Iterator[Order]:
         yield from (within(order, len(rest), name, axis) for order in (*simple(rest, part), *hidden(rest, part)))
 
 
-def within(order: Order, rank: int, name: str, axis: int = 0) -> Order:
+def within(order: Order, rank: int, name: str, axis: int) -> Order:
     """The order of slices of `rank` axes as one of the whole, whose axis `axis` is called `name`."""
     text = order.text or f"{' '.join(LETTERS[:rank])} -> {' '.join(LETTERS[:rank])}"
     left, _, right = text.partition("->")
