@@ -1,0 +1,299 @@
+"""What names say: their words and numbers, and which tensors they pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from ckptconv.matching import names, pairs
+from ckptconv.matching.numbering import Unique
+from ckptconv.matching.words import items, words
+
+pytest.importorskip("scipy", reason="matching by names is an extra")
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "bert/encoder/layer_3/attention/self/query/kernel": "bert encoder layer # attention self query weight",
+    "encoder.layers.3.attn.self.q.weight": "encoder layer # attention self query weight",
+    "bn1/gamma:0": "norm # weight",
+    "out:12/w": "output # weight",  # a colon and digits end a name of TensorFlow, and nothing else
+    "batch_normalization_2/moving_variance": "norm # running_var",
+    "conv2d_1/kernel": "conv # weight",
+    "Conv3d_1/kernel": "conv # weight",
+    "pool1d/x": "pool x",
+    "a/b/_kernel": "a b weight",
+    "a/__w": "a weight",
+    "a/_": "a",
+    "layer_norm/gamma": "norm weight",
+    "LayerNorm/beta": "norm bias",
+    "a/b/gamma": "a b norm weight",
+    "norm/a/gamma": "norm a weight",
+    "norm/a/b/gamma": "norm a b norm weight",
+    "layer/norm/x": "layer norm x",
+    "rnn.weight_ih_l0": "rnn weight_ih",
+    "rnn.weight_ih_l0_reverse": "rnn backward weight_ih",
+    "rnn.bias_hh_l12": "rnn bias_hh",
+    "cell/recurrent_kernel": "cell weight_hh",
+    "cell.Bias_IH": "cell bias_ih",
+    "norm/~/mean_ema/average": "norm running_mean",
+    "norm/var_ema/~/average": "norm running_var",
+    "norm/var_ema/average/x": "norm var ema average x",
+    "HTTPServer2/x": "http server # x",
+    "tokens/glass/w": "token glass weight",
+    "heads/gass/buds/x": "head gass buds x",  # four letters are no plural
+    "bonus/basis/alias/x": "bonus basis alias x",
+    "values/classes/x": "value classe x",
+    "a..b//c/w": "a b c weight",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words(name: str) -> None:
+    assert words(name) == tuple(WORDS[name].split())
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf", "parent", "folded"),
+    [
+        ("a/b/c", "c", "a/b", ("a/b/c", ())),
+        ("a.b/c.D:0", "d", "a.b/c", ("a.b/c.D:\0", (0,))),
+        ("a/b.c/d", "d", "a/b.c", ("a/b.c/d", ())),
+        ("_private_", "private_", "", ("_private_", ())),
+        ("x12/y007/z0", "z0", "x12/y007", ("x\0/y007/z\0", (12, 0))),
+        ("n123456789", "n123456789", "", ("n\0", (123456789,))),
+        ("n1234567890", "n1234567890", "", ("n1234567890", ())),
+        ("/x", "x", "", ("/x", ())),
+    ],
+)
+def test_parts_of_a_name(name: str, leaf: str, parent: str, folded: tuple[str, tuple[int, ...]]) -> None:
+    assert (pairs.leaf(name), pairs.parent(name), pairs.folded(name)) == (leaf, parent, folded)
+
+
+def test_items() -> None:
+    """A layer without a number is the first of those that Keras counts; a cell's kernel is that of its inputs."""
+    many = [
+        "dense/kernel",
+        "dense_1/kernel",
+        "other/kernel",
+        "l1/x",
+        "l1_0/x",
+        "g/kernel",
+        "g/bias",
+        "g/recurrent_kernel",
+    ]
+    found = items(many, dict.fromkeys(many, "rest") | {many[0]: "first"})
+    assert [(i.words, i.numbers, i.group) for i in found] == [
+        (("dense", "#", "weight"), (0,), "first"),
+        (("dense", "#", "weight"), (1,), "rest"),
+        (("other", "weight"), (), "rest"),
+        (("l", "#", "x"), (1,), "rest"),
+        (("l", "#", "#", "x"), (1, 0), "rest"),
+        (("g", "weight_ih"), (), "rest"),
+        (("g", "bias_ih"), (), "rest"),
+        (("g", "weight_hh"), (), "rest"),
+    ]
+    assert [i.at for i in found] == [k / 7 for k in range(8)]
+    assert [i.at for i in items(["a"], {"a": 0})] == [0]
+    long = [f"{'n' * 1100}/w", f"{'n' * 1100}_1/w"]
+    assert [i.numbers for i in items(long, dict.fromkeys(long))] == [(), (1,)]  # too long to be looked into
+
+
+# --- likeness and assignment ------------------------------------------------------------------------------------------
+
+
+def like(a: str, b: str, *others: str) -> float:
+    return float(names.likeness([a.split()], [b.split(), *(o.split() for o in others)])[0, 0])
+
+
+def test_likeness_orders_names_as_a_reader_would() -> None:
+    assert like("a b weight", "a b weight") == pytest.approx(1)
+    assert like("a b", "c d") == 0
+    assert like("a # weight", "a weight") == pytest.approx(1)  # numbers are compared elsewhere
+    assert like("", "") == pytest.approx(1)
+    ranked = ["enc attn weight", "attn enc weight", "enc attn bias", "enc mlp bias", "dec mlp bias"]
+    got = [float(x) for x in names.likeness([ranked[0].split()], [r.split() for r in ranked])[0]]
+    assert got == sorted(got, reverse=True)
+    assert len(set(got)) == len(got)
+    rare = names.likeness([["x", "common"]], [["x", "a"], ["b", "common"], *[["c", "common"]] * 6])[0]
+    assert rare[0] > rare[1]  # the word that few others have says more
+    near = names.likeness([["token"]], [["tokenizer"], ["toker"], ["tok"], ["tokn"]])[0]
+    assert near[0] > 0
+    assert near[1] > 0
+    assert near[2] == near[3] == 0  # four letters at the beginning, or nothing
+    assert float(names.likeness([["embed"]], [["embe"]])[0, 0]) == 0
+
+
+def test_the_last_word_counts_twice() -> None:
+    found = names.likeness([["a", "z"]], [["b", "z"], ["a", "b"]])[0]
+    assert found[0] > found[1]
+
+
+def best(gain: np.ndarray) -> float:
+    short, long = sorted(gain.shape)
+    table = gain if gain.shape[0] == short else gain.T
+    return max(sum(table[r, c] for r, c in enumerate(p)) for p in permutations(range(long), short))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (4, 4), (3, 5), (5, 2)])
+def test_the_assignment_with_the_greatest_sum(shape: tuple[int, int]) -> None:
+    gain = np.random.default_rng(1).uniform(0.1, 1, shape).astype("f4")
+    found = names.assigned(gain)
+    assert found == sorted(found)
+    assert len(found) == len({r for r, _ in found}) == len({c for _, c in found}) == min(shape)
+    assert sum(gain[r, c] for r, c in found) == pytest.approx(best(gain))
+
+
+def test_nothing_is_gained_by_a_pair_without_gain() -> None:
+    assert names.assigned(np.zeros((1, 1), "f4")) == []
+    assert names.assigned(np.array([[-1]], "f4")) == []
+    assert names.assigned(np.array([[0.5]], "f4")) == [(0, 0)]
+    assert names.assigned(np.array([[1, 0], [0, 0]], "f4")) == [(0, 0)]
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (7, 4), (4, 7), (3, 3)])
+def test_of_many_each_others_best_are_paired(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_SOLVED", 3)
+    gain = np.random.default_rng(3).uniform(0.1, 0.2, shape).astype("f4")
+    way = [(r, (r + 1) % min(shape)) for r in range(min(shape))]
+    for r, c in way:
+        gain[r, c] = 1
+    assert names.assigned(gain) == way
+
+
+def test_of_too_many_that_are_alike_the_order_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_SOLVED", 2)
+    monkeypatch.setattr(names, "ROUNDS", 1)
+    assert names.assigned(np.full((5, 4), 0.5, "f4")) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_few_that_nothing_tells_apart() -> None:
+    assert names.alike(["x"], ["other"]) == [("x", "other")]
+    assert names.alike(["q/w", "k/w"], ["k.w", "q.w"]) == [("q/w", "q.w"), ("k/w", "k.w")]
+    assert names.alike(["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"]) == [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")]
+    assert names.alike(["u", "v", "w"], ["x", "y", "z"]) == [("u", "x"), ("v", "y"), ("w", "z")]  # as they stand
+    assert names.alike(["b_1/w", "a/w"], ["a.1.w", "b.w"]) == [("b_1/w", "b.w"), ("a/w", "a.1.w")]
+
+
+def test_many_that_nothing_tells_apart_are_matched_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "FEW", 1)
+    assert sorted(names.alike(["q/w", "k/w"], ["k.w", "q.w"])) == [("k/w", "k.w"), ("q/w", "q.w")]
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+Found = list[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]]]
+ORDER = "only the order of the names pairs them"
+SWAP = "the numbers of the names swap"
+UNEVEN = "numbers that are not the same are paired in order"
+ALIKE = "the names are alike, not the same"
+DIFFER = "the numbers in the names differ"
+
+
+def paired(a: dict[str, object] | Sequence[str], b: dict[str, object] | Sequence[str]) -> Found:
+    sides = [items(list(s), s if isinstance(s, dict) else dict.fromkeys(s)) for s in (a, b)]
+    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in names.match(*sides)]
+
+
+NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str, ...]]] = {
+    "one": (["a/w"], ["a.w"], [("a/w", "a.w")], ()),
+    "the same": (["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"], [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")], ()),
+    "shifted": (["l_1/w", "l_2/w", "l_3/w"], ["l.0.w", "l.1.w", "l.2.w"],
+                [("l_1/w", "l.0.w"), ("l_2/w", "l.1.w"), ("l_3/w", "l.2.w")], ()),
+    "uneven": (["l_1/w", "l_2/w", "l_3/w"], ["l.0.w", "l.4.w", "l.7.w"],
+               [("l_1/w", "l.0.w"), ("l_2/w", "l.4.w"), ("l_3/w", "l.7.w")], (UNEVEN,)),
+    "swapped": (["l_0_5/w", "l_1_5/w", "l_2_5/w", "l_0_6/w"], ["l.5.0.w", "l.5.1.w", "l.5.2.w", "l.6.0.w"],
+                [("l_0_5/w", "l.5.0.w"), ("l_1_5/w", "l.5.1.w"), ("l_2_5/w", "l.5.2.w"), ("l_0_6/w", "l.6.0.w")],
+                (SWAP,)),
+    "a number repeats another": (["b_1/l_1/w", "b_2/l_2/w"], ["b.1.l.2.w", "b.2.l.3.w"],
+                                 [("b_1/l_1/w", "b.1.l.2.w"), ("b_2/l_2/w", "b.2.l.3.w")], ()),
+    "a number never varies": (["b_7/l_1/w", "b_7/l_2/w"], ["b.7.l.0.w", "b.7.l.1.w"],
+                              [("b_7/l_1/w", "b.7.l.0.w"), ("b_7/l_2/w", "b.7.l.1.w")], ()),
+    "which is another one there": (["b_7/l_1/w", "b_7/l_2/w"], ["b.5.l.1.w", "b.5.l.2.w"],
+                                   [("b_7/l_1/w", "b.5.l.1.w"), ("b_7/l_2/w", "b.5.l.2.w")], (DIFFER,)),
+    "another number of one": (["l_1/w"], ["l.2.w"], [("l_1/w", "l.2.w")], (DIFFER,)),
+    "fewer": (["l_1/w", "l_2/w", "l_3/w"], ["l.1.w", "l.3.w"], [("l_1/w", "l.1.w"), ("l_3/w", "l.3.w")], ()),
+    "by their order": (["l_0_1/w", "l_1_0/w", "l_1_1/w"], ["l.3.w", "l.1.w", "l.2.w"],
+                       [("l_0_1/w", "l.1.w"), ("l_1_0/w", "l.2.w"), ("l_1_1/w", "l.3.w")], (ORDER,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMBERED)
+def test_numbers(case: str) -> None:
+    a, b, wanted, why = NUMBERED[case]
+    found = paired(a, b)
+    assert [(x, y) for x, y, *_ in found] == wanted
+    assert {w for *_, w, _ in found} == {why}
+    assert all(sure is (not why) for _, _, sure, _, _ in found)
+
+
+def test_tensors_of_two_classes_are_never_paired() -> None:
+    assert paired({"a/w": 1}, {"a.w": 2}) == []
+    assert paired({"l_1/w": 1, "l_2/w": 2}, {"l.1.w": 2, "l.2.w": 1}) == [
+        ("l_1/w", "l.2.w", False, (ORDER,), ()),
+        ("l_2/w", "l.1.w", False, (ORDER,), ()),
+    ]
+
+
+def test_what_is_left_over_is_tried_again() -> None:
+    """In the first round `one` and `two` want the same name, and the shapes of `three` differ."""
+    a = {"enc/one/w": 1, "enc/two/w": 1, "three/w": 2}
+    b = {"enc.one.w": 1, "dec.w": 1, "three.top.w": 2, "four.w": 3}
+    found = paired(a, b)
+    wanted = [("enc/one/w", "enc.one.w"), ("enc/two/w", "dec.w"), ("three/w", "three.top.w")]
+    assert [(x, y) for x, y, *_ in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "others", "same"),
+    [
+        ("enc w", "enc w", [], True),
+        ("enc w", "dec w", [], True),  # words that one side alone uses say nothing
+        ("enc w", "dec w", ["enc x", "dec x"], False),
+        ("model enc w", "enc w", [], True),
+        ("enc a w", "enc w", ["a x"], False),  # `a` stands between
+        ("a enc w", "enc w", ["a x"], True),
+        ("enc enc w", "enc w", [], True),  # a name that repeats itself is read once
+        ("a b a b w", "a b w", [], True),
+        ("u", "v", [], False),  # nothing in common
+        ("enc w", "enc w", ["top enc w", "top x"], False),  # another name ends so
+    ],
+)
+def test_names_that_say_the_same(a: str, b: str, others: list[str], same: bool) -> None:
+    """`others` are names of both sides besides the two."""
+    sides = [[pairs.Item(t, tuple(t.split()), (), None, 0) for t in (x, *others)] for x in (a, b)]
+    assert Unique(*sides)(a.split(), b.split()) is same
+    assert Unique(*sides)(b.split(), a.split()) is same
+
+
+def test_rivals_are_named_where_another_is_nearly_as_likely() -> None:
+    found = {a: (b, rivals) for a, b, _, _, rivals in paired(["p/one/w", "z/w"], ["p.two.w", "p.three.w", "z.w"])}
+    assert found["z/w"] == ("z.w", ())
+    assert {found["p/one/w"][0], *found["p/one/w"][1]} == {"p.two.w", "p.three.w"}
+
+
+def test_homes_that_belong_together_lend_it_to_their_tensors() -> None:
+    a, b = (items(list(s), dict.fromkeys(s)) for s in (["up/w", "down/w"], ["left.w", "right.w"]))
+    for x, y in (("left", "right"), ("right", "left")):
+        homes = {("up", x): 1.0, ("down", y): 1.0, ("nobody", x): 5.0}
+        assert {(n.a, n.b) for n in names.match(a, b, homes)} == {("up/w", f"{x}.w"), ("down/w", f"{y}.w")}
+
+
+def test_a_bias_is_not_taken_for_a_weight() -> None:
+    found = paired(["a/gamma", "b/beta"], ["c.bias", "d.weight"])
+    assert {(a, b) for a, b, *_ in found} == {("a/gamma", "d.weight"), ("b/beta", "c.bias")}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("limit", [3, 4, 100])
+def test_blocks_that_are_too_large_are_cut(limit: int, shuffled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal words need no assignment, each other's likest little of one; only the rest is cut."""
+    monkeypatch.setattr(names, "MAX_BLOCK", limit)
+    stems = ["apple", "berry", "cherry", "damson", "elder", "fig", "grape"]
+    a = [f"{s}/w" for s in stems]
+    b = [f"{s}.{'top.' if shuffled else ''}w" for s in (reversed(stems) if shuffled else stems)]
+    found = {(x, y) for x, y, *_ in paired(a, b)}
+    assert found == {(f"{s}/w", f"{s}.{'top.' if shuffled else ''}w") for s in stems}
