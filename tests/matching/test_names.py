@@ -30,6 +30,10 @@ WORDS = {
     "a/_": "a",
     "layer_norm/gamma": "norm weight",
     "LayerNorm/beta": "norm bias",
+    "a/beta": "a norm bias",
+    "layer_layer_norm/x": "layer norm x",
+    "layer_norm_layer/x": "norm layer x",
+    "layer_norm_x/y": "norm x y",
     "a/b/gamma": "a b norm weight",
     "norm/a/gamma": "norm a weight",
     "norm/a/b/gamma": "norm a b norm weight",
@@ -214,6 +218,13 @@ NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str
                               [("b_7/l_1/w", "b.7.l.0.w"), ("b_7/l_2/w", "b.7.l.1.w")], ()),
     "which is another one there": (["b_7/l_1/w", "b_7/l_2/w"], ["b.5.l.1.w", "b.5.l.2.w"],
                                    [("b_7/l_1/w", "b.5.l.1.w"), ("b_7/l_2/w", "b.5.l.2.w")], (DIFFER,)),
+    "which is not there": (["b_7/l_1/w", "b_7/l_2/w"], ["l.0.w", "l.1.w"],
+                           [("b_7/l_1/w", "l.0.w"), ("b_7/l_2/w", "l.1.w")], ()),
+    "which is not here": (["l_1/w", "l_2/w"], ["b.7.l.0.w", "b.7.l.1.w"],
+                          [("l_1/w", "b.7.l.0.w"), ("l_2/w", "b.7.l.1.w")], ()),
+    "two that never vary, in another order": (["b_7/c_8/l_1/w", "b_7/c_8/l_2/w"], ["c.8.b.7.l.1.w", "c.8.b.7.l.2.w"],
+                                              [("b_7/c_8/l_1/w", "c.8.b.7.l.1.w"), ("b_7/c_8/l_2/w", "c.8.b.7.l.2.w")],
+                                              (ALIKE,)),
     "another number of one": (["l_1/w"], ["l.2.w"], [("l_1/w", "l.2.w")], (DIFFER,)),
     "fewer": (["l_1/w", "l_2/w", "l_3/w"], ["l.1.w", "l.3.w"], [("l_1/w", "l.1.w"), ("l_3/w", "l.3.w")], ()),
     "by their order": (["l_0_1/w", "l_1_0/w", "l_1_1/w"], ["l.3.w", "l.1.w", "l.2.w"],
@@ -267,6 +278,27 @@ def test_names_that_say_the_same(a: str, b: str, others: list[str], same: bool) 
     sides = [[pairs.Item(t, tuple(t.split()), (), None, 0) for t in (x, *others)] for x in (a, b)]
     assert Unique(*sides)(a.split(), b.split()) is same
     assert Unique(*sides)(b.split(), a.split()) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("a b c", "a b c"),
+        ("a # b", "a b"),  # numbers are compared elsewhere
+        ("p a q b", "a b"),  # one side alone says these
+        ("a a", "a"),
+        ("a a a b", "a b"),
+        ("a b a", "a b a"),
+        ("c a b a b d", "c a b d"),
+        ("a b c a b c d", "a b c d"),
+        ("d a b c a b c", "d a b c"),
+        ("a b b a b b", "a b"),
+        ("a b c b a", "a b c b a"),
+    ],
+)
+def test_what_is_said_twice_is_read_once(text: str, read: str) -> None:
+    sides = [[pairs.Item("", tuple(f"a b c d # {own}".split()), (), None, 0)] for own in "pq"]
+    assert Unique(*sides).read(text.split()) == tuple(read.split())
 
 
 def test_rivals_are_named_where_another_is_nearly_as_likely() -> None:

@@ -107,13 +107,16 @@ def test_whether_it_could_be_installed(
             calls.append(args)
             return left.pop(0)
 
-    monkeypatch.setattr(jail.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=Prctl()))
+    kept = [Prctl()]
+    monkeypatch.setattr(jail.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=kept[0]))
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"), raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     assert jail.enter() is entered
     assert [c[0] for c in calls] == asked
-    assert calls[0][1] == 1
+    assert calls[0] == (38, 1, None, 0, 0)  # Linux wants zeros for what it does not use
+    assert len(kept[0].argtypes) == 5  # type: ignore[arg-type]
     if len(calls) > 1:
         assert calls[1][1] == 2
+        assert calls[1][3:] == (0, 0)
         assert calls[1][2]._obj.length == len(jail.program("x86_64"))  # type: ignore[attr-defined]
         assert struct.calcsize("=HBBI") == 8
