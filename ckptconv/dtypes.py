@@ -16,9 +16,12 @@ Kind = Literal["f", "i", "u", "b", "c", "s", "x"]  # float, int, uint, bool, com
 
 
 class DType(NamedTuple):
-    """One element type: a row of `DTYPES`, one column per format's spelling ('' or 0: the format has none).
+    """One element type: a row of `DTYPES`.
 
-    `itemsize` is bytes per element in a neutral tensor; types of less than a byte take the low bits of one byte.
+    name: as options spell it. itemsize: bytes per element; types of less than a byte take the low bits of one byte, and
+    0 is for strings. kind: f float, i int, u uint, b bool, c complex, s string, x opaque. numpy, tf, safetensors,
+    torch, storage: what NumPy or ml_dtypes, TensorFlow (the number in DataType), safetensors, torch, and old storage
+    classes of torch call it; '' or 0 if they lack it.
     """
 
     name: str

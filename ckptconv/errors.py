@@ -1,20 +1,20 @@
 """All errors, as one tree; a message says what is wrong, where, and what to do.
 
 CkptError
-├─ UsageError                an option, converter or parameter is unknown                   exit 2
+├─ UsageError              an option, converter or parameter is unknown or does not fit            exit 2
 ├─ FormatError
-│  ├─ UnknownFormat          no installed format recognises this                            exit 3
-│  ├─ AmbiguousFormat        several formats claim it; from_= settles it                    exit 3
-│  ├─ CorruptCheckpoint      one invariant of the format is broken                          exit 4
-│  └─ UnsafeCheckpoint       it asks to run code, leave its folder or expand without bound  exit 5
+│  ├─ UnknownFormat        no installed format recognises the source                               exit 3
+│  ├─ AmbiguousFormat      several formats recognise the source                                    exit 3
+│  ├─ CorruptCheckpoint    the source breaks an invariant of its format                            exit 4
+│  └─ UnsafeCheckpoint     the source asks to run code, leave its folder or expand without bound   exit 5
 ├─ ConversionError
-│  ├─ UnmatchedTensors       no rule takes these tensors                                    exit 6
-│  ├─ NameCollision          two tensors would end at one name                              exit 6
-│  ├─ LayoutError            an axis pattern does not fit the shapes                        exit 6
-│  └─ Unrepresentable        the target cannot hold this dtype, name or tie                 exit 6
-├─ VerifyError               what was written is not what was asked for                     exit 7
-├─ MissingExtra              an optional package is needed                                  exit 8
-└─ StorageError              the file system refuses: missing, exists, full, no permission  exit 9
+│  ├─ UnmatchedTensors     no rule takes these tensors                                             exit 6
+│  ├─ NameCollision        two tensors would get one name                                          exit 6
+│  ├─ LayoutError          a layout of axes does not fit the shapes                                exit 6
+│  └─ Unrepresentable      the target format cannot hold this dtype, name or tie                   exit 6
+├─ VerifyError             the output is not what the conversion gives, or a hash differs          exit 7
+├─ MissingExtra            an optional package is not installed                                    exit 8
+└─ StorageError            the file system or server refuses                                       exit 9
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .messages import brief, printable, redacted, scrubbed
 
 
 class CkptError(Exception):
-    """Base of all errors raised on purpose; `url` and `tensor` say where, if known.
+    """The base of all errors that ckptconv raises on purpose.
 
-    `message` says what is wrong and what to do; it names options as Python spells them (`force=True`).
-    `exit_code` is that of the command line.
+    message: what is wrong and what to do; it names options as Python spells them (`force=True`). url, tensor: where, or
+    None if that is unknown. exit_code: that of the command line. str(e) is all of this in one text.
     """
 
     exit_code = 1
@@ -56,77 +56,80 @@ def _rebuild(cls: type[CkptError], message: str, url: str | None, tensor: str | 
 
 
 class UsageError(CkptError):
-    """An option, converter or parameter is unknown."""
+    """An option, converter or parameter is unknown or does not fit; the message names similar or valid ones."""
 
     exit_code = 2
 
 
 class FormatError(CkptError):
-    """A source cannot be read: its format is unknown, or it breaks it."""
+    """A source cannot be read: the base of UnknownFormat, AmbiguousFormat, CorruptCheckpoint and UnsafeCheckpoint."""
 
     exit_code = 3
 
 
 class UnknownFormat(FormatError):
-    """No installed format recognises this."""
+    """No installed format recognises the source; the message says what it looks like, or what to install."""
 
     exit_code = 3
 
 
 class AmbiguousFormat(FormatError):
-    """Several formats claim it; from_= settles it."""
+    """Several formats recognise the source; `from_=` (or `format=` of `open`) selects one."""
 
     exit_code = 3
 
 
 class CorruptCheckpoint(FormatError):
-    """One invariant of the format is broken."""
+    """The source breaks an invariant of its format, for example a checksum; the message says which."""
 
     exit_code = 4
 
 
 class UnsafeCheckpoint(FormatError):
-    """It asks to run code, leave its folder or expand without bound."""
+    """The source asks to run code, leave its folder or expand without bound."""
 
     exit_code = 5
 
 
 class ConversionError(CkptError):
-    """The tensors cannot become what was asked for."""
+    """The tensors cannot be converted as requested; the base of the errors of names, layouts and targets."""
 
     exit_code = 6
 
 
 class UnmatchedTensors(ConversionError):
-    """No rule takes these tensors."""
+    """No rule takes these tensors; the message lists all of them, with the nearest rule."""
 
 
 class NameCollision(ConversionError):
-    """Two tensors would end at one name."""
+    """Two tensors would get one name; the message lists all cases and where both tensors come from."""
 
 
 class LayoutError(ConversionError):
-    """An axis pattern does not fit the shapes."""
+    """A layout of axes does not fit the shapes; the message has the layout, the shapes and the sizes."""
 
 
 class Unrepresentable(ConversionError):
-    """The target cannot hold this dtype, name or tie."""
+    """The target format cannot hold this dtype, name or tie; `skip_unrepresentable=True` leaves such tensors out."""
 
 
 class VerifyError(CkptError):
-    """What was written is not what was asked for."""
+    """The output is not what the conversion gives, or a hash differs; the message lists the tensors.
+
+    options: the options with which the output seems to have been made, by keyword, if they are not those given.
+    """
 
     exit_code = 7
-    options: Mapping[str, Any] = MappingProxyType({})  # those with which it seems to have been made
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class MissingExtra(CkptError):
-    """An optional package is needed."""
+    """An optional package is not installed; the message says what to install."""
 
     exit_code = 8
 
 
 class StorageError(CkptError):
-    """The file system refuses: missing, exists, full, no permission."""
+    """The file system or server refuses: the file is missing or exists, the disk is full, permission is denied ..."""
 
     exit_code = 9

@@ -1,6 +1,7 @@
-"""What a format of your own is written with: the one address that other packages import from.
+"""What a format of your own needs; other packages import from this module only.
 
-See docs/write-a-format.md for a whole format in a page, and `ckptconv.testing` for the tests that come with it.
+docs/write-a-format.md shows a complete format, and `ckptconv.testing` has the tests that a format must pass. `DTYPES`
+maps the names of dtypes to rows of the class `DType`.
 """
 
 from .checkpoint import Checkpoint, Note, Tensor, contiguous, held, tiled, view

@@ -43,22 +43,26 @@ WEIGHTS = Select(weights_only=True)
 
 @dataclass(frozen=True)
 class Loaded:
-    """The report of `load_into`: the tensors that were loaded, and those that did not fit; str() gives it as text.
+    """The report of `load_into`; print() shows it as text.
 
-    complete: whether the module and the source have the same tensors with the same shapes.
+    loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
+    their values. unexpected: tensors of the source that the module lacks. mismatched: tensors with different shapes, as
+    texts with both shapes. cast: loaded tensors whose dtype differs from that of the source.
     """
 
     loaded: tuple[str, ...]
-    missing: tuple[str, ...] = ()  # parameters and persistent buffers that the source lacks: not changed
-    unexpected: tuple[str, ...] = ()  # tensors of the source that the module lacks
-    mismatched: tuple[str, ...] = ()  # tensors of other shapes, as texts with both shapes
-    cast: tuple[str, ...] = ()  # loaded with another dtype than the source's
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
+        """Whether the module and the source have the same tensors with the same shapes."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
+        """The report as text, each list folded by number."""
         return self.described("loaded")
 
     def described(self, done: str) -> str:

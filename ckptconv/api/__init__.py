@@ -1,9 +1,10 @@
-"""The verbs that work on checkpoints: open, save, convert, verify, diff. Each is a paragraph over the parts.
+"""The verbs that work on checkpoints: open, save, convert, verify, diff. Each is a few lines over lower rooms.
 
 path -> detect -> open -> passes -> place -> plan -> run -> seal -> verify
 
-    options.py   what all verbs take        reading.py    a source, selected and changed
+    options.py   the options of all verbs   reading.py    a source, selected and changed
     writing.py   a destination              comparing.py  two checkpoints
+    memory.py    arrays in memory           result.py     the report of a conversion
 
 Names are imported when they are first used: the command line needs the options long before numpy.
 """
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from .comparing import diff, verify
     from .options import MEMORY, Change, Options, Path, Resources, Select, Target, bundle
     from .reading import open, opened, prepare
-    from .writing import Report, convert, dry_run, plan_for, save, write
+    from .result import Report
+    from .writing import convert, dry_run, plan_for, save, write
 
 __all__ = [
     "MEMORY", "Change", "Options", "Path", "Report", "Resources", "Select", "Target", "bundle", "convert", "diff",
@@ -25,7 +27,8 @@ __all__ = [
 _HOME = {
     "comparing": {"diff", "verify"},
     "reading": {"open", "opened", "prepare"},
-    "writing": {"Report", "convert", "dry_run", "plan_for", "save", "write"},
+    "result": {"Report"},
+    "writing": {"convert", "dry_run", "plan_for", "save", "write"},
 }
 
 

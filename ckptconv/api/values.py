@@ -1,4 +1,4 @@
-"""What people write for the value of an option, made what the library takes."""
+"""Normalise what people write for the value of an option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def size(value: int | str) -> int:
 
 
 def path(value: Any) -> str:
-    """A path or URL as text; UsageError for all else, a checkpoint that is open for instance."""
+    """A path or URL as text; UsageError for anything else, such as an open checkpoint."""
     if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
         return found
     hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
@@ -32,22 +32,22 @@ def path(value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """The name of a dtype, also of numpy.float16 and torch.float16."""
+    """The name of a dtype, also for numpy.float16 and torch.float16."""
     return value if isinstance(value, str) else str(getattr(value, "__name__", value)).rpartition(".")[2]
 
 
 def several(value: str | Iterable[str]) -> tuple[str, ...]:
-    """One text, or many."""
+    """One text or several, as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
-    """'FROM=TO', many of them, or a mapping."""
+    """One or several 'FROM=TO', or a mapping, as texts."""
     return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
-    """A mapping, or 'NAME=VALUE' texts, of which whole numbers become numbers."""
+    """A mapping, or 'NAME=VALUE' texts, in which integers become numbers."""
     if isinstance(value, Mapping):
         return dict(value)
     out: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
 
 
 def verification(value: bool | Verify) -> Verify:
-    """True is 'full' and False 'none'."""
+    """The kind of verification; True is 'full' and False 'none'."""
     words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
     if value not in words:
         raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
@@ -68,7 +68,7 @@ def verification(value: bool | Verify) -> Verify:
 
 
 def floats() -> list[str]:
-    """What `dtype` takes."""
+    """The names that `dtype` accepts."""
     from ..dtypes import DTYPES
 
     return [d.name for d in DTYPES.values() if d.kind == "f"]

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
@@ -21,7 +21,7 @@ from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
-from ..messages import in_bytes, many, redacted, shortened
+from ..messages import redacted
 from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
@@ -31,6 +31,7 @@ from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
 from .reading import list_of, prepare, refuse_nameless
+from .result import Report
 from .values import Verify, verification
 from .values import path as text
 
@@ -44,48 +45,6 @@ LOG.addHandler(logging.NullHandler())
 CONVERT = (*SELECT, *CHANGE, *TARGET, *RESOURCES)
 MADE_WITH = (*SELECT, *CHANGE, "skip_unrepresentable")  # what decides which tensors the output holds
 FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names and layouts are not those of torch.nn
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """The result of `convert` and `save`. bytes: of the tensors as written. loss: for each tensor that a cast changed,
-    how many finite values became infinite or NaN, and how many other than zero became zero."""
-
-    sources: tuple[str, ...]
-    destination: str
-    source_format: str
-    target_format: str
-    tensors: int
-    bytes: int
-    seconds: float
-    files: tuple[str, ...]
-    notes: tuple[Note, ...]
-    loss: Mapping[str, tuple[int, int]]
-    verified_bytes: int
-    verify: Verify
-    damaged: Mapping[str, str] = field(default_factory=dict)  # tensors that were left out, and why
-
-    def __str__(self) -> str:
-        """What the command line says when it is done: notes, what a cast lost, and the sum."""
-        lost = many(sum(1 for _ in self.loss), "tensor")
-        infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
-        facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
-        facts += [f"{zero:,} became zero"] * bool(zero)
-        lines = [str(n) for n in self.notes]
-        lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
-        large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
-        speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
-        size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
-        return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
-
-    def __repr__(self) -> str:
-        return f"<Report: {str(self).splitlines()[-1]}>"
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it as JSON-able values."""
-        out = asdict(self)
-        out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
-        return out
 
 
 def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
@@ -315,4 +274,4 @@ def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
     return bare, replace(target, hash=False) if changed and target.hash is None else target
 
 
-__all__ = ["Report", "convert", "dry_run", "holdable", "plan_for", "save", "write"]
+__all__ = ["convert", "dry_run", "holdable", "plan_for", "save", "write"]

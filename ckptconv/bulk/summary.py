@@ -16,7 +16,12 @@ MAX_CAUSES = 20  # causes that are shown; the ledger has all
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of `zoo`: checkpoints converted and up to date, ledger entries of failures, bytes and seconds."""
+    """The result of `zoo`; print() shows it as the command line does.
+
+    done: the number of checkpoints that were converted. skipped: the number of those that were up to date. failed: the
+    ledger entries of failures, with `source`, `error` (the class) and `message`. bytes, seconds: size of the output of
+    this run, and wall time.
+    """
 
     done: int
     skipped: int

@@ -49,7 +49,7 @@ NoteKind = Literal["skipped", "dropped", "damaged", "lossy", "assumed", "unread"
 
 
 class Note(NamedTuple):
-    """Something that the user should know, and the names of the tensors that it is about.
+    """Something that the user should know, as a text, and the names of the tensors that it concerns.
 
     kind: skipped (left out), dropped (left out on request), damaged, lossy (values changed), assumed (a guess of the
     reader), unread (not looked at), tied (written once for several names), or hint (what to do).
@@ -60,6 +60,7 @@ class Note(NamedTuple):
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        """The line that the command line prints."""
         return f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else "")
 
 
@@ -67,10 +68,11 @@ class Note(NamedTuple):
 class Checkpoint(Mapping[str, Tensor]):
     """An ordered mapping from names to tensors, with the other contents of a file. No tensor is read before it is used.
 
-    metadata: texts by key, as the file has them. ties: groups of names that share one tensor; each name is a key.
-    format: the name of the format that was read. urls: all files that were read. notes: what the user should know.
-    details: what the format knows beyond tensors, as JSON values. hashes: the content hashes in the file, by name.
-    moved: the source names and the rule of each tensor, if a converter was applied.
+    tensors: the mapping as a dict. metadata: texts by key, as the file has them. ties: groups of names that share one
+    tensor; each name is a key. format: the name of the format that was read. urls: all files that were read.
+    notes: what the user should know. details: what the format knows beyond tensors, as JSON values. hashes: the content
+    hashes that the file carries, under its metadata keys. moved: the source names and the rule of each tensor, if a
+    converter was applied.
     """
 
     tensors: dict[str, Tensor]
@@ -84,6 +86,7 @@ class Checkpoint(Mapping[str, Tensor]):
     moved: Mapping[str, Move] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
+        """The tensor with this name; KeyError suggests similar names."""
         try:
             return self.tensors[name]
         except KeyError:
@@ -110,14 +113,18 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @cached_property
     def nbytes(self) -> int:
+        """Bytes of all tensors when C-contiguous; tied tensors count once for each name, strings as 0."""
         return sum(t.nbytes for t in self.tensors.values())
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Read all tensors into a dict of NumPy arrays."""
+        """Read all tensors into a dict of NumPy arrays; raises what `Tensor.numpy` raises."""
         return {name: t.numpy() for name, t in self.tensors.items()}
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Read all tensors into a state dict for `module.load_state_dict`; tied names share one tensor."""
+        """Read all tensors into a state dict for `module.load_state_dict`; tied names share one tensor.
+
+        Raises what `Tensor.torch` raises.
+        """
         owners, out = self.owners(), dict[str, Any]()
         for name, t in self.tensors.items():
             out[name] = out[owners[name]] if owners[name] in out else t.torch()
@@ -136,6 +143,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"<Checkpoint {self._head()}>"
 
     def __str__(self) -> str:
+        """A table of the first tensors, for print()."""
         more = [f"... and {len(self) - ROWS} more"] if len(self) > ROWS else []
         return "\n".join([self._head(), *table(("name", "dtype", "shape", "size"), self._rows(ROWS), "lllr"), *more])
 

@@ -48,18 +48,26 @@ class Tensor:
         return self.count * self.dtype.itemsize
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Read the whole tensor; strings become an object array of bytes. CorruptCheckpoint if a checksum differs."""
+        """Read the whole tensor; strings become an object array of bytes.
+
+        Raises CorruptCheckpoint or VerifyError if a checksum or hash differs, StorageError if the file cannot be read.
+        """
         from ..moves.read import read_array
 
         return read_array(self)
 
     def torch(self) -> torch.Tensor:
-        """Read the whole tensor as a torch tensor of the same dtype; MissingExtra if torch is not installed."""
+        """Read the whole tensor as a torch tensor of the same dtype.
+
+        Raises what `numpy` raises, MissingExtra if torch is not installed, and ConversionError if torch lacks the
+        dtype.
+        """
         from ..moves.torch import to_torch
 
         return to_torch(self.numpy(), self.dtype, self.name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Read the whole tensor for numpy.asarray(t), cast to `dtype` if one is given."""
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -91,6 +99,7 @@ class Tensor:
         return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}, {in_bytes(self.nbytes)}{role}>"
 
     def renamed(self, name: str) -> Tensor:
+        """The same tensor under another name."""
         return replace(self, name=name)
 
 
@@ -132,7 +141,8 @@ def contiguous(
 ) -> Tensor:
     """Make a tensor whose elements are all of `data`, in C order.
 
-    kind: the dtype, a row of `DTYPES`. ops: operations on the stored elements, by their names in moves/cast.py.
+    kind: the dtype, a row of `DTYPES`. data: as many bytes as the shape needs, which the caller checks. ops: operations
+    on the stored elements, by their names in moves/cast.py. role: see `Tensor`.
     """
     shape = tuple(shape)
     strides = c_strides(shape)
@@ -150,7 +160,11 @@ def view(
     ops: tuple[str, ...] = (),
     role: Role = "",
 ) -> Tensor:
-    """Make a tensor from `data` with an offset and strides in elements, not negative; the caller validates them."""
+    """Make a tensor that is a strided view of `data`.
+
+    offset, strides: in elements, not negative; the caller checks that they stay within `data`. kind, ops, role: as in
+    `contiguous`.
+    """
     shape = tuple(shape)
     return Tensor(name, kind, shape, (Part(data, kind, shape, offset, tuple(strides), 0, c_strides(shape), ops),), role)
 
@@ -159,7 +173,11 @@ def tiled(
     name: str, kind: DType, shape: Sequence[int], tiles: Sequence[tuple[Sequence[int], Sequence[int], Data]], *,
     ops: tuple[str, ...] = (),
 ) -> Tensor:  # fmt: skip
-    """Make a tensor from tiles `(start, shape, data)` that cover it without overlap, each C-contiguous in its data."""
+    """Make a tensor from tiles `(start, shape, data)`, each C-contiguous in its data.
+
+    start: the index of the first element of the tile in the tensor. The tiles must cover the tensor without overlap,
+    which the caller checks. kind, ops: as in `contiguous`.
+    """
     steps = c_strides(shape)
     parts = tuple(
         Part(data, kind, tuple(box), 0, c_strides(box), sum(a * b for a, b in zip(at, steps, strict=True)), steps, ops)
@@ -169,7 +187,10 @@ def tiled(
 
 
 def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
-    """Wrap a NumPy array of any strides and byte order as a tensor; UsageError if no dtype fits."""
+    """Wrap a NumPy array of any strides and byte order as a tensor; an object array of bytes becomes a string tensor.
+
+    Raises UsageError if no dtype fits.
+    """
     import numpy as np
 
     if array.dtype == object:

@@ -56,12 +56,13 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The head of `rows`."""
+        """The column titles of `rows`."""
         rest = [*["rule"] * bool(self.moved), *["file"] * (len(self.placement.files) > 1)]
         return ("tensor", "many", "dtype", "shape", "size", "how", *rest)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors as they will be written."""
         return sum(slot.size for slot in self.placement.slots.values())
 
     def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
@@ -115,7 +116,7 @@ class Plan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The whole plan as JSON-able values: what goes where, and how."""
+        """The whole plan as JSON values: what goes where, and how."""
         return {
             **self.summary(),
             "folder": self.folder,

@@ -12,11 +12,12 @@ from ..output.destination import OutputFile
 
 
 class Slot(NamedTuple):
-    """The place of a tensor's bytes, C-contiguous and little-endian: `size` bytes at `start` of an output file.
+    """The place of a tensor's bytes, C-contiguous and little-endian: `size` bytes at byte `start` of an output file.
 
-    `payload` replaces the tensor's elements (a string tensor in the target's encoding). `cuts`: where the format puts
-    bytes of its own inside the tensor, the (byte of the tensor, byte of the file) at which each further run begins; the
-    bytes of the tensor are multiples of `moves.log.CHUNK` and of the element's size.
+    file: the name of the OutputFile. payload: replaces the tensor's elements (a string tensor in the target's
+    encoding). cuts: where the format puts bytes of its own inside the tensor, the (byte of the tensor, byte of the
+    file) at which each further run begins; the bytes of the tensor are multiples of `moves.log.CHUNK` and of the
+    element's size.
     """
 
     file: str
@@ -34,7 +35,10 @@ class Slot(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """Bytes that do not belong to a tensor, `data` at byte `start` of an output file: headers, directories, indexes."""
+    """Bytes that do not belong to a tensor: headers, directories, indexes.
+
+    file: the name of the OutputFile. start: the position of the first byte. data: the bytes.
+    """
 
     file: str
     start: int

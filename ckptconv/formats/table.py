@@ -16,8 +16,11 @@ from .foreign import UNWRITTEN
 class Format(NamedTuple):
     """A row of the table of formats.
 
-    name: as users spell it. title: for people. module: the module that implements it, in full. suffixes: of its files,
-    in lower case. reads, writes: what it can do. detect.py describes the functions of the module.
+    name: as users spell it. title: for people. module: the full name of the module that implements it. suffixes: of its
+    files, in lower case. reads, writes: what it can do. hashes: whether output carries content hashes in its metadata:
+    always (a format with metadata but without checksums), asked (with `hash=True`) or never. proves: whether the module
+    has prove(found), which opens the output with the format's own implementation. detect.py describes the functions of
+    the module.
     """
 
     name: str
@@ -26,9 +29,8 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     reads: bool
     writes: bool
-    # whether output carries hashes (hash_metadata.py): always, if the format has metadata but no checksums
     hashes: Literal["always", "asked", "never"] = "never"
-    proves: bool = False  # its module has prove(found): the format's own implementation opens what was written
+    proves: bool = False
 
     def load(self) -> Any:
         """Import the module that implements the format; MissingExtra if a package is missing."""

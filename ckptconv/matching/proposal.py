@@ -35,7 +35,12 @@ MATCH = (*SELECT, "force", "jobs")
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """A proposed converter: the pairs with their evidence, and the rules as text."""
+    """The result of `match`: a proposed converter; print() shows how its pairs were found and what to review.
+
+    proposal: the pairs with their evidence, and what has no counterpart. rules: the converter as the text of a rule
+    file. proof: whether the module computes the outputs that were given with `check`, and what was changed for that;
+    None without `check`.
+    """
 
     proposal: Proposal
     rules: str
@@ -47,6 +52,7 @@ class Match:
         return self.proposal.doubt
 
     def __str__(self) -> str:
+        """What the command line prints."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -72,7 +78,7 @@ class Match:
         return f"<Match: {next(self._lines())}>"
 
     def to_json(self) -> dict[str, Any]:
-        """The pairs as JSON-able values."""
+        """The pairs as JSON values."""
         return self.proposal.to_json()
 
 
@@ -88,12 +94,16 @@ def match(
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
 
-    The target is a checkpoint, a torch module, or the name package.module:callable of what builds one. Where both hold
-    the same values these decide, to the last bit; else names, shapes and the order of modules do, and what they leave
-    open is marked. `include` and `exclude` hold for both. `output` is a .toml file to write the rules to.
-    `check` is what the module takes and what the original gave for it, as arrays by name or files of them: the module
-    is run, and what is marked is tried until it computes the same (`Match.proof`). `Match.doubt` says when the two may
-    not be one model; CkptError if nothing can be proposed.
+    source: a path or URL. target: a path or URL, a torch module, or the name package.module:callable of a function that
+    builds one. If both hold the same values, these decide, bit for bit; otherwise names, shapes and the order of
+    modules decide, and what they leave open is marked. `include` and `exclude` apply to both. output: a .toml file to
+    write the rules to. values: whether to compare values, or only names and shapes. check: the inputs of the module and
+    the outputs of the original for them, each as arrays by name or an .npz file; the module is run, and what is marked
+    is tried until it computes the same (`Match.proof`).
+
+    Returns a Match; `Match.doubt` says why the two may not be the same model. Raises UsageError if nothing can be
+    proposed or a name leads to no module, StorageError if `output` exists and `force` is not given, MissingExtra for a
+    package that the search needs, and what `open` raises.
     """
     select, change, how, resources = api.bundle(given, *MATCH)
     if output and os.path.lexists(output) and not how.force:

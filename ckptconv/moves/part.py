@@ -59,7 +59,7 @@ MAX_AXES = 64  # NumPy's limit; the product of millions of sizes would take too 
 
 
 class Span(NamedTuple):
-    """Bytes [start, start+size) of a file, and a checksum of exactly these bytes.
+    """Bytes [start, start+size) of the file at the path or URL `url`, and a checksum of exactly these bytes.
 
     check: 'crc32c:%08x', 'crc32:%08x', or for a complete tensor its content hash 'xxh3:DIGITS:DTYPE:[3,4]'; '' is none.
     """
@@ -73,7 +73,8 @@ class Span(NamedTuple):
 class Coded(NamedTuple):
     """Bytes that `decode(coded)` of a module yields in C order, little-endian (for strings: one item per element).
 
-    `module` is the full name of the module, so that any process can import it; only the module interprets `key`.
+    module: its full name, so that any process can import it. url: the path or URL of the file. key: says which data to
+    decode; only the module interprets it. size: the number of decoded bytes.
     """
 
     module: str
@@ -83,7 +84,7 @@ class Coded(NamedTuple):
 
 
 class Held(NamedTuple):
-    """An array already in memory, C-contiguous (an object array of bytes for strings)."""
+    """A NumPy `array` in memory, C-contiguous (an object array of bytes for strings)."""
 
     array: Any
 
@@ -94,9 +95,9 @@ Data = Span | Coded | Held
 class Part(NamedTuple):
     """A strided box of `data` and the strided box of the tensor that it fills, both in elements of `dtype`.
 
-    shape: of the box. offset, strides: its first element and its strides in `data`. start, steps: the same in the
-    tensor, as flat C-order indices. ops: names in `moves.cast.OPS`, applied in order to the stored elements (swap
-    bytes, conjugate, mask to 4 bits ...).
+    data: a Span, Coded or Held. dtype: of the stored elements. shape: of the box. offset, strides: its first element
+    and its strides in `data`. start, steps: the same in the tensor, as flat C-order indices. ops: names in
+    `moves.cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
     """
 
     data: Data

@@ -24,9 +24,10 @@ from .publish import Publication, part
 
 
 class OutputFile(NamedTuple):
-    """One file of an output: its name relative to the destination's folder, and its final size in bytes.
+    """One file of an output.
 
-    `shared`: the checkpoints of a folder have it in common; one that is there already stays.
+    name: relative to the destination's folder. size: its final size in bytes. shared: whether the checkpoints of a
+    folder have it in common; one that exists is then kept.
     """
 
     name: str

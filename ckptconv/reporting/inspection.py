@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """The result of `inspect`: tensors in order, totals, and in `extra` more columns (statistics, hashes) by name."""
+    """The result of `inspect`; print() shows it as a table.
+
+    url: the path. checkpoint: what was opened. tensors: in the requested order. totals: `tensors`, `bytes`,
+    `parameters` (of weights), `all` (elements of all tensors), `roles` (tensors by role) and `dtypes` (bytes by dtype).
+    extra: the columns of `stats` and `hashes`, by tensor name and column. graph: the variables that a graph or Keras
+    configuration lists, compared with the tensors; None if there is none, or it was not requested.
+    """
 
     url: str
     checkpoint: Checkpoint

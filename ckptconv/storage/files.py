@@ -253,6 +253,7 @@ class Reader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
+        """Close the file; closing twice does no harm."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -31,6 +31,7 @@ class Tolerance(NamedTuple):
 
     @property
     def exact(self) -> bool:
+        """Whether values are compared bit for bit."""
         return self.rtol is None and self.atol is None
 
     def checked(self) -> Tolerance:
@@ -73,15 +74,18 @@ class Difference(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name in A, or in B if only B has the tensor."""
         found = self.a or self.b
         return found.name if found else ""
 
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """The result of `diff`: `pairs`, all differences in the order of A, then of B; `equal`, a count of tensors.
+    """The result of `diff`; print() shows it as the command line does.
 
-    `same` is the verdict under the `tolerance`; str(d) is what the command line prints.
+    equal: the number of equal tensors. pairs: all differences, in the order of A, then of B; each has `kind` (only_a,
+    only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and `values` with measures. tolerance:
+    what was allowed.
     """
 
     equal: int

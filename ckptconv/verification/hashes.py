@@ -27,7 +27,10 @@ from ..moves.sources import Sources
 
 
 class Checked(NamedTuple):
-    """What `verify` checked: the number of tensors, of tensors with a hash, and of bytes with a checksum."""
+    """What `verify` checked in a checkpoint alone.
+
+    tensors: the number of tensors. hashed: how many of them have a hash. checked: the number of bytes with a checksum.
+    """
 
     tensors: int
     hashed: int

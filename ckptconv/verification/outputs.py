@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """One output: the submodule ('' is the whole), the largest difference, and whether it is within tolerance."""
+    """The comparison of one submodule's outputs.
+
+    name: of the submodule; '' is the whole module. difference: the largest absolute one. same: whether all elements are
+    within the tolerance. why: what differs if it is not the values, such as the shapes.
+    """
 
     name: str
     difference: float
@@ -24,7 +28,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """All outputs that were compared, in the order in which they were computed."""
+    """The result of `compare`; print() says whether the outputs are the same, and if not, where they first differ.
+
+    steps: the submodules that were compared, in the order in which they finished.
+    """
 
     steps: tuple[Step, ...]
 
@@ -39,6 +46,7 @@ class Comparison:
         return next((s for s in self.steps if not s.same), None)
 
     def __str__(self) -> str:
+        """One line: the largest difference, or the first submodule that differs."""
         worst = max((s.difference for s in self.steps), default=0.0)
         if self.first is None:
             count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"

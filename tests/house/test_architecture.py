@@ -6,9 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -159,14 +163,40 @@ def test_public_surface() -> None:
 
 
 def test_the_tree_of_errors_says_what_their_docstrings_say() -> None:
-    """help(ckptconv.LayoutError) is its line of the tree."""
+    """help(ckptconv.LayoutError) begins with its line of the tree."""
     from ckptconv import errors
 
     lines = dict(re.findall(r"^[│├└─ ]*(\w+) {2,}(.+?) {2,}exit", errors.__doc__ or "", re.M))
     classes = {n for n, v in vars(errors).items() if isinstance(v, type) and v.__module__ == "ckptconv.errors"}
     assert lines.keys() == classes - {"CkptError", "FormatError", "ConversionError"}
     for name, line in lines.items():
-        assert (getattr(errors, name).__doc__ or "").lower() == f"{line.lower()}."
+        assert re.match(rf"{re.escape(line)}[.,;:]", getattr(errors, name).__doc__ or "", re.I)
+
+
+def explained() -> Iterator[tuple[str, Any]]:
+    """The functions and classes that others use, with the methods and properties of the classes."""
+    for module in (ckptconv, import_module("ckptconv.plugin"), import_module("ckptconv.torch")):
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
+        for name in getattr(module, "__all__", own):
+            value = getattr(module, name)
+            if callable(value) and not name.startswith("_"):
+                yield f"{module.__name__}.{name}", value
+            members = vars(value) if isinstance(value, type) else {}
+            yield from ((f"{name}.{n}", v) for n, v in members.items() if not n.startswith("_") and is_code(v))
+
+
+def is_code(value: object) -> bool:
+    return isinstance(value, (FunctionType, property, cached_property))
+
+
+def test_help_describes_every_public_name_and_every_field() -> None:
+    """A class without a docstring gets its signature for one, which explains nothing."""
+    found = dict(explained())
+    assert len(found) > 120
+    assert [n for n, v in found.items() if not (v.__doc__ or "").strip() or v.__doc__.startswith(f"{n}(")] == []
+    for name, value in found.items():
+        fields = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", ())
+        assert [f for f in fields if not re.search(rf"\b{f}\b", value.__doc__)] == [], name
 
 
 def test_every_error_has_its_exit_code() -> None:

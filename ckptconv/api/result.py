@@ -1,0 +1,63 @@
+"""What `convert` and `save` return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..checkpoint import Note
+from ..messages import in_bytes, many, shortened
+from .values import Verify
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The result of `convert` and `save`; print() shows it as the command line does.
+
+    sources, destination: the paths. source_format, target_format: the names of their formats. tensors, bytes: the
+    number of tensors that were written, and their size. seconds: wall time. files: what was written. notes: what the
+    user should know. loss: for each tensor that a cast changed, how many finite values became infinite or NaN, and how
+    many values other than zero became zero. verified_bytes: the number of bytes of the sources whose checksums were
+    compared. verify: how the output was checked, 'none', 'receipts' (its headers) or 'full'. damaged: tensors that were
+    left out, and why.
+    """
+
+    sources: tuple[str, ...]
+    destination: str
+    source_format: str
+    target_format: str
+    tensors: int
+    bytes: int
+    seconds: float
+    files: tuple[str, ...]
+    notes: tuple[Note, ...]
+    loss: Mapping[str, tuple[int, int]]
+    verified_bytes: int
+    verify: Verify
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """What the command line prints at the end: notes, what a cast lost, and the totals."""
+        lost = many(sum(1 for _ in self.loss), "tensor")
+        infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
+        facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
+        facts += [f"{zero:,} became zero"] * bool(zero)
+        lines = [str(n) for n in self.notes]
+        lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
+        large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
+        speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
+        size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
+        return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
+
+    def __repr__(self) -> str:
+        return f"<Report: {str(self).splitlines()[-1]}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        out = asdict(self)
+        out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
+        return out
+
+
+__all__ = ["Report"]
