@@ -39,7 +39,7 @@ from ..storage.files import (
     stat,
     walk,
 )
-from ..storage.paths import file_name
+from ..storage.paths import file_name, inside
 from . import links
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
@@ -150,7 +150,7 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
     for path in sorted(matches):
         folder, base = split(path)
         whole = is_dir(path)
-        if not (remote or follow) and links.leaves(path if whole else folder, root or "."):
+        if not (remote or follow or inside(path if whole else folder, root or ".")):
             yield _problem(path, path[len(root) :], UnsafeCheckpoint(links.TEXT, url=path))
         elif whole:
             yield from _below(path, path[len(root) :].strip("/") + "/", "", follow)

@@ -6,6 +6,7 @@ import os
 
 from ..errors import CkptError, StorageError, UnsafeCheckpoint
 from ..storage.files import join, local, sibling
+from ..storage.paths import inside
 
 TEXT = "is a link that leads out of the given folder; follow_links=True follows it"
 
@@ -19,15 +20,9 @@ def bad(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
         url = join(folder, name)
         if not os.path.exists(local(url)):
             found[name] = StorageError("is a link to a file that does not exist", url=url)
-        elif not follow and leaves(url, root):
+        elif not follow and not inside(url, root):
             try:
                 sibling(join(folder, "."), name)
             except CkptError:
                 found[name] = UnsafeCheckpoint(TEXT, url=url)
     return found
-
-
-def leaves(url: str, root: str) -> bool:
-    """Whether a path lies outside the tree when all links in it are followed."""
-    home = os.path.realpath(local(root))
-    return os.path.commonpath([home, os.path.realpath(local(url))]) != home

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean
+from ..storage.paths import inside
 from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
 from .templates import Domain, Template, domain, template
 
@@ -160,6 +161,8 @@ def beside(name: str, folder: Path | None) -> Path:
         raise UsageError(f"include {name!r}: must be the bare name of a file beside this one")
     for home in filter(None, (folder, shipped())):
         if os.path.isfile(path := home / f"{name}.toml"):  # also False for an invalid file name
+            if home != shipped() and not inside(str(path), str(home)):  # what is read could be shown in a message
+                raise UsageError(f"include {name!r}: is a link that leaves the folder of the file that includes it")
             return path
     raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
 

@@ -66,12 +66,11 @@ def sibling(url: str, name: str) -> str:
     path = join(folder, _quoted(name, url))
     if not is_remote(url) and os.path.islink(path):
         home, target = os.path.realpath(folder), os.path.realpath(path)
-        inside = os.path.dirname(target) == home
         cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
         blob = below != home and os.path.dirname(target) == join(cache, "blobs")
         # the url may itself be a link; the files beside the link's target then count as beside it as well
         beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
-        if not (inside or blob or beside or may_lead(target)):
+        if not (blob or beside or inside(path, folder)):
             where = url.removesuffix(f"{os.sep}.")
             what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
             how = f"name what it leads to, or allow it: CKPTCONV_LINKS={printable(os.path.dirname(target))}"
@@ -79,9 +78,14 @@ def sibling(url: str, name: str) -> str:
     return path
 
 
-def may_lead(target: str) -> bool:
-    """Whether a symlink's target is in a folder that CKPTCONV_LINKS lists: a cache of DVC, a scratch disk."""
-    roots = [os.path.realpath(r) for r in os.environ.get("CKPTCONV_LINKS", "").split(os.pathsep) if os.path.isabs(r)]
+def inside(path: str, folder: str) -> bool:
+    """Whether a local path is in a folder when all links are resolved, or in one that CKPTCONV_LINKS lists.
+
+    The latter are the user's own: a cache of DVC, a scratch disk.
+    """
+    target = os.path.realpath(local(path))
+    allowed = [r for r in os.environ.get("CKPTCONV_LINKS", "").split(os.pathsep) if os.path.isabs(r)]
+    roots = map(os.path.realpath, [local(folder), *allowed])
     return any(os.path.commonpath([root, target]) == root for root in roots)
 
 
@@ -94,4 +98,4 @@ def _quoted(name: str, url: str) -> str:
     return name
 
 
-__all__ = ["file_name", "is_http", "is_remote", "join", "local", "may_lead", "sibling", "split"]
+__all__ = ["file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]

@@ -711,3 +711,23 @@ def test_nearest(word: str, known: list[str], near: list[str]) -> None:
     from ckptconv.messages import nearest
 
     assert nearest(word, known) == near
+
+
+def test_an_include_stays_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link in a stranger's folder would read a file of the user's."""
+    home, theirs = tmp_path / "home", tmp_path / "theirs"
+    home.mkdir()
+    theirs.mkdir()
+    (home / "private.toml").write_text(rule(from_="c", to="d"))
+    (theirs / "mine.toml").write_text('include = ["parts"]\n' + rule(from_="a", to="b"))
+    (theirs / "parts.toml").symlink_to(home / "private.toml")
+    for read in (library.load, library.texts):
+        with pytest.raises(UsageError, match="include 'parts': is a link that leaves the folder"):
+            read(str(theirs / "mine.toml"))
+    monkeypatch.setenv("CKPTCONV_LINKS", str(home))
+    assert [r.label for r in library.load(theirs / "mine.toml").rules] == ["a -> b", "c -> d"]
+    (theirs / "parts.toml").unlink()
+    (theirs / "parts.toml").symlink_to("other.toml")  # inside it may be one
+    (theirs / "other.toml").write_text(rule(from_="e", to="f"))
+    (tmp_path / "way").symlink_to(theirs)
+    assert [r.label for r in library.load(tmp_path / "way" / "mine.toml").rules] == ["a -> b", "e -> f"]

@@ -9,7 +9,6 @@ The state file's paths are often absolute and from another machine: only files b
 
 from __future__ import annotations
 
-import os
 import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from typing import NamedTuple
 from ...checkpoint import Note
 from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ...messages import brief, listing
-from ...storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
-from ...storage.paths import may_lead
+from ...storage.files import Seen, exists, is_dir, is_remote, join, names, read_all, sibling, split
+from ...storage.paths import inside
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE = b"model_checkpoint_path"
@@ -138,7 +137,7 @@ def _beside(folder: str, path: str) -> Location | None:
         return None
     *below, base = parts
     places = [join(folder, *below), folder] if below else [folder]
-    if below and not is_remote(folder) and not within(places[0], folder):
+    if below and not is_remote(folder) and not inside(places[0], folder):
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder by a symlink", url=folder)
     return next((location for place in places if (location := _named(place, base))), None)
 
@@ -154,12 +153,6 @@ def _parts(folder: str, path: str) -> list[str]:
     if path.endswith("/"):
         parts.append("")  # an empty base name: the files are named .index and so on
     return parts[-1:] if absolute else parts
-
-
-def within(path: str, folder: str) -> bool:
-    """Whether a path is inside a folder after symlinks are resolved, or where symlinks may lead."""
-    home, target = os.path.realpath(local(folder)), os.path.realpath(local(path))
-    return os.path.commonpath([home, target]) == home or may_lead(target)
 
 
 def _named(folder: str, base: str) -> Location | None:

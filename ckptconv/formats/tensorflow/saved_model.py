@@ -19,8 +19,9 @@ from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoi
 from ...messages import many
 from ...moves.part import Span
 from ...storage.files import Reader, exists, is_remote, join, sibling, split
+from ...storage.paths import inside
 from ...storage.ranges import Ranges
-from . import locate, objects
+from . import objects
 from .table import varint
 from .wire import fields, messages
 
@@ -71,7 +72,7 @@ def open(url: str, f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
 
     folder = split(url)[0]
     below = join(folder, "variables")
-    if not is_remote(below) and not locate.within(below, folder):
+    if not is_remote(below) and not inside(below, folder):
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
     index = sibling(join(below, "."), "variables.index")
     details: Details = {"tags": list(regions.tags)}
