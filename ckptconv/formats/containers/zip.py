@@ -24,12 +24,12 @@ from ...storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
-_LOCAL, _ENTRY, _END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s4H2LH")
-_END64, _LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
-_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
-_ENCRYPTED, _UTF8, _DESCRIPTOR = 0x2041, 0x800, 0x8
+LOCAL, ENTRY, END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s4H2LH")
+END64, LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
+ENCRYPTED, UTF8, DESCRIPTOR = 0x2041, 0x800, 0x8
 _OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
-_SIGNED = b"PK\7\x08"
+SIGNED = b"PK\7\x08"
 _WINDOW = 2**18  # local headers closer together than this are read at once
 
 
@@ -55,10 +55,10 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     allowed.
     """
     start, size, count = _end(f)
-    if count * _ENTRY.size > size:
+    if count * ENTRY.size > size:
         raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
     entries = list(_central(f.read(start, size), count, f.url))
-    _check_names([e.name for e in entries], f.url, files)
+    check_names([e.name for e in entries], f.url, files)
     starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
     return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
 
@@ -77,21 +77,21 @@ class _Entry(NamedTuple):
 
 def _end(f: Ranges) -> tuple[int, int, int]:
     """Find the central directory, which must end the file; return its start, size and number of members."""
-    if f.size < _END.size:
+    if f.size < END.size:
         raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
-    at = f.size - _END.size
-    magic, disk, first, here, count, size, start, comment = _END.unpack(f.read(at, _END.size))
+    at = f.size - END.size
+    magic, disk, first, here, count, size, start, comment = END.unpack(f.read(at, END.size))
     if magic != b"PK\5\6" or comment:
         near = f.read(max(0, f.size - 66000), min(f.size, 66000)).rfind(b"PK\5\6")
-        if near < 0 or near > min(f.size, 66000) - _END.size:
+        if near < 0 or near > min(f.size, 66000) - END.size:
             raise CorruptCheckpoint("the zip has no central directory (truncated?)", url=f.url)
         raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them", url=f.url)
     if disk or first or here != count:
         raise CorruptCheckpoint("is one part of a zip split over several disks", url=f.url)
-    before = f.read(at - _LOCATOR.size, _LOCATOR.size) if at >= _LOCATOR.size else b""
+    before = f.read(at - LOCATOR.size, LOCATOR.size) if at >= LOCATOR.size else b""
     if before.startswith(b"PK\6\7"):
-        at, start, size, count = _end64(f, before, at - _LOCATOR.size, (start, size, count))
-    elif _MAX32 in (start, size) or count == _MAX16:
+        at, start, size, count = _end64(f, before, at - LOCATOR.size, (start, size, count))
+    elif MAX32 in (start, size) or count == MAX16:
         raise CorruptCheckpoint("the zip's zip64 directory is missing", url=f.url)
     if start + size != at:
         what = "is prepended to it" if start + size < at else "is missing from it"
@@ -100,13 +100,13 @@ def _end(f: Ranges) -> tuple[int, int, int]:
 
 
 def _end64(f: Ranges, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
-    _, disk, at, disks = _LOCATOR.unpack(locator)
-    if disk or disks > 1 or at + _END64.size != end:
+    _, disk, at, disks = LOCATOR.unpack(locator)
+    if disk or disks > 1 or at + END64.size != end:
         raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
-    magic, length, _, _, disk, first, here, count, size, start = _END64.unpack(f.read(at, _END64.size))
-    if magic != b"PK\6\6" or length != _END64.size - 12 or disk or first or here != count:
+    magic, length, _, _, disk, first, here, count, size, start = END64.unpack(f.read(at, END64.size))
+    if magic != b"PK\6\6" or length != END64.size - 12 or disk or first or here != count:
         raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
-    for wide, small, full in zip((start, size, count), narrow, (_MAX32, _MAX32, _MAX16), strict=True):
+    for wide, small, full in zip((start, size, count), narrow, (MAX32, MAX32, MAX16), strict=True):
         if small not in (full, wide):
             raise UnsafeCheckpoint(f"the zip64 directory says {wide} where the zip's end says {small}", url=f.url)
     return at, start, size, count
@@ -115,23 +115,23 @@ def _end64(f: Ranges, locator: bytes, end: int, narrow: tuple[int, ...]) -> tupl
 def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
     at = 0
     for _ in range(count):
-        if at + _ENTRY.size > len(data):
+        if at + ENTRY.size > len(data):
             raise CorruptCheckpoint("the zip's directory ends early", url=url)
-        (magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, where) = (
-            _ENTRY.unpack_from(data, at)
+        (magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, where) = ENTRY.unpack_from(
+            data, at
         )
-        at += _ENTRY.size
+        at += ENTRY.size
         end = at + n + extra + comment
         if magic != b"PK\1\2" or end > len(data):
             raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}", url=url)
         raw = data[at : at + n]
-        if _MAX32 in (packed, size, where):
-            size, packed, where = _wide(data[at + n : at + n + extra], [size, packed, where], url)
-        if disk not in (0, _MAX16):
+        if MAX32 in (packed, size, where):
+            size, packed, where = zip64_values(data[at + n : at + n + extra], [size, packed, where], url)
+        if disk not in (0, MAX16):
             raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
-        name = _name(raw, flags, url)
-        _check_other_name(data[at + n : at + n + extra], raw, url)
-        if flags & _ENCRYPTED:
+        name = member_name(raw, flags, url)
+        check_other_name(data[at + n : at + n + extra], raw, url)
+        if flags & ENCRYPTED:
             raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
         if method not in (STORED, DEFLATED):
             text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are supported"
@@ -157,7 +157,7 @@ def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
         at += 4 + size
 
 
-def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
+def check_other_name(extra: bytes, raw: bytes, url: str) -> None:
     """Refuse an extra field with another name, which some readers use."""
     for field in fields(extra, _OTHER_NAME):
         if field[5:] not in (raw, b""):
@@ -165,28 +165,28 @@ def _check_other_name(extra: bytes, raw: bytes, url: str) -> None:
             raise UnsafeCheckpoint(text, url=url)
 
 
-def _wide(extra: bytes, values: list[int], url: str) -> list[int]:
+def zip64_values(extra: bytes, values: list[int], url: str) -> list[int]:
     """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
     for field in fields(extra, 1):
         words = [w for (w,) in struct.iter_unpack("<Q", field[: len(field) // 8 * 8])]
-        if len(words) >= values.count(_MAX32):
+        if len(words) >= values.count(MAX32):
             rest = iter(words)
-            return [next(rest) if v == _MAX32 else v for v in values]
+            return [next(rest) if v == MAX32 else v for v in values]
     raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
 
 
-def _name(raw: bytes, flags: int, url: str) -> str:
+def member_name(raw: bytes, flags: int, url: str) -> str:
     """A name in UTF-8, which torch writes without the flag; otherwise in code page 437."""
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
-        if flags & _UTF8:
+        if flags & UTF8:
             raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8", url=url) from None
         name = raw.decode("cp437")
     return name
 
 
-def _check_names(names: list[str], url: str, files: bool) -> None:
+def check_names(names: list[str], url: str, files: bool) -> None:
     """Refuse duplicate names; for files also names that differ in case only and paths that leave the folder.
 
     torch's reader ignores case.
@@ -214,7 +214,7 @@ def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int
     for i, e in enumerate(entries):
         if i == 0 and e.at != 0:
             raise UnsafeCheckpoint(f"{e.at} bytes are prepended to the zip", url=f.url)
-        need = _LOCAL.size + len(e.raw)
+        need = LOCAL.size + len(e.raw)
         if e.at < at or e.at + need + e.packed > directory:
             raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
         if e.at > at:
@@ -240,8 +240,8 @@ def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int
 
 def _check_gap(f: Ranges, start: int, end: int, before: _Entry) -> None:
     """Only the descriptor of a member may follow it; with other bytes a sequential reader could see other members."""
-    if before.flags & _DESCRIPTOR and end - start in (12, 16, 20, 24):
-        descriptor = f.read(start, end - start).removeprefix(_SIGNED)
+    if before.flags & DESCRIPTOR and end - start in (12, 16, 20, 24):
+        descriptor = f.read(start, end - start).removeprefix(SIGNED)
         sizes = "<3L" if len(descriptor) == 12 else "<L2Q"
         if len(descriptor) in (12, 20) and struct.unpack(sizes, descriptor) == (before.crc, before.packed, before.size):
             return
@@ -257,22 +257,22 @@ def _reach(entries: list[_Entry], i: int, directory: int) -> int:
             break
         end = e.at
         last = e
-    return min(directory, end + _LOCAL.size + len(last.raw))
+    return min(directory, end + LOCAL.size + len(last.raw))
 
 
 def _check_local(header: bytes, e: _Entry, url: str) -> int:
     """Compare a local header with the directory's entry; return the length of its extra field."""
-    magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack_from(header)
+    magic, _, flags, method, _, _, crc, packed, size, n, extra = LOCAL.unpack_from(header)
     wrong = []
     if magic != b"PK\3\4":
         wrong.append("signature")
-    if n != len(e.raw) or header[_LOCAL.size :] != e.raw:
+    if n != len(e.raw) or header[LOCAL.size :] != e.raw:
         wrong.append("name")
-    if method != e.method or (flags ^ e.flags) & (_ENCRYPTED | _DESCRIPTOR):
+    if method != e.method or (flags ^ e.flags) & (ENCRYPTED | DESCRIPTOR):
         wrong.append("method or flags")
     if not _same_sizes(size, packed, e):
         wrong.append("size")
-    if crc != e.crc and (crc or not e.flags & _DESCRIPTOR):
+    if crc != e.crc and (crc or not e.flags & DESCRIPTOR):
         wrong.append("CRC")
     if wrong:
         raise UnsafeCheckpoint(
@@ -284,15 +284,15 @@ def _check_local(header: bytes, e: _Entry, url: str) -> int:
 
 def _same_sizes(size: int, packed: int, e: _Entry) -> bool:
     """Whether the sizes in a local header are those of the directory, or left open for a descriptor or zip64 field."""
-    blank = (0, _MAX32) if e.flags & _DESCRIPTOR or _MAX32 in (packed, size) else ()
+    blank = (0, MAX32) if e.flags & DESCRIPTOR or MAX32 in (packed, size) else ()
     return size in (e.size, *blank) and packed in (e.packed, *blank)
 
 
 def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
     """Compare name and sizes in the local extra field with the directory."""
-    _check_other_name(extra, e.raw, url)
+    check_other_name(extra, e.raw, url)
     packed, size = struct.unpack_from("<2L", header, 18)
-    wide = _MAX32 in (packed, size) and not e.flags & _DESCRIPTOR
-    if wide and _wide(extra, [size, packed], url) != [e.size, e.packed]:
+    wide = MAX32 in (packed, size) and not e.flags & DESCRIPTOR
+    if wide and zip64_values(extra, [size, packed], url) != [e.size, e.packed]:
         text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
         raise UnsafeCheckpoint(text, url=url)

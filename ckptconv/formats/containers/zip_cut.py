@@ -15,19 +15,19 @@ from collections.abc import Iterator
 
 from ...storage.ranges import Ranges
 from .zip import (
-    _DESCRIPTOR,
-    _ENCRYPTED,
-    _LOCAL,
-    _MAX32,
-    _SIGNED,
     DEFLATED,
+    DESCRIPTOR,
+    ENCRYPTED,
+    LOCAL,
+    MAX32,
     RATIO,
+    SIGNED,
     STORED,
     Member,
-    _check_names,
-    _check_other_name,
-    _name,
-    _wide,
+    check_names,
+    check_other_name,
+    member_name,
+    zip64_values,
 )
 
 _PIECE = 2**20
@@ -38,30 +38,30 @@ _FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
 def whole_members(f: Ranges) -> dict[str, Member]:
     """The members before the first incomplete one; names are checked as for a directory."""
     found = list(_members(f))
-    _check_names([m.name for m in found], f.url, True)
+    check_names([m.name for m in found], f.url, True)
     return {m.name: m for m in found}
 
 
 def _members(f: Ranges) -> Iterator[Member]:
     at = 0
-    while at + _LOCAL.size <= f.size:
-        magic, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(f.read(at, _LOCAL.size))
-        start = at + _LOCAL.size + n + extra
-        if magic != b"PK\3\4" or flags & _ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
+    while at + LOCAL.size <= f.size:
+        magic, _, flags, method, _, _, crc, packed, size, n, extra = LOCAL.unpack(f.read(at, LOCAL.size))
+        start = at + LOCAL.size + n + extra
+        if magic != b"PK\3\4" or flags & ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
             return
-        raw, more = f.read(at + _LOCAL.size, n), f.read(at + _LOCAL.size + n, extra)
-        _check_other_name(more, raw, f.url)
-        if flags & _DESCRIPTOR:
+        raw, more = f.read(at + LOCAL.size, n), f.read(at + LOCAL.size + n, extra)
+        check_other_name(more, raw, f.url)
+        if flags & DESCRIPTOR:
             described = _described(f, start)
             if described is None:
                 return
             crc, packed, size, at = described
         else:
-            size, packed = _wide(more, [size, packed], f.url) if _MAX32 in (size, packed) else (size, packed)
+            size, packed = zip64_values(more, [size, packed], f.url) if MAX32 in (size, packed) else (size, packed)
             at = start + packed
         if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
             return
-        yield Member(_name(raw, flags, f.url), start, packed, size, crc, method)
+        yield Member(member_name(raw, flags, f.url), start, packed, size, crc, method)
 
 
 def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
@@ -69,7 +69,7 @@ def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
     at = start
     while at + _FORMS[0].size <= f.size:
         window = f.read(at, min(_PIECE + _LONGEST, f.size - at))
-        found = window.find(_SIGNED)
+        found = window.find(SIGNED)
         while 0 <= found < _PIECE:
             for form in _FORMS:
                 after = found + form.size
@@ -78,6 +78,6 @@ def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
                 _, crc, packed, size = form.unpack_from(window, found)
                 if packed == at + found - start and window[after : after + 4] in (b"PK\3\4", b"PK\1\2", b""):
                     return crc, packed, size, at + after
-            found = window.find(_SIGNED, found + 1)
+            found = window.find(SIGNED, found + 1)
         at += _PIECE
     return None

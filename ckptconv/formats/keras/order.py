@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ...checkpoint import Checkpoint, Details, Note
 from . import naming
 from .naming import OPTIMIZER
-from .parts import Part, Shapes, doubts, frozen_doubts, guessed
+from .parts import Part, Shapes, doubts, guessed
 
 KEY = "ckptconv.keras"
 LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
@@ -49,9 +49,8 @@ class Order(NamedTuple):
 
 def derived(layers: Layers, parts: Sequence[Part], shapes: Shapes, source: str, *, trained_known: bool) -> Order:
     """The order of these parts, with the parts of it that are guessed."""
-    frozen = () if trained_known else tuple(frozen_doubts(parts, shapes))
-    sure = not guessed(parts) and not frozen
-    return Order(layers, "" if sure else source, tuple(dict.fromkeys((*doubts(parts, shapes), *frozen))))
+    found = doubts(parts, shapes, trained_known=trained_known)
+    return Order(layers, source if found or guessed(parts) else "", found)
 
 
 def detailed(order: Order) -> Details:

@@ -72,8 +72,17 @@ class Part:
         return trained + fixed
 
 
-def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
-    """Groups of tensors of equal shapes, which a wrong guess would exchange without an error."""
+def doubts(parts: Sequence[Part], shapes: Shapes, *, trained_known: bool) -> tuple[tuple[str, ...], ...]:
+    """Groups of tensors of equal shapes, which a wrong guess of the order would exchange without an error.
+
+    trained_known: whether the source says what is trained, or a person has put the names in order.
+    """
+    frozen = () if trained_known else _frozen(parts, shapes)
+    return tuple(dict.fromkeys((*_alike(parts, shapes), *frozen)))
+
+
+def _alike(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
+    """Groups of tensors of equal shapes among the parts, and in each part those whose order is unsure."""
     alike: dict[tuple[tuple[int, ...], ...], list[Part]] = {}
     for part in parts:
         if names := part.listed():
@@ -87,14 +96,11 @@ def doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
             own.setdefault(shapes[name], []).append(name)
         unsure = set(part.unsure)
         yield from (tuple(names) for names in own.values() if len(names) > 1 and unsure & set(names))
-        yield from doubts(part.parts, shapes)
+        yield from _alike(part.parts, shapes)
 
 
-def frozen_doubts(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
-    """Groups of tensors of equal shapes in one layer that change places if some objects in it are not trained.
-
-    For a source that does not say what is trained.
-    """
+def _frozen(parts: Sequence[Part], shapes: Shapes) -> Iterator[tuple[str, ...]]:
+    """Groups of tensors of equal shapes in one layer that change places if some objects in it are not trained."""
     for part in parts:
         alike: dict[tuple[int, ...], list[tuple[int, str]]] = {}
         for i, unit in enumerate(_units(part)):

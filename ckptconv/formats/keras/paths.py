@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from . import naming
 from .order import Layers, Order, derived
-from .parts import Part, doubts, frozen_doubts, in_family, natural, numbered
+from .parts import Part, doubts, in_family, natural, numbered
 
 
 @dataclass
@@ -126,8 +126,7 @@ def of_names(
     layers: Layers = [(word, [(n, n + ":0") for n in part.listed()]) for word, part in made]
     source = "by their names and the order of the source" if ordered else "by their names alone"
     parts = [part for _, part in made]
-    frozen = () if given else frozen_doubts(parts, shapes)
-    return Order(layers, source, tuple(dict.fromkeys((*doubts(parts, shapes), *frozen))))
+    return Order(layers, source, doubts(parts, shapes, trained_known=given))
 
 
 def _sorted(node: _Node, ordered: bool) -> list[tuple[str, _Node]]:

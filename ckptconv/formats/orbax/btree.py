@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...storage.checksum import crc
-from ..tensorflow.table import varint
+from ..tensorflow.table import common_prefix, varint
 from .ocdbt import MANIFEST_MAGIC, NODE_MAGIC
 
 ENTRIES = 4096  # of a node
@@ -95,16 +95,9 @@ def _files(file: str) -> bytes:
 
 def _texts(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
     """Prefix-compress keys: the lengths of the common prefixes, the lengths of the suffixes, and the suffixes."""
-    common = [
-        next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a)) for a, b in pairwise(keys)
-    ]
+    common = [common_prefix(a, b) for a, b in pairwise(keys)]
     rests = [key[n:] for key, n in zip(keys, (0, *common), strict=True)]
     return b"".join(map(varint, common)), b"".join(varint(len(r)) for r in rests), b"".join(rests)
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """The length of the common prefix of two keys."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _enveloped(magic: int, body: bytes) -> bytes:

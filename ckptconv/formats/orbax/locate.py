@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint
 from ...messages import printable
-from ...storage.files import exists, join, names, sibling
+from ...storage.files import exists, join, names, sibling, split
 from .ocdbt import MANIFEST
 from .tree import METADATA, MSGPACK
 from .zarr import V2, V3
@@ -79,16 +79,12 @@ def _holds_arrays(url: str, there: Sequence[str], *, deep: bool = True) -> bool:
 
 def is_unfinished(url: str, there: Sequence[str]) -> bool:
     """Whether a folder is the incomplete output of an interrupted save, by its name or the names in it."""
-    return UNFINISHED in base_name(url) and any(n in ASIDE or n.startswith("ocdbt.process_") for n in there)
-
-
-def base_name(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2]
+    return UNFINISHED in split(url.rstrip("/"))[1] and any(n in ASIDE or n.startswith("ocdbt.process_") for n in there)
 
 
 def refuse_unfinished(url: str) -> None:
     """Raise CorruptCheckpoint for the incomplete output of an interrupted save."""
-    name = base_name(url)
+    name = split(url.rstrip("/"))[1]
     if UNFINISHED in name:
         raise CorruptCheckpoint(f"{printable(name)} was not finished when it was saved", url=url)
     if not exists(join(url, MANIFEST)) and any(n.startswith("ocdbt.process_") for n in names(url)):

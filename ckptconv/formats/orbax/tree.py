@@ -30,7 +30,6 @@ MAX_JSON = 2**28  # bytes
 MAX_PROCESSES = 64  # whose descriptions of arrays are read; all of a run's processes have the same names
 MAX_PATH = 100  # keys of a path
 DICT, SEQUENCE = 2, 1
-NOT_ARRAYS = {"None", "Dict", "List", "Tuple", "NamedTuple", "string"}
 OPTIMIZERS = {"opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state"}
 
 Path = tuple[str, ...]

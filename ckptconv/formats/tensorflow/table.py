@@ -60,6 +60,14 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise IndexError("a varint of more than ten bytes")
 
 
+def common_prefix(a: bytes, b: bytes) -> int:
+    """The length of the common prefix of two keys."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
+
+
 # --- reading ----------------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from struct import pack
 
 from ...storage.checksum import crc, mask
 from ..signatures import TABLE
-from .table import FOOTER, KeyValue, varint
+from .table import FOOTER, KeyValue, common_prefix, varint
 
 BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
 RESTART_INTERVAL = 16
@@ -53,7 +53,7 @@ class _Block:
         if self.count and self.count % self.interval == 0:
             self.restarts.append(len(self.data))
         elif self.count:
-            shared = _common(self.last, key)
+            shared = common_prefix(self.last, key)
         self.data += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         self.last = key
         self.count += 1
@@ -70,17 +70,9 @@ def _append(out: bytearray, block: _Block) -> bytes:
     return handle
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
-
-
 def _separator(last: bytes, following: bytes) -> bytes:
     """The short key between two blocks that TensorFlow chooses."""
-    at = _common(last, following)
+    at = common_prefix(last, following)
     if at < min(len(last), len(following)) and last[at] < 0xFF and last[at] + 1 < following[at]:
         return last[:at] + bytes([last[at] + 1])
     return last

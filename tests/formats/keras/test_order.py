@@ -15,7 +15,7 @@ from ckptconv.api.options import Change
 from ckptconv.api.reading import prepare
 from ckptconv.errors import Unrepresentable, UsageError, VerifyError
 from ckptconv.formats.keras import naming, order
-from ckptconv.formats.keras.parts import Part, frozen_doubts
+from ckptconv.formats.keras.parts import Part, doubts
 from ckptconv.formats.keras.position import layered
 from ckptconv.formats.numpy import npz
 
@@ -292,7 +292,7 @@ def test_what_is_trained_decides_the_order(tmp_path: Path) -> None:
             Part(parts=[Part(trained=["b/one/kernel"]), Part(trained=["b/two/kernel"])]),
         ]
         parts[1].together = frozen
-        assert list(frozen_doubts(parts, shapes)) == ([] if frozen else [("b/one/kernel", "b/two/kernel")])
+        assert list(doubts(parts, shapes, trained_known=False)) == ([] if frozen else [("b/one/kernel", "b/two/kernel")])
 
 
 @pytest.mark.many
