@@ -40,7 +40,14 @@ from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
+# Any folder can be Orbax's: its arrays lie in folders below, whatever their names.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
+    (lambda seen: seen.is_dir and bool(seen.files), ("orbax",)),
+    (lambda seen: seen.is_dir and _holds(seen, ".index", "checkpoint"), ("tf", "tf-v1")),
+    (lambda seen: seen.is_dir and _holds(seen, "saved_model.pb", "saved_model.pbtxt"), ("tf-graph",)),
+    (lambda seen: seen.is_dir and _holds(seen, ".metadata"), ("dcp",)),
+    (lambda seen: seen.is_dir and _holds(seen, ".npy"), ("npy", "gpt")),
+    (lambda seen: seen.is_dir and _holds(seen, "config.json"), ("keras3",)),
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
     (lambda seen: seen.is_zip, ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
     (signatures.is_hdf5, ("hdf5", "keras", "keras3")),
@@ -64,7 +71,7 @@ def detect(url: str, *, but: str = "") -> Format:
         claims |= _claims([f for f in TABLE if f.name not in claims], seen, but)
         best = max(claims.values())
     if best < 3:  # no claim is certain: ask installed packages
-        claims |= _claims([f for f in table().values() if f.name not in claims], seen, but)
+        claims |= _claims([f for f in table().values() if f not in TABLE], seen, but)
         best = max(claims.values())
     if best < 2:  # at most the name fits
         _refuse_stand_in(seen)
@@ -77,6 +84,11 @@ def detect(url: str, *, but: str = "") -> Format:
         what = foreign.other(seen) or f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
         raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read", url=url)
     return get(candidates[0])
+
+
+def _holds(seen: Seen, *ends: str) -> bool:
+    """Whether a folder holds a file with such a name."""
+    return any(name.endswith(ends) for name in seen.files)
 
 
 def _likely(seen: Seen) -> Sequence[Format]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptconv.formats.orbax.ocdbt import MANIFEST, MANIFEST_MAGIC, NODE_MAGIC
+from ckptconv.formats.orbax.locate import MANIFEST
+from ckptconv.formats.orbax.ocdbt import MANIFEST_MAGIC, NODE_MAGIC
 from ckptconv.storage.checksum import crc
 
 from .common import FIXTURES, Laid, Way, folder, of_ways, packed, records

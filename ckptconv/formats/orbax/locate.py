@@ -17,10 +17,10 @@ from typing import NamedTuple
 from ...errors import CorruptCheckpoint
 from ...messages import printable
 from ...storage.files import exists, join, names, sibling, split
-from .ocdbt import MANIFEST
-from .tree import METADATA, MSGPACK
-from .zarr import V2, V3
 
+MANIFEST = "manifest.ocdbt"  # of a database
+METADATA, MSGPACK = "_METADATA", "checkpoint"  # the tree, and what older versions have instead
+V2, V3 = ".zarray", "zarr.json"  # of an array
 STEP = re.compile(r"(?:[^.]*[_-])?(\d{1,18})")
 UNFINISHED = ".orbax-checkpoint-tmp"
 PROBES = 8  # folders that are searched for arrays

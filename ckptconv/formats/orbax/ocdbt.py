@@ -22,10 +22,10 @@ from ...messages import brief, printable
 from ...storage.checksum import crc
 from ...storage.files import Reader, names
 from . import codecs
+from .locate import MANIFEST
 from .values import Value, inside
 from .wire import MAX_TEXT, Cursor, Texts
 
-MANIFEST = "manifest.ocdbt"
 NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
 MAX_NODE = 2**28  # bytes of a node or manifest; tensorstore makes nodes of 8 MB, and of 100 MB for Orbax

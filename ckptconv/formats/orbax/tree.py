@@ -25,7 +25,6 @@ from ..containers.msgpack import Other
 from ..pytorch.entries import is_average
 from .values import inside
 
-METADATA, MSGPACK = "_METADATA", "checkpoint"
 MAX_JSON = 2**28  # bytes
 MAX_PROCESSES = 64  # whose descriptions of arrays are read; all of a run's processes have the same names
 MAX_PATH = 100  # keys of a path

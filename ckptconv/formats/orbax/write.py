@@ -25,9 +25,8 @@ from ...storage.files import split
 from ..numpy.npy import DESCR
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import btree
-from .locate import COMMITTED
-from .ocdbt import MANIFEST
-from .tree import DICT, MAX_PATH, METADATA
+from .locate import COMMITTED, MANIFEST, METADATA
+from .tree import DICT, MAX_PATH
 from .wire import MAX_TEXT
 
 VALUES = "values"

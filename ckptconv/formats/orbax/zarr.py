@@ -21,8 +21,8 @@ from ...messages import brief, printable
 from ...moves.part import checked_count
 from ...storage.json import parse_json
 from ..numpy.npy import SPELLING
+from .locate import V2
 
-V2, V3 = ".zarray", "zarr.json"
 MAX_JSON = 2**20  # bytes
 NAMED = {d.name: d for d in DTYPES.values() if d.kind not in "sx"}
 

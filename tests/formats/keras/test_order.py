@@ -292,7 +292,9 @@ def test_what_is_trained_decides_the_order(tmp_path: Path) -> None:
             Part(parts=[Part(trained=["b/one/kernel"]), Part(trained=["b/two/kernel"])]),
         ]
         parts[1].together = frozen
-        assert list(doubts(parts, shapes, trained_known=False)) == ([] if frozen else [("b/one/kernel", "b/two/kernel")])
+        assert list(doubts(parts, shapes, trained_known=False)) == (
+            [] if frozen else [("b/one/kernel", "b/two/kernel")]
+        )
 
 
 @pytest.mark.many

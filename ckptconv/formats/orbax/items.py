@@ -1,0 +1,172 @@
+"""The items of an Orbax checkpoint: their arrays, chunks and trees, read into one checkpoint.
+
+Chunks that are stored as they are are spans; others are unpacked when they are read (arrays.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
+from ...messages import brief, listing, many, printable
+from ...moves.part import MAX_AXES
+from ...storage.files import exists, join
+from ..reading import Reading
+from . import arrays, locate, ocdbt, tree, zarr
+from .values import MAX_PARTS, Value, check_apart, files_of, inside, of_folder
+from .zarr import Array
+
+RATIO = 1100  # bytes of fill value per stored byte; as for HDF5
+SLACK = 2**26
+
+
+def read(place: locate.Place, how: Reading) -> Checkpoint:
+    """Read all items that were found."""
+    found = [_item(at, name, how) for name, at in place.items.items()]
+    tensors = {n: t for one in found for n, t in one.items()}
+    notes = [note for one in found for note in one.notes]
+    if place.step:
+        notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
+    if place.others:
+        notes.append(Note("unread", "items that hold no arrays", place.others))
+    kinds = {n: k for one in found for n, k in one.details["keys"].items()}
+    return Checkpoint(
+        tensors, found[0].metadata if len(found) == 1 else {}, format="orbax",
+        urls=tuple(dict.fromkeys(u for one in found for u in one.urls)), notes=tuple(notes),
+        details={"keys": kinds} if kinds else {},
+    )  # fmt: skip
+
+
+def _item(root: str, item: str, how: Reading) -> Checkpoint:
+    """The arrays of one folder; if there are several items, names begin with the item's name."""
+    locate.refuse_unfinished(root)
+    values = ocdbt.read(root) if exists(join(root, locate.MANIFEST)) else of_folder(root)
+    check_apart(values)
+    found = _arrays(values)
+    chunks, aside = _chunks(found, values)
+    known = _tree(root, found)
+    made = _Names(root, item)
+    stored = sum(v.size for v in values.values()) * RATIO + SLACK
+    for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
+        array = found[name]
+        leaf = known.leaves.get(name) or tree.Leaf(tuple(name.split(".")), (), "")
+        one = arrays.tensor(array, chunks[name], made.name(leaf.path))
+        stored -= one.absent * array.kind.itemsize
+        if stored < 0:
+            raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
+        if one.absent and known.complete and not how.salvage:
+            raise CorruptCheckpoint("lacks chunks, all of which were stored", url=array.url, tensor=one.tensor.name)
+        made.add(one.tensor, leaf, absent=bool(one.absent))
+    for path, tensor in known.inline.items():
+        made.add(tensor.renamed(made.name(path)), tree.Leaf(path, (), ""), absent=False)
+    made.check(known, found)
+    filled = Note("damaged" if known.complete else "assumed", "chunks are absent: the fill value is read",
+                  tuple(made.absent))  # fmt: skip
+    keys = tuple(made.name(known.leaves[n].path) for n in sorted(tree.random_keys(root)) if n in known.leaves)
+    skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in known.leaves.values() if leaf.other)
+    random = Note("assumed", "JAX's random keys: the integers that make them up are read", keys)
+    notes = (
+        filled,
+        random,
+        Note("skipped", "leaves that are not arrays", skipped),
+        Note("unread", "files", tuple(aside)),
+    )
+    used = [v for name in found for v in chunks[name].values()]
+    urls = (*_heads(root), *files_of(used))
+    return Checkpoint(made.tensors, known.metadata, format="orbax", urls=urls,
+                      notes=tuple(n for n in notes if n.names), details={"keys": made.keys})  # fmt: skip
+
+
+def _heads(root: str) -> list[str]:
+    """The files that describe the others."""
+    heads = (locate.MANIFEST, locate.METADATA, locate.MSGPACK)
+    return [inside(root, n) for n in heads if exists(join(root, n))]
+
+
+class _Names:
+    """The tensors of an item by name, and the paths that cannot be derived from a name."""
+
+    def __init__(self, root: str, item: str) -> None:
+        self.root, self.item = root, item
+        self.tensors: dict[str, Tensor] = {}
+        self.keys: dict[str, list[list[Any]]] = {}
+        self.absent: list[str] = []
+        self.twice: list[str] = []
+
+    def name(self, path: tree.Path) -> str:
+        return "/".join((self.item, *path) if self.item else path)
+
+    def add(self, tensor: Tensor, leaf: tree.Leaf, *, absent: bool) -> None:
+        name = tensor.name
+        if name in self.tensors:
+            self.twice.append(name)
+        self.tensors[name] = replace(tensor, role=tree.role(leaf.path))
+        if absent:
+            self.absent.append(name)
+        if tree.SEQUENCE in leaf.kinds or name.split("/") != list(leaf.path):
+            kinds = leaf.kinds or (tree.DICT,) * len(leaf.path)
+            self.keys[name] = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
+
+    def check(self, known: tree.Tree, found: Mapping[str, Array]) -> None:
+        """Refuse names of several arrays, and leaves without an array."""
+        if self.twice:
+            text = f"names are equal because a key contains '/':\n{listing(self.twice)}"
+            raise NameCollision(text, url=self.root)
+        lacking = ["/".join(leaf.path) for name, leaf in known.leaves.items() if not leaf.other and name not in found]
+        if lacking:
+            raise CorruptCheckpoint(f"{many(len(lacking), 'array')} that its tree names are not stored:\n"
+                                    f"{listing(lacking)}", url=self.root)  # fmt: skip
+
+
+def _arrays(values: Mapping[str, Value]) -> dict[str, Array]:
+    """The arrays by name, from the metadata among the keys; groups are left out."""
+    out: dict[str, Array] = {}
+    for key, value in values.items():
+        name, _, last = key.rpartition("/")
+        if last not in (locate.V2, locate.V3):
+            continue
+        array = zarr.parse(name, value.read(zarr.MAX_JSON), last, value.url)
+        if array is None:
+            continue
+        if name in out:
+            raise CorruptCheckpoint("has metadata of zarr 2 and of zarr 3", url=value.url, tensor=name)
+        out[name] = array
+    return out
+
+
+def _chunks(
+    found: Mapping[str, Array], values: Mapping[str, Value]
+) -> tuple[dict[str, dict[arrays.Place, Value]], list[str]]:
+    """The chunks of each array by position, and the keys outside of arrays; an array may have no other keys."""
+    out: dict[str, dict[arrays.Place, Value]] = {name: {} for name in found}
+    aside = []
+    for key, value in values.items():
+        name = key
+        if key.count("/") > MAX_PARTS + MAX_AXES:
+            raise UnsafeCheckpoint(f"the key {printable(brief(key))} has {key.count('/') + 1} parts", url=value.url)
+        while name and name not in found:
+            name = name.rpartition("/")[0]
+        rest = key[len(name) + 1 :]
+        if not name:
+            aside.append(key)
+        elif rest in (locate.V2, locate.V3, ".zattrs"):
+            continue
+        elif (place := found[name].place(rest)) is not None:
+            out[name][place] = value
+        else:
+            text = f"{printable(brief(rest))} is not one of its chunks in the grid {list(found[name].grid)}"
+            raise CorruptCheckpoint(text, url=value.url, tensor=name)
+    known = (*locate.ASIDE, locate.MSGPACK, ".zgroup", ".zattrs", ".zmetadata", locate.V3)
+    return out, [key for key in aside if key.split("/")[0] not in known]
+
+
+def _tree(root: str, found: Mapping[str, Array]) -> tree.Tree:
+    """The tree that the checkpoint stores; without one, the names of the arrays, split at their dots."""
+    if exists(join(root, locate.METADATA)):
+        return tree.of_metadata(inside(root, locate.METADATA))
+    if exists(join(root, locate.MSGPACK)):
+        return tree.of_msgpack(inside(root, locate.MSGPACK), found)
+    return tree.Tree({}, {}, False, {})
