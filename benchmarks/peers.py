@@ -115,7 +115,7 @@ def inspect_safetensors(source: str, target: str) -> None:
     from safetensors import safe_open
 
     with safe_open(source, "np") as f:
-        for name in f.keys():  # noqa: SIM118 - it is no mapping
+        for name in f.keys():  # noqa: SIM118 - it is not a mapping
             print(name, f.get_slice(name).get_shape())
 
 

@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One conversion: what ckptconv is told after the source, and the peers' ways to do the same."""
+    """One conversion: the options of ckptconv after the source, and the peers' ways to do the same."""
 
     title: str
     source: str  # file name with {} for the size

@@ -134,7 +134,7 @@ def many(n: int, noun: str, plural: str = "") -> str:
 
 
 def in_digits(value: object) -> str:
-    """A number in at most six significant digits; text as it is."""
+    """A number with at most six significant digits; text unchanged."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -137,7 +137,7 @@ def _plain(value: Any) -> bool:
 
 
 def _forgotten(expected: Checkpoint, got: Checkpoint) -> dict[str, Any]:
-    """The options that a conversion would need to give these names, dtypes and shapes; none if they do not tell."""
+    """The options that a conversion would need to give these names, dtypes and shapes; none if that is unclear."""
     made, given = expected, dict[str, Any]()
     if expected.keys().isdisjoint(got) and (name := library.suggestion(expected, conventions=True)):
         made, given["converter"] = library.change(made, name), name

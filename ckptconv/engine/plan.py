@@ -139,7 +139,7 @@ class Plan:
 
 
 def is_copy(t: Tensor) -> bool:
-    """Whether every byte of the tensor is copied as it is stored."""
+    """Whether the bytes of the tensor are copied unchanged."""
     return all(p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and is_contiguous(p) for p in t.parts)
 
 

@@ -109,7 +109,7 @@ class How:
     """How a plan is run.
 
     force: replace what is there. digest: hash the content of each tensor. sync: make the output durable.
-    resume: a run that failed or was killed leaves what it did, and the next one with the same plan goes on.
+    resume: a run that fails or is killed keeps what it did, and the next one with the same plan continues.
     map: applies a function to jobs, unordered; the threads of this process by default.
     metadata: gives the checkpoint's metadata where that depends on what the jobs did (hashes).
     confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.

@@ -181,7 +181,7 @@ def _inside(
 ) -> None:
     """How far each two modules of one signature belong together: the share of blocks that have both names or none.
 
-    Of blocks inside blocks the innermost tell.
+    Of nested blocks, the innermost decide.
     """
     counts = [Counter(n for pair in both for n in pair[side].members) for side in (0, 1)]
     fits: Counter[tuple[str, str]] = Counter()
@@ -249,6 +249,6 @@ def _named(members: Sequence[Unit], start: int) -> Iterator[tuple[str, Named]]:
 
 
 def _tokens(home: str, start: int) -> set[str]:
-    """What the name of a module says inside its block but for its kind; a number outside of any block says nothing."""
+    """The tokens of a module's name inside its block, without its kind; numbers outside of any block do not count."""
     found = set(TOKENS.findall(DIMENSION.sub("", REPEATED.sub(r"\1", home)[start:]).lower())) - KIND
     return found if start else {t for t in found if not t.isdigit()}

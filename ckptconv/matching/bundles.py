@@ -115,7 +115,7 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
 
 
 def _fusions(side: Side) -> Iterator[Found]:
-    """All queries, keys and values that stand beside each other, fused."""
+    """All queries, keys and values of one module, fused."""
     beside: dict[tuple[str, ...], dict[str, Unit]] = defaultdict(dict)
     for u in units(side):
         if len(positions := [k for k, w in enumerate(u.words) if w in QKV]) == 1:

@@ -1,7 +1,7 @@
 """Choose the order of axes for a pair that names or modules found, and record any doubt. Pure.
 
 kernel [6, 6] -> weight [6, 6]          a convention says i o -> o i; shapes would allow the identity too: doubtful
-q [6, 6] -> q.weight [6, 6]             as most matrices do whose shapes tell: doubtful
+q [6, 6] -> q.weight [6, 6]             as most matrices whose shapes decide: doubtful
 weight_ih [12, 5], kernel [5, 12]       gates may be in another order: doubtful
 """
 
@@ -22,7 +22,7 @@ TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices 
 
 KEPT_GATES = "the order of the gates is that of Keras and torch"
 CHOSEN = "a convention chose among the orders of axes that the shapes allow"
-SHAPED = "only the shapes tell the order of axes"
+SHAPED = "only the shapes decide the order of axes"
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
 FLATTENED = "(s c) o -> o (c s)"
@@ -69,7 +69,7 @@ class Judge:
     def _flattened(self, a: Tensor, found: Order) -> Judged | None:
         """The order of a dense layer that may stand behind a flattened image: a module of torch has channels first.
 
-        A file of somebody's port is taken as it is, as many of them permute the image before they flatten it.
+        The file of a port is taken unchanged, because many ports permute the image before they flatten it.
         """
         if len(a.shape) != 2 or not conventions.is_kernel(leaf(a.name)):
             return None
@@ -92,7 +92,7 @@ def _branches(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def voted(pairs: Iterable[Pair], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Pair]:
-    """Square matrices turned as most others are whose shapes tell: those of the same two words, else all."""
+    """Turn square matrices as most others whose shapes decide: those with the same two words, otherwise all."""
     found = list(pairs)
     votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
     matrices = [p for p in found if _matrix(p, a, b)]

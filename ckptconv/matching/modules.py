@@ -32,8 +32,8 @@ MAX_CLASS = 1000  # modules of one signature that are solved at once; names alon
 ROUNDS = 3  # neighbours that were paired in one round are evidence in the next
 SAME = 0.5  # weight of equal words
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
-TIE = 0.03  # weight of the alphabet, where nothing else tells
-CLEAR = 0.1  # likeness by which a pair must be above all others of its class to be said by its names
+TIE = 0.03  # weight of alphabetical order, where nothing else decides
+CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
 OPPOSITE = 0.5  # against a cell that runs forwards and one that runs backwards: no order of a file outweighs that
 
@@ -48,7 +48,7 @@ Place = Callable[[Unit], Any]
 
 
 def counted(u: Unit) -> Any:
-    """The place of a module whose file is sorted: what its name counts, as an alphabet is no order."""
+    """The place of a module whose file is sorted: the numbers in its name, because alphabetical order means nothing."""
     return u.counted
 
 

@@ -1,4 +1,4 @@
-"""Pair tensors by their names, shapes only allowing or forbidding; what the whole of both sides tells is in Known."""
+"""Pair tensors by their names; shapes only allow or forbid. `Known` holds what both sides as a whole show."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def assigned(gain: Array) -> list[tuple[int, int]]:
 
 
 def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair few names whose tensors cannot be told apart."""
+    """Pair few names whose tensors cannot be distinguished."""
     if len(many_a) == 1 and len(many_b) == 1:
         return [(many_a[0], many_b[0])]
     a, b = items(many_a, dict.fromkeys(many_a)), items(many_b, dict.fromkeys(many_b))
@@ -170,7 +170,7 @@ def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[st
 
 
 def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:
-    """A bias is no weight; modules that are known to belong together lend that to their tensors."""
+    """A bias is not a weight; tensors of modules that are known to belong together belong together as well."""
     import numpy as np
 
     last = [np.array([s.words[-1] if s.words else "" for s in side]) for side in (a, b)]

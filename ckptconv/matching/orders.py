@@ -20,7 +20,7 @@ MAX_RANK = 5  # of tensors whose axes are tried in all orders
 
 
 class Order(NamedTuple):
-    """A layout and the sizes that shapes do not tell; text '' is the identity."""
+    """A layout and the sizes that shapes do not determine; the text '' is the identity."""
 
     text: str = ""
     sizes: tuple[tuple[str, int], ...] = ()

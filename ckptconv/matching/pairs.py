@@ -93,7 +93,7 @@ def parent(name: str) -> str:
 
 
 def folded(name: str) -> tuple[str, tuple[int, ...]]:
-    """The name with its whole numbers taken out, and the numbers; `007` is no number but text."""
+    """The name without its integers, and the integers; `007` is text, not a number."""
     return DIGITS.sub("\0", name), tuple(map(int, DIGITS.findall(name)))
 
 

@@ -22,7 +22,7 @@ COMMON = {"0.0", "1.0", "nan"}  # single numbers with which many tensors begin t
 
 
 class Print(NamedTuple):
-    """Content up to the order of elements; a constant (zeros, ones) is no evidence of anything."""
+    """Content up to the order of elements; a constant (zeros, ones) proves nothing."""
 
     kind: str
     elements: int

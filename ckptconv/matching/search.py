@@ -9,7 +9,7 @@
     toml(proposal, ...)     toml.py: rules over indices, with evidence; `-c` takes the file as it is
 
 Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
-values or said by equal names and a convention is `assumed`, and `real` where another answer is likely.
+values or by equal names and a convention is `assumed`, and `real` where another answer is likely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What speaks for a pair of modules besides their words: neighbours, blocks, and what they are named after.
+"""The evidence for a pair of modules besides their words: neighbours, blocks, and what they are named after.
 
 batch_normalization_3 after conv2d_3      blocks.1.bn after blocks.1.conv      their neighbours are a pair
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
 INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
 ROLE = 0.4  # weight of standing in the same blocks
-NAMED = 0.3  # weight of the module that a normalisation is named after or stands beside
+NAMED = 0.3  # weight of the module that a normalisation is named after or follows
 
 Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
 
@@ -38,10 +38,10 @@ class Near(NamedTuple):
     beside: tuple[Beside, Beside]
     blocks: Aligned
     named: tuple[Mapping[str, Named], Mapping[str, Named]]  # the modules that normalisations are named after
-    rows: set[str]  # normalisations of the target that stand beside each other: their place says nothing
+    rows: set[str]  # normalisations of the target in a row: their order means nothing
 
     def gains(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
-        """What speaks for each pair of two modules."""
+        """The evidence for each pair of two modules."""
         out = self._blocks([u.home for u in a], [u.home for u in b])
         places = {u.home: c for c, u in enumerate(b)}
         near, named = self._neighbours(places)

@@ -42,7 +42,7 @@ class Unit(NamedTuple):
 
     @property
     def counted(self) -> Numbers:
-        """The numbers of its name: an alphabet is no order, numbers are."""
+        """The numbers in its name, which give an order, as letters do not."""
         return folded(re.sub(r"(?i)(conv|pool|norm)[123]d", "", self.home))[1]
 
     @property

@@ -1,7 +1,7 @@
 """Pairs by content: equal fingerprints propose, the order of axes is proved bit for bit.
 
 prints.py makes the fingerprints, parts.py looks for tensors that were cut or joined. A constant (zeros, ones) is no
-evidence, and tensors that share their content with others are told apart by names, and marked so.
+evidence, and tensors that share their content with others are distinguished by names, and marked so.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Destination(Protocol):
     """Where the files of one output are written, local or remote, until they are published whole or not at all.
 
     Any number of threads write; leaving the context removes what was not published. What is needless for a kind of
-    destination does nothing there: an upload has no write-back to start and nothing that a later run goes on from.
+    destination does nothing there: an upload has no write-back to start and nothing that a later run continues from.
     """
 
     @property

@@ -25,7 +25,7 @@ OPEN = 256  # files of an output whose descriptors are kept open
 class Output:
     """The files of one output until they are published (publish.py says how).
 
-    With a `mark` their names can be found again: they stay when the run fails (journal.py goes on from them). `kept`:
+    With a `mark` their names can be found again: they stay when the run fails (journal.py continues from them). `kept`:
     an earlier run filled them, in part; `whole`: it filled them all and began to rename them. `mode`: the permissions
     that the files may have at most, beside the owner's; those of what they replace bound them as well, as with `cp`.
     """

@@ -1,4 +1,4 @@
-"""Numbers of a model's config.json, the file beside the weights in which Hugging Face keeps what shapes do not tell.
+"""Numbers of a model's config.json, in which Hugging Face stores, beside the weights, what shapes do not determine.
 
 {"num_attention_heads": 12, "text_config": {"num_attention_heads": 8}}      keys: the first, or with dots the second
 """
@@ -36,7 +36,7 @@ class Config:
     def number(self, key: str, param: str) -> int | None:
         """The integer of a dotted key; None if no file has it, or has null there.
 
-        Raises UsageError, which names `param`, if it is no number that a size can have or two files differ, and
+        Raises UsageError, which names `param`, if it cannot be a size or two files differ, and
         CorruptCheckpoint or UnsafeCheckpoint if a file cannot be trusted.
         """
         found: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Config:
         return next(iter(found.values()), None)
 
     def lacks(self, key: str) -> str:
-        """Why it gives no number, for the question that asks for it."""
+        """Why there is no number for the key, for the error that asks for the parameter."""
         return f"{NAME} has no {key}" if self._files else f"there is no {NAME} beside the source to read {key} from"
 
 

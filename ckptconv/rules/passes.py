@@ -41,7 +41,7 @@ STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|go
 
 
 def roles(checkpoint: Checkpoint) -> Checkpoint:
-    """Recognise slots, steps and averages by name, unless the format tells; a slot needs its variable."""
+    """Recognise slots, steps and averages by name, unless the format gives roles; a slot needs its variable."""
     tensors = checkpoint.tensors
     tails = _Tails(tensors)
     found = {}

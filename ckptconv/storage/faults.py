@@ -37,7 +37,7 @@ def refused(e: OSError, url: str) -> CkptError:
 def causes(e: BaseException | None) -> Iterator[BaseException]:
     """An error and its causes: libraries wrap errors of the network, some of them in `no such file`.
 
-    An error of ours that was being handled when this one was raised is no cause of it.
+    An error of ours that was handled when this one was raised is not a cause.
     """
     seen: set[int] = set()
     while e is not None and id(e) not in seen:

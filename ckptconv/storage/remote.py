@@ -23,12 +23,12 @@ from .ranges import Spool
 
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
-BATCH = 8  # ranges asked for at once
+BATCH = 8  # ranges requested at once
 PIECE = 2**23  # bytes of one request
 
 
 class Stat(NamedTuple):
-    """The size and time of a file, which tell whether it has changed; `mtime` in ns, 0 if it is not known."""
+    """The size and time of a file, which show whether it has changed; `mtime` in ns, 0 if it is not known."""
 
     size: int
     mtime: int
@@ -242,7 +242,7 @@ class RemoteFile:
 
 def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
     if len(data) != size:
-        raise CorruptCheckpoint(f"{size} bytes at {start} were asked for, {len(data)} came", url=url)
+        raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(data)} came", url=url)
     return data
 
 

@@ -56,7 +56,7 @@ def client() -> dict[str, Any]:
         return {}
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_redirected)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)  # `bounded` knows how much was asked for
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)  # `bounded` knows how much was requested
     return {"client_kwargs": {"trace_configs": [trace], "timeout": timeout}}
 
 

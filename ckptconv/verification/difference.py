@@ -20,7 +20,7 @@ ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
 MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
 SIDES = "llrllrrrrrl"
 SPREAD = 100  # changes whose sizes differ by a larger factor are shown on lines of their own
-MAX_ULP = 1e6  # a larger number of steps between floats tells nothing
+MAX_ULP = 1e6  # a larger number of steps between floats means nothing
 
 
 class Tolerance(NamedTuple):

@@ -75,7 +75,7 @@ def writer(url: str, max_shard_size: int | None = None) -> Writer:
 
 @dataclass(frozen=True)
 class Archive:
-    """An opened container: its members by their name within the root folder, and the storages asked for so far."""
+    """An opened container: its members by their name within the root folder, and the storages requested so far."""
 
     url: str
     base: int  # where the zip begins in the file

@@ -1,4 +1,4 @@
-"""Compute what sparse and quantised tensors stand for, when asked to: they are read, and held in memory.
+"""Compute dense tensors from sparse and quantised ones on request: they are read, and held in memory.
 
 sparse_coo   indices (ndim, nnz), values (nnz, ...): duplicates add up
 sparse_csr   crow_indices (rows + 1), col_indices (nnz), values (nnz, ...); csc by columns; bsr, bsc in blocks

@@ -2,7 +2,7 @@
 
     {"state_dict": {...}, "optimizer": {...}, "best_score": T}      state_dict: its names are given without the prefix
     {"model": {...}, "model_ema": {...}}                            model; model_ema is its moving average
-    {"generator": {...}, "discriminator": {...}}                    nobody can tell: all names are as they are
+    {"generator": {...}, "discriminator": {...}}                    undecidable: all names stay
 
 What lies beside the entry never changes its names, so all checkpoints of a run have the same: one stray tensor does
 not count. The passes `at`, `averages` and `weights_only` take what is to be taken, by names, roles and `details`.

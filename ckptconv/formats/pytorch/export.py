@@ -58,7 +58,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def _other(archive: Archive | None) -> str:
-    """What a .pt2 is that has no table of weights."""
+    """Why a .pt2 file has no table of weights."""
     if archive is None:
         return (
             "is a torch.export program of torch before 2.8, which is not read; unpack it: its serialized_state_dict.pt "

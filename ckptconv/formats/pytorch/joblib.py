@@ -19,7 +19,7 @@ from .plain import Known, Ordered, shown
 
 
 class Wrapper:
-    """What stands for an array until its state is known."""
+    """The placeholder of an array until its state is known."""
 
     __slots__ = ()
 

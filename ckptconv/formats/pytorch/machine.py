@@ -14,7 +14,7 @@ MAX_LONG = 64  # bytes of an integer
 
 
 class Truncated(CorruptCheckpoint):
-    """The pickle goes on after the bytes that were given."""
+    """The pickle continues after the bytes that were given."""
 
 
 MAX_LISTED = 500  # unknown globals that an error names

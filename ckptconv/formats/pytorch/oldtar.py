@@ -95,7 +95,7 @@ def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _check_extended(header: bytes, url: str) -> None:
-    """An extended header may tell times and owners, but not another name, size or link."""
+    """Refuse an extended header that gives more than times and owners: another name, size or link."""
     for line in header.splitlines():
         word = line.partition(b" ")[2].partition(b"=")[0]
         if word not in (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"):

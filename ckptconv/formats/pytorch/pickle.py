@@ -8,7 +8,7 @@
     75 2e                      SETITEMS STOP
 
 Specification: Lib/pickletools.py of CPython. A global is compared as two whole strings with an exact table. One that
-is not there becomes an `Inert` placeholder and the scan goes on, so that the error at the end names them all; with
+is not there becomes an `Inert` placeholder and the scan continues, so that the error at the end names them all; with
 `opaque` there is no error and the placeholders are the result. Opcodes that no checkpoint needs are refused.
 """
 

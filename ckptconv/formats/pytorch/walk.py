@@ -246,7 +246,7 @@ def _complete(spec: Any) -> bool:
     return all(type(p) is Inert and p.path.rpartition(".")[2] in ("Shard", "Replicate") for p in placements)
 
 
-# What every torch.nn.Module carries and that says nothing about weights.
+# Attributes of every torch.nn.Module that do not describe weights.
 _NOISE = frozenset({
     "training", "call_super_init", "dump_patches", "_backend", "_non_persistent_buffers_set", "_is_full_backward_hook",
     "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r"layer-(\d{1,9})")
 _LISTS = {"_operations", "_functional", "_layers", "layers"}  # what Keras 3 puts between a model and its layers
-# lists of variables beside the objects that own them, and what is no part of the model
+# lists of variables beside the objects that own them, and what is not part of the model
 _ASIDE = re.compile(
     r"keras_api|root|save_counter|_?optimizer|_?(all_|trainable_|non_trainable_)?variables|regularization_losses|"
     r"_?metrics|_compile_metrics|layer_with_weights-\d+|_inbound_nodes|_outbound_nodes|_self_tracked_trackables"

@@ -72,7 +72,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 class Table:
-    """A table in an open file: its footer and index are read, its blocks when asked for."""
+    """A table in an open file: its footer and index are read at once, its blocks on request."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
