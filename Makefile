@@ -84,7 +84,7 @@ build: $(VENV)/build.done ## the wheel and the source distribution, in dist/
 lock: $(LOCK)/lock.done ## requirements/*.txt: the newest versions, with digests, and the oldest that pyproject.toml allows
 	for group in lint quick build audit; do $(COMPILE) --upgrade --generate-hashes --universal \
 	  --group $$group --group backend -o requirements/$$group.txt || exit 1; done
-	$(COMPILE) --upgrade --resolution lowest-direct --extra http --extra match --extra report -o requirements/oldest.txt
+	$(COMPILE) --upgrade --resolution lowest-direct --extra http --extra match -o requirements/oldest.txt
 COMPILE = $(call bin,$(LOCK))/uv pip compile -q --no-header --no-annotate --python-version 3.10 pyproject.toml
 
 audit: $(VENV)/audit.done ## ask the advisory database about requirements/*.txt

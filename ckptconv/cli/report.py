@@ -1,7 +1,8 @@
-"""ckptconv report SRC [B] -o report.html"""
+"""ckptconv report SRC [B]"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +14,9 @@ from .options import CHANGING, READING, Json, Quiet, takes
 EXAMPLES = """Examples:
 
 \b
-  ckptconv report model.ckpt -o report.html
-  ckptconv report model.ckpt -o report.html --no-values     headers only
+  ckptconv report model.safetensors                 writes model.report.html
+  ckptconv report model.safetensors --open          and shows it
+  ckptconv report model.ckpt -o page.html --no-values     headers only
   ckptconv report bert.ckpt bert.safetensors -c auto -o conversion.html
 """
 
@@ -22,11 +24,15 @@ EXAMPLES = """Examples:
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "force", "jobs")
 def report(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="HTML", help="The page to write.")],
     target: Annotated[str | None, typer.Argument(metavar="[B]", help="The result of converting SRC.")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="HTML", help="The page to write (default: SRC.report.html, here)."),
+    ] = None,
     values: Annotated[
         bool, typer.Option("--values/--no-values", help="Read all values, for statistics and heat maps.")
     ] = True,
+    browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -39,8 +45,13 @@ def report(
     from ..reporting import html as page
 
     with show.progress(quiet or as_json) as progress:
+        output = output or page.default_name(target if target is not None else source)
         size = page.report(source, target, output=output, values=values, progress=progress, **options)
     if as_json:
         show.as_json({"output": output, "bytes": size})
     elif not quiet:
-        show.talk(f"{output}: {in_bytes(size)}; open it in a browser")
+        show.talk(f"{output}: {in_bytes(size)}" + ("" if browse else "; open it in a browser, or use --open"))
+    if browse:
+        import webbrowser
+
+        webbrowser.open(Path(output).absolute().as_uri())

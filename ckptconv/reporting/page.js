@@ -31,7 +31,6 @@
   const changed = (i) => !["", "equal"].includes(status(i));
   const origin = (i) => (conversion ? conversion.rows[i][1].map((s) => s[0]).join(", ") : "");
   const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  for (const node of document.querySelectorAll("[data-bytes]")) node.textContent = bytes(Number(node.dataset.bytes));
 
   // --- columns: title, text, key to sort by, width, classes ---
   const columns = [
@@ -348,6 +347,26 @@
     );
   };
 
+  // --- the summary, and what the file says beside its tensors ---
+  const cards = () => {
+    const total = data.totals;
+    const card = (n, text) => make("div", {}, make("b", {}, n), text);
+    $("cards").replaceChildren(
+      card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters in weights"),
+      ...(total.all === total.parameters ? [] : [card(count(total.all), "with optimizer slots and state")]),
+    );
+  };
+  const notes = () => {
+    const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, kind), text), ...inner);
+    const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
+    const metadata = Object.entries(data.metadata);
+    const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
+    if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));
+    if (metadata.length) items.push(item("metadata", ` (${metadata.length})`, make("dl", {}, ...metadata.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
+    $("more").hidden = !items.length;
+    $("notes").replaceChildren(...items);
+  };
+
   let typing = 0;
   $("search").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { state.q = $("search").value; active = 0; scroll.scrollTop = 0; select(); }, rows > 20000 ? 120 : 0); });
   $("search").addEventListener("keydown", (e) => { if (e.key === "ArrowDown" || e.key === "Enter") { e.preventDefault(); scroll.focus(); } });
@@ -358,8 +377,8 @@
     read();
     $("search").value = state.q;
     const wanted = state.open;
-    alerts(); chips(); kinds(); map(); select();
-    if (conversion) remains();
+    cards(); notes(); alerts(); chips(); kinds(); map(); select();
+    if (conversion) { $("left").hidden = false; remains(); }
     if (wanted >= 0) open(wanted);
   };
   addEventListener("hashchange", start);

@@ -136,7 +136,6 @@ def test_diff_sees_no_escape(attacking: Path, cli: Run, tmp_path: Path) -> None:
 
 
 def test_a_report_holds_no_markup_of_strangers(attacking: Path, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
     from ckptconv.reporting.html import report
 
     report(attacking, output=tmp_path / "r.html")

@@ -322,7 +322,6 @@ def test_what_is_private_stays_private(to: str, name: str, resume: bool, tmp_pat
 @pytest.mark.parametrize("verb", ["report", "match"])
 def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
     """They are as private as what they show, and lead nowhere else."""
-    pytest.importorskip("jinja2")
     ckptconv.save(values(), tmp_path / "a.npz")
     ckptconv.save(values(), tmp_path / "b.npz")
     (tmp_path / "a.npz").chmod(0o600)

@@ -22,10 +22,8 @@ from kit import Run
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.reporting import survey
-from ckptconv.reporting.html import render, report
+from ckptconv.reporting.html import default_name, render, report
 from ckptconv.rules import passes
-
-pytest.importorskip("jinja2")
 
 HOSTILE = [
     "<script>window.pwned = 1</script>",
@@ -86,7 +84,7 @@ def inside(page: str, driver: str, folder: Path, address: str = "", size: str = 
         "document.body.replaceChildren(pre); })();"
     )
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    page = page.replace("script-src &#39;", f"script-src &#39;sha256-{digest}&#39; &#39;", 1)
+    page = page.replace("script-src &#x27;", f"script-src &#x27;sha256-{digest}&#x27; &#x27;", 1)
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"<script>{code}</script></body>"), encoding="utf-8")
     command = [
@@ -171,13 +169,38 @@ def test_command_line(cli: Run, tmp_path: Path) -> None:
     assert '"values":false' in (tmp_path / "r.html").read_text()
 
 
-def test_without_jinja_it_says_what_to_install(tmp_path: Path) -> None:
-    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a.npz")
+def test_the_core_alone_suffices(tmp_path: Path) -> None:
+    """A plain install has no package for templates."""
     code = "import sys; sys.modules['jinja2'] = None; from ckptconv.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "report", str(tmp_path / "a.npz"), "-o", str(tmp_path / "r.html")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 8
-    assert "ckptconv[report]" in done.stderr
+    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a.npz")
+    done = subprocess.run([sys.executable, "-c", code, "report", "a.npz"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, (tmp_path / "a.report.html").is_file()) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("some/model.safetensors", "model.report.html"),
+        ("bert_model.ckpt", "bert_model.report.html"),
+        ("some/folder/", "folder.report.html"),
+        (r"C:\models\a.pt", "a.report.html"),
+        ("https://user:secret@host/v1.5-pruned.pt?signature=abc", "v1.5-pruned.report.html"),
+        ("/", "checkpoint.report.html"),
+        ("..", "checkpoint.report.html"),
+    ],
+)
+def test_default_name(source: str, name: str) -> None:
+    assert default_name(source) == name
+
+
+def test_open_shows_the_page_that_was_written(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a b.npz")
+    assert cli("report", "a b.npz").returncode == 0
+    assert shown == []
+    assert cli("report", "a b.npz", "--open", "--force").returncode == 0
+    assert shown == [(tmp_path / "a b.report.html").as_uri()]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------
