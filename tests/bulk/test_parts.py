@@ -1,0 +1,611 @@
+"""The parts of a zoo without its processes: the pool's bookkeeping, batches, folders, the ledger, the summary."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptconv
+from ckptconv.api import Resources, Target
+from ckptconv.bulk import planning, pool, run, summary
+from ckptconv.bulk.discover import FoundCheckpoint
+from ckptconv.bulk.ledger import Ledger, LedgerEntry
+from ckptconv.bulk.manifest import Settings
+from ckptconv.bulk.planning import Conversion
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
+from ckptconv.storage.remote import Stat
+
+# --- the pool, with workers that are no processes ---------------------------------------------------------------------
+
+
+class Process:
+    """A process that ends when it is told to, or not before it is killed."""
+
+    def __init__(self, exitcode: int | None = None, stubborn: bool = False) -> None:
+        self.exitcode, self.stubborn, self.said = exitcode, stubborn, list[str]()
+        self.alive = exitcode is None
+
+    def join(self, seconds: float | None = None) -> None:
+        self.said.append(f"join {seconds}")
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def terminate(self) -> None:
+        self.said.append("terminate")
+        self.alive = self.stubborn
+
+    def kill(self) -> None:
+        self.said.append("kill")
+        self.alive = False
+
+
+class Pipe:
+    """The parent's end of a pipe; `dead` names the calls that find the process gone."""
+
+    def __init__(self, *dead: str) -> None:
+        self.dead, self.closed, self.sent = dead, False, list[Any]()
+
+    def send(self, task: Any) -> None:
+        if "send" in self.dead:
+            raise BrokenPipeError
+        self.sent.append(task)
+
+    def recv(self) -> Any:
+        if "recv" in self.dead:
+            raise EOFError
+        return self.sent.pop()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def worker(process: Process, pipe: Pipe) -> Any:
+    made = object.__new__(pool._Worker)
+    made.pipe, made._process = pipe, process  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(-9, "by signal SIGKILL"), (-15, "by signal SIGTERM"), (1, "with status 1"), (0, "with status 0")],
+)
+def test_how_a_worker_ended_is_said(code: int, said: str) -> None:
+    process, pipe = Process(code), Pipe("recv")
+    found = worker(process, pipe).result()
+    assert type(found) is pool.WorkerDied
+    assert found.message == f"the worker process ended {said} during this conversion (out of memory?)"
+    assert process.said == ["join 5"]
+    assert pipe.closed
+
+
+def test_a_worker_that_is_gone_takes_no_task() -> None:
+    process, pipe = Process(), Pipe("send")
+    assert worker(process, pipe).give("task") is False
+    assert pipe.closed
+    assert process.said == ["terminate", "join 5"]
+    assert worker(Process(), whole := Pipe()).give("task") is True
+    assert whole.sent == ["task"]
+
+
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        (Process(0), []),
+        (Process(), ["terminate", "join 5"]),
+        (Process(stubborn=True), ["terminate", "join 5", "kill", "join None"]),
+    ],
+)
+def test_a_worker_is_asked_before_it_is_killed(process: Process, said: list[str]) -> None:
+    pipe = Pipe()
+    worker(process, pipe).kill()
+    assert process.said == said
+    assert pipe.closed
+
+
+def test_a_worker_that_is_done_has_time_to_leave() -> None:
+    process, pipe = Process(0), Pipe()
+    worker(process, pipe).end()
+    assert process.said == ["join 5"]
+    assert pipe.closed
+
+
+class Team:
+    """Workers that answer at once; those numbered in `dying` take no second task."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dying: Sequence[int] = (), slow: int = 0) -> None:
+        self.started: list[Any] = []
+        self.ended, self.killed, self.most, self.slow = 0, 0, 0, slow
+        self.patience: set[float | None] = set()
+        team = self
+
+        class Worker:
+            def __init__(self, do: Any, task: Any) -> None:
+                self.number = len(team.started)
+                team.started.append(task)
+                self.do, self.task, self.pipe = do, task, self
+
+            def give(self, task: Any) -> bool:
+                self.task = task
+                return self.number not in dying
+
+            def result(self) -> Any:
+                return self.do(self.task)
+
+            def end(self) -> None:
+                team.ended += 1
+
+            def kill(self) -> None:
+                team.killed += 1
+
+        def wait(pipes: list[Any], patience: float | None) -> list[Any]:
+            team.most = max(team.most, len(pipes))
+            team.patience.add(patience)
+            if team.slow:
+                team.slow -= 1
+                return []
+            return pipes[:1]
+
+        monkeypatch.setattr(pool, "_Worker", Worker)
+        monkeypatch.setattr(pool, "wait", wait)
+
+
+@pytest.mark.parametrize(("tasks", "workers", "most"), [(0, 3, 0), (1, 3, 1), (3, 3, 3), (7, 3, 3), (4, 1, 1)])
+def test_as_many_workers_as_wanted_do_all_tasks(
+    tasks: int, workers: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = Team(monkeypatch)
+    found = list(pool.run(lambda n: n * n, range(tasks), workers))
+    assert sorted(found) == [(n, n * n) for n in range(tasks)]  # type: ignore[type-var]
+    assert (len(team.started), team.most, team.ended, team.killed) == (most, most, most, 0)
+
+
+def test_a_worker_that_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(monkeypatch, dying=[0, 2])
+    found = list(pool.run(lambda n: -n, range(6), 2, patience=1.5))
+    assert sorted(found) == [(n, -n) for n in range(6)]  # type: ignore[type-var]
+    assert len(team.started) == 4
+    assert team.most == 2
+    assert team.patience == {1.5}
+
+
+def test_nothing_for_a_while_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    Team(monkeypatch, slow=2)
+    assert list(pool.run(str, [1], 1, 0.1)) == [None, None, (1, "1")]
+
+
+def test_who_stops_early_stops_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(monkeypatch)
+    found: Any = pool.run(str, range(9), 3)
+    assert next(found) == (0, "0")
+    found.close()
+    assert team.killed == 3
+
+
+def test_a_script_is_hidden_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "script.py", raising=False)
+    monkeypatch.setattr(main, "__spec__", "a spec", raising=False)
+    with pool._main_hidden():
+        assert not hasattr(main, "__file__")
+        assert main.__spec__ is None
+    assert (main.__file__, main.__spec__) == ("script.py", "a spec")
+
+
+def test_workers_are_forked_from_a_server_with_all_imports_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Context:
+        set_forkserver_preload = asked.append
+
+    monkeypatch.setattr(multiprocessing, "get_context", lambda name: asked.append(name) or Context)
+    monkeypatch.setattr(sys, "platform", "linux")
+    pool._context()
+    assert asked == ["forkserver", ["ckptconv.api", "ckptconv.formats.detect", "ckptconv.bulk.run"]]
+    asked.clear()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    pool._context()
+    assert asked == ["spawn"]
+
+
+def test_what_a_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the environment of now, leaves interrupts to its parent, and goes on after an error of ours."""
+    handlers: dict[int, Any] = {}
+    started: list[bool | None] = []
+    environment: dict[str, str] = {"OLD": "1"}
+
+    class Thread:
+        def __init__(self, target: Any, daemon: bool | None = None) -> None:
+            assert target is pool._watch
+            self.start = lambda: started.append(daemon)
+
+    monkeypatch.setattr(pool.os, "environ", environment)
+    monkeypatch.setattr(pool.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(pool.threading, "Thread", Thread)
+    answers: list[Any] = []
+
+    class Theirs:
+        tasks: Iterator[Any] = iter([4, 0])
+
+        def recv(self) -> Any:
+            for task in self.tasks:
+                return task
+            raise EOFError
+
+        send = answers.append
+
+    def do(n: int) -> float:
+        if not n:
+            raise CkptError("none")
+        return 1 / n
+
+    pool._serve(Theirs(), do, {"NEW": "2"})  # type: ignore[arg-type]
+    assert environment == {"NEW": "2"}
+    assert answers[0] == 0.25
+    assert str(answers[1]) == "none"
+    assert len(answers) == 2
+    assert started == [True]
+    assert handlers.pop(signal.SIGTERM) is pool._leave
+    assert handlers == {n: signal.SIG_IGN for s in ("SIGINT", "SIGHUP") if (n := getattr(signal, s, None))}
+    with pytest.raises(SystemExit) as left:
+        pool._leave(15, None)
+    assert left.value.code == 1
+
+
+def test_a_worker_without_a_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(BaseException):
+        pass
+
+    def leave(code: int) -> None:
+        raise Gone(code)
+
+    class Parent:
+        sentinel = 7
+
+    waited: list[Any] = []
+    monkeypatch.setattr(pool.os, "_exit", leave)
+    monkeypatch.setattr(pool, "wait", waited.append)
+    pool._watch()  # the first process has no parent
+    assert not waited
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: Parent)
+    with pytest.raises(Gone) as gone:
+        pool._watch()
+    assert gone.value.args == (1,)
+    assert waited == [[7]]
+
+
+# --- what a run does with results -------------------------------------------------------------------------------------
+
+
+def item(at: str, size: int = 0, **more: Any) -> Conversion:
+    files = ((f"/in/{at}", Stat(size, 5)),) if size else ()
+    found = FoundCheckpoint(f"/in/{at}", at, ".npz", files, more.pop("problem", None))
+    return Conversion(found, at, Settings(), **more)
+
+
+def test_results_are_collected_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.4, 0.9, 1.0, 1.2, 5.0, 5.1, 5.2])
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock))
+    shown: list[tuple[int, int]] = []
+    many = [item(f"{n}", n) for n in range(1, 6)]
+    results = iter([(many[0], "a"), None, (many[1], "b"), None, (many[2], "c"), (many[3], "d")])
+    batches = run._batches(results, 1.0, Resources(progress=lambda *n: shown.append(n)), many)
+    assert [[r for _, r in batch] for batch in batches] == [["a", "b"], ["c"], ["d"]]
+    assert shown == [(1, 15), (3, 15), (6, 15), (10, 15)]
+
+
+def test_no_results_are_no_batch() -> None:
+    assert list(run._batches(iter([None, None]), 0, Resources(), [])) == []
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("tasks", "workers", "memory", "wanted"),
+    [
+        (8, 4, 1024 * MIB, (4, 256 * MIB, 1)),
+        (2, 8, 1024 * MIB, (2, 512 * MIB, 4)),  # idle workers lend their threads
+        (3, 8, 1024 * MIB, (3, 1024 * MIB // 3, 2)),
+        (8, 8, 48 * MIB, (3, 16 * MIB, 2)),  # memory for three
+        (8, 8, MIB, (1, 16 * MIB, 8)),
+        (1, 1, 64 * MIB, (1, 64 * MIB, 1)),
+    ],
+)
+def test_workers_share_the_memory(
+    tasks: int, workers: int, memory: int, wanted: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        run.pool, "run", lambda do, todo, count, patience: asked.append((do, todo, count, patience)) or []
+    )
+    todo = [item(str(n)) for n in range(tasks)]
+    list(run._results(todo, "/out", True, Resources(memory, workers), "/ledger"))
+    ((do, given, count, patience),) = asked
+    config = do.args[0]
+    assert (count, config.memory, config.threads) == wanted
+    assert (given, patience, config.folder, config.hashed) == (todo, 1.0, "/out", True)
+    assert config.sync is not hasattr(os, "sync")
+
+
+def test_nothing_to_do_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.pool, "run", None)
+    assert list(run._results([], "/out", False, Resources(), "")) == []
+
+
+def test_the_outcome_of_each() -> None:
+    done = run.Done("npz", 3, 10, 0.5, (("a", 10),), "h", "p")
+    for state, ours, kept in [("convert", True, False), ("changed", True, True), ("changed", False, False)]:
+        failed = run._outcome(item("a", 7, state=state, ours=ours, options="o"), UsageError("no", url="u"))
+        assert (failed.state, failed.ours, failed.error, failed.message) == ("failed", kept, "UsageError", "no")
+        good = run._outcome(item("a", 7, state=state, ours=ours, options="o"), done)
+        assert good == LedgerEntry(
+            "a", "done", "/in/a", (("a", 7, 5),), "o", True, "h", "npz", 3, 10, 0.5, (("a", 10),), "p"
+        )
+
+
+def test_those_that_cannot_be_converted_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run.Done("npz", 3, 10, 0.5, (), "", "")
+    monkeypatch.setattr(run, "_results", lambda todo, *_: ((i, done) for i in todo))
+    bad = item("bad", problem=UsageError("no"))
+    batches = list(run._outcomes([item("a", 1), bad, item("b", 1)], "/out", False, Resources(), ""))
+    assert [[(e.at, e.state) for e in batch] for batch in batches] == [
+        [("bad", "failed")], [("a", "done"), ("b", "done")]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "settled"), [("done", 1), ("failed", 0)])
+def test_the_ledger_follows_the_outputs(
+    state: Any, settled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(run.os, "sync", lambda: order.append("sync"), raising=False)
+    with Ledger(str(tmp_path / "l"), resume=False) as book:
+        append = book.append
+        monkeypatch.setattr(book, "append", lambda e: order.append("append") or append(e))
+        entries = [LedgerEntry(a, state, "", (), "") for a in "xy"]
+        run._record(book, entries, str(tmp_path), lambda e: order.append(e.at))
+        assert order == ["sync"] * settled + ["append", "x", "y"]
+        order.clear()
+        run._record(book, entries, "s3://bucket/out", None)  # what is there is durable
+        assert order == ["append"]
+
+
+def test_folders_are_made_beforehand_and_the_new_ones_known(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "kept").touch()
+    todo = [item(at) for at in ("a", "old/x", "new/x", "new/deeper/x", "new/deeper/y")]
+    made = run._folders(str(tmp_path), todo)
+    assert made == [str(tmp_path / "new/deeper"), str(tmp_path / "new")]
+    assert all(os.path.isdir(path) for path in made)
+    for path in (*made, str(tmp_path / "old"), str(tmp_path / "none")):
+        run._quietly_rmdir(path)
+    assert sorted(os.listdir(tmp_path)) == ["old"]
+    assert run._folders("s3://bucket/out", todo) == []
+
+
+def test_what_a_killed_run_was_writing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: dict[str, Any] = {}
+    monkeypatch.setattr(run.publish, "clear", swept.__setitem__)
+    entries = [LedgerEntry(at, state, "", (), "") for at, state in  # type: ignore[arg-type]
+               (("a/m.npz", "planned"), ("b/m.npz", "done"), ("c/m.npz", "failed"), ("n.npz", "planned"))]  # fmt: skip
+    run._sweep("/out", entries)
+    assert set(swept) == {"/out", "/out/a", "/out/a/m.npz", "/out/n.npz"}
+    ours = swept["/out/a"]
+    assert [ours(t) for t in ("m.npz", "m.npz.part", "other.npz", "n.npz")] == [True, True, False, False]
+    swept.clear()
+    run._sweep("s3://out", entries)
+    assert not swept
+
+
+@pytest.mark.parametrize("remote", ["s3://bucket/out", "gs://bucket/out"])
+def test_a_remote_folder_needs_a_ledger_here(remote: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs ledger=FILE on this machine: object stores cannot append"):
+        run.convert([str(tmp_path)], remote)
+
+
+def test_the_largest_come_first_and_what_is_done_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = (("s", 1, "convert"), ("l", 9, "changed"), ("d", 5, "done"), ("m", 4, "retry"))
+    items = [item(at, size, state=state, options="o") for at, size, state in states]
+    monkeypatch.setattr(run, "_settle", lambda: None)
+    monkeypatch.setattr(run, "plan", lambda *_, **__: items)
+    seen: list[list[str]] = []
+
+    def outcomes(todo: Sequence[Conversion], *_: Any) -> Iterator[list[LedgerEntry]]:
+        seen.append([i.at for i in todo])
+        yield [LedgerEntry(i.at, "done", "s", (), "o", size=2) for i in todo]
+
+    monkeypatch.setattr(run, "_outcomes", outcomes)
+    out = tmp_path / "out"
+    found = run.convert(["x"], str(out))
+    assert seen == [["l", "m", "s"]]
+    assert (found.done, found.skipped, found.bytes, found.failed) == (3, 1, 6, ())
+    with pytest.raises(StorageError, match="an earlier conversion has a ledger here; resume=True continues it"):
+        run.convert(["x"], str(out))
+    assert run.convert(["x"], str(out), resume=True).skipped == 1
+    force = Settings(target=Target(force=True))
+    assert run.convert(["x"], str(out), force).skipped == 0
+    assert run.convert(["x"], str(out), force, resume=True).skipped == 1
+    assert seen[2:] == [["l", "d", "m", "s"], ["l", "m", "s"]]
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+ENTRY = LedgerEntry(
+    "a/m.npz", "done", "/in/a", (("a", 3, 4),), "5f", True, "h", "npz", 2, 9, 0.5, (("a/m.npz", 9),), "p"
+)
+
+
+def test_a_line_of_the_ledger() -> None:
+    assert LedgerEntry("a", "planned", "s", (), "o").line() == (
+        b'{"at":"a","state":"planned","source":"s","files":[],"options":"o"}\n'
+    )
+    assert LedgerEntry("\u00e9\n", "planned", "", (), "").line().isascii()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 40])
+def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
+    with Ledger(str(path), resume=True) as book:
+        assert book.entries == {ENTRY.at: ENTRY}
+        book.append([])
+        book.append(iter([ENTRY._replace(at="c"), ENTRY._replace(state="failed")]))
+        assert {k: e.state for k, e in book.entries.items()} == {ENTRY.at: "failed", "c": "done"}
+    assert path.read_bytes().count(b"\n") == 3
+    assert Ledger.read(str(path)) == {ENTRY.at: ENTRY._replace(state="failed"), "c": ENTRY._replace(at="c")}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (ENTRY.line() + b"stranger", "the last line of the ledger is damaged"),
+        (ENTRY.line() + b'{"at":x', "the last line of the ledger is damaged"),
+        (ENTRY.line() + b"{}\n", "line 2 of the ledger is damaged"),
+        (b"[]\n" + ENTRY.line(), "line 1 of the ledger is damaged"),
+        (ENTRY.line().replace(b"files", b"fuels"), "line 1 of the ledger is damaged"),
+        (ENTRY.line().replace(b'["a",3,4]', b'["a",3]'), "line 1 of the ledger is damaged"),
+        (b"[" * 10**5 + b"\n", "line 1 of the ledger is damaged"),
+    ],
+)
+def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match=words):
+        Ledger(str(path), resume=True)
+    assert path.read_bytes() == raw
+    path.write_bytes(b"")
+    Ledger(str(path), resume=False).close()  # nobody holds the lock
+
+
+# --- plans and summaries ----------------------------------------------------------------------------------------------
+
+
+def test_sources_that_meet() -> None:
+    found = planning.clashes([("a", "/x"), ("A", "/y"), ("b", "/z"), ("c", "/w"), ("c", "/w")])
+    assert {k: e.message for k, e in found.items()} == {"a": "/x and /y would both become A"}
+
+
+def test_no_source() -> None:
+    with pytest.raises(UsageError, match="no source was given"):
+        planning.plan([], "/out")
+
+
+@pytest.mark.parametrize(
+    ("format", "short", "long"),
+    [
+        ("", "m.safetensors", "m.h5.safetensors"),
+        ("npz", "m.npz", "m.h5.npz"),
+        ("npy", "m", "m.h5"),
+        ("tf", "m/model.ckpt", "m.h5/model.ckpt"),
+        ("hf", "m/model.safetensors", "m.h5/model.safetensors"),
+        ("torch", "m.pt", "m.h5.pt"),
+    ],
+)
+def test_names_of_outputs(format: str, short: str, long: str) -> None:
+    settings = Settings(target=Target(format=format or None))
+    one, two = (FoundCheckpoint(f"/in/m{s}", "m", s, (), None) for s in (".h5", ".npz"))
+    assert [i.at for i in planning._named([(one, "", settings)])] == [short]
+    named = planning._named([(one, "", settings), (two, "", settings), (two, "Own", settings)])
+    assert [i.at for i in named] == [long, long.replace(".h5", ".npz", 1), "Own"]
+
+
+def test_a_hash_depends_on_bytes_and_sizes(tmp_path: Path) -> None:
+    def hashed(*contents: bytes) -> str:
+        for k, raw in enumerate(contents):
+            (tmp_path / str(k)).write_bytes(raw)
+        return planning.written(str(tmp_path), map(str, range(len(contents))))
+
+    big = os.urandom(2**22) * 2 + b"end"
+    different = [
+        hashed(),
+        hashed(b""),
+        hashed(b"ab"),
+        hashed(b"a", b"b"),
+        hashed(b"", b"ab"),
+        hashed(big),
+        hashed(big[:-1]),
+    ]
+    different += [hashed(big[:-1] + b"x"), hashed(b"x" + big[1:])]
+    assert len(set(different)) == len(different)
+    assert all(len(h) == 32 for h in different)
+    assert hashed(b"a", b"b") == different[3]
+
+
+def test_failures_are_counted_by_cause() -> None:
+    def failed(source: str, message: str, error: str = "E") -> LedgerEntry:
+        return LedgerEntry("", "failed", source, (), "", error=error, message=message)
+
+    entries = [
+        failed("c", "'x' is 3"), failed("b", "'y' is 44"), failed("a", "'y' is 44", "F"), ENTRY, ENTRY,
+        failed("d", "no\n  p: one\n  q: two"), failed("e", "no\n  r: two\n  s: one"), failed("f", "no\n  r: three"),
+    ]  # fmt: skip
+    found = summary.summary(entries, 7, time.monotonic())
+    assert (found.done, found.skipped, len(found.failed), found.bytes) == (2, 7, 6, 18)
+    assert found.seconds < 60
+    assert found.causes == [
+        ("E", "'y' is 44", ["b", "c"]), ("E", "no\n  p: one\n  q: two", ["d", "e"]), ("F", "'y' is 44", ["a"]),
+        ("E", "no\n  r: three", ["f"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("causes", "more"), [(20, None), (21, "failed: 1 more causes"), (25, "failed: 5 more causes")])
+def test_the_summary_shows_twenty_causes(causes: int, more: str | None) -> None:
+    letters = ["".join(p) for p in itertools.islice(itertools.product("abcde", repeat=3), causes)]
+    failed = tuple(LedgerEntry("", "failed", t, (), "", message=t) for t in letters)
+    text = str(summary.Summary(4, 2, failed, 3000, 2.0))
+    assert text.count("failed: 1 checkpoint: ") == 20
+    assert ("more causes" in text) is bool(more)
+    assert (more or "") in text
+    assert "warning" not in text
+    assert text.endswith(f"4 converted, 2 up to date, {causes} failed; 3.0 kB in 2.0 s (2 per second)")
+
+
+@pytest.mark.parametrize(("done", "skipped", "warned"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_nothing_found_is_a_warning(done: int, skipped: int, warned: bool) -> None:
+    text = str(summary.Summary(done, skipped, (), 0, 0.0))
+    assert ("warning: no checkpoint was found" in text) is warned
+    assert summary.Summary(done, skipped, (), 5, 1.23456).to_json() == {
+        "done": done, "up_to_date": skipped, "failed": 0, "bytes": 5, "seconds": 1.235, "causes": [],
+    }  # fmt: skip
+
+
+def test_an_unexpected_error_is_one_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(run.api, "convert", fail)
+    config = run.WorkerConfig(str(tmp_path), 1, 1, False, True)
+    error: Exception = ZeroDivisionError("by zero")
+    with pytest.raises(CkptError, match=r"unexpected ZeroDivisionError: by zero") as caught:
+        run.work(config, item("a"))
+    assert caught.value.url == "/in/a"
+    error = UsageError("ours")
+    with pytest.raises(UsageError, match="ours"):
+        run.work(config, item("a"))
+
+
+@pytest.mark.parametrize(("verify", "hashed"), [("full", False), ("none", True)])
+def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> None:
+    ckptconv.save({"a": [1.0, 2.0]}, tmp_path / "m.npz")
+    raw = (tmp_path / "m.npz").read_bytes()
+    found = FoundCheckpoint(str(tmp_path / "m.npz"), "m", ".npz", ((str(tmp_path / "m.npz"), Stat(len(raw), 1)),), None)
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    for at, names in (("sub/m.safetensors", "sub/m.safetensors"), ("n.safetensors", "n.safetensors")):
+        todo = Conversion(found, at, Settings(target=Target(verify=verify)))
+        done = run.work(run.WorkerConfig(f"{tmp_path}/out/", 2**24, 1, hashed, True), todo)
+        size = (tmp_path / "out" / at).stat().st_size
+        assert done.written == ((names, size),)
+        assert (done.format, done.tensors) == ("npz", 1)
+        assert done.hash == (planning.content(found) if hashed else "")
+        assert done.proof == (planning.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
+        assert 0 <= done.seconds < 60
