@@ -12,7 +12,7 @@ from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
-from ..rules import library, passes
+from ..rules import passes
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
 from .reading import list_of, opened, prepare, selected, whole
@@ -138,6 +138,8 @@ def _plain(value: Any) -> bool:
 
 def _forgotten(expected: Checkpoint, got: Checkpoint) -> dict[str, Any]:
     """The options that a conversion would need to give these names, dtypes and shapes; none if that is unclear."""
+    from ..rules import library
+
     made, given = expected, dict[str, Any]()
     if expected.keys().isdisjoint(got) and (name := library.suggestion(expected, conventions=True)):
         made, given["converter"] = library.change(made, name), name

@@ -25,7 +25,7 @@ from ..messages import redacted
 from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
-from ..rules import library, passes
+from ..rules import passes
 from ..storage import files
 from ..verification.readback import confirm
 from .memory import gathered
@@ -146,7 +146,7 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
     if (options := departing(found, *MADE_WITH)) and _hashed(found.target, row):
         made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(options)})
     unconverted = not (found.change.converter or found.change.renames) and made.format in FOREIGN
-    if unconverted and row.name in ("torch", "hf") and (name := library.suggestion(made, conventions=True)):
+    if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if (named := table.by_suffix(os.fspath(destination))) and row.name not in named:
@@ -193,6 +193,13 @@ def write(
     done = _report(made, outcome, row.name, target.verify, sources, url, checkpoint.format, began)
     _log(done)
     return done
+
+
+def _converter(made: Checkpoint) -> str:
+    """The converter that would give these tensors the names of PyTorch, or ''."""
+    from ..rules import library  # imported only where it is needed: it takes longer than converting a small file
+
+    return library.suggestion(made, conventions=True)
 
 
 def _report(
