@@ -56,8 +56,7 @@ def apply(
     out.problems.check(converter.name)
     if slots:
         out.follow()
-    hints = () if converter.forward else converter.notes
-    notes = [*untied, *out.notes(found), *(Note("hint", text) for text in hints)]
+    notes = [*untied, *out.notes(found)]
     targets = {source: went.target for source, went in out.went.items()}
     result = replace(whole.with_tensors(out.tensors, *notes), ties=ties.renamed(whole.ties, targets))
     result = provenance.remember(converter, result, out.moved, out.sizes.params, whole)
@@ -202,7 +201,11 @@ class _Builder:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
         if self.copies:
             yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
-        yield from self._idle({g.rule for g in found.groups})
+        used = {g.rule for g in found.groups}
+        yield from self._idle(used)
+        if not self.converter.forward:
+            own = (self.converter.rules[i].note for i in sorted(used))
+            yield from (Note("hint", text) for text in dict.fromkeys((*self.converter.notes, *own)) if text)
 
     def _skipped(self) -> Iterator[Note]:
         """Note the tensors that are not weights and were not converted with one, by role."""

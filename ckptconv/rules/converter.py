@@ -100,6 +100,7 @@ class Rule:
     same: bool = False  # the sources are equal copies of one tensor, compared when they are read
     shared: bool = False  # several names may lead to one target: the first is taken
     optional: bool = False  # no note if it never matches
+    note: str = ""  # what to know of each conversion in which the rule takes a tensor
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
     @cached_property

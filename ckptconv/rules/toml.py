@@ -220,7 +220,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         same=bool(table.get("same", False)),
         shared=bool(table.get("shared", False)),
-        optional=bool(table.get("optional", False)),
+        optional=bool(table.get("optional", False)), note=str(table.get("note", "")),
     )  # fmt: skip
     try:
         rule.check(layout)

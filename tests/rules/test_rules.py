@@ -731,3 +731,19 @@ def test_an_include_stays_in_its_folder(tmp_path: Path, monkeypatch: pytest.Monk
     (theirs / "other.toml").write_text(rule(from_="e", to="f"))
     (tmp_path / "way").symlink_to(theirs)
     assert [r.label for r in library.load(tmp_path / "way" / "mine.toml").rules] == ["a -> b", "e -> f"]
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"), [("a", ["always", "of a and c"]), ("b", ["always"]), ("c", ["always", "of a and c"])]
+)
+def test_a_rule_has_its_own_note(name: str, notes: list[str]) -> None:
+    """It is shown, once, where the rule takes a tensor, and not by the inverse."""
+    rows = [
+        f'[[rule]]\nfrom = "{a}"\nto = "{a}1"\noptional = true\n' + 'note = "of a and c"\n' * (a != "b") for a in "abc"
+    ]
+    converter = library.parse('notes = ["always"]\n' + "".join(rows), "noted")
+    source = Checkpoint({name: held(name, np.zeros(1, "u1"))})
+    made = apply(converter, source)
+    assert [n.text for n in made.notes if n.kind == "hint"] == notes
+    back = apply(converter.inverse, made)
+    assert [n.text for n in back.notes if n.kind == "hint"] == notes, "those of the way there"
