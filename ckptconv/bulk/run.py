@@ -76,6 +76,8 @@ def convert(
     began = time.monotonic()
     if files.is_remote(folder) and not ledger:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
+    if not files.is_remote(folder) and files.exists(folder) and not files.is_dir(folder):
+        raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
     with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
         items = plan(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow

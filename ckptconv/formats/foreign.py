@@ -17,6 +17,7 @@ from ..storage.files import Seen
 
 MAX_NAMES = 8  # names of files in a message
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
+CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
 UNWRITTEN = (".onnx", ".gguf", ".ggml", ".tflite", ".pte", ".mlmodel", ".mlpackage", ".pb", ".pbtxt")
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
@@ -42,6 +43,8 @@ def missing(url: str) -> str:
         return "; `ckptconv zoo` takes globs, other verbs take paths"
     if url.startswith("~"):
         return "; a shell expands ~ only if it is not quoted"
+    if found := CLASS.fullmatch(url):
+        return f"; `ckptconv match` takes a class of Python as {found[1]}:{found[2]}"
     if REPOSITORY.fullmatch(url):
         return f"; a repository of the Hugging Face Hub is hf://{url}"
     return ""

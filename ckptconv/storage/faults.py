@@ -30,7 +30,7 @@ def refused(e: OSError, url: str) -> CkptError:
         return StorageError("the disk quota is used up; nothing was changed", url=url)
     reason = network(e)
     if not reason and isinstance(e, FileNotFoundError):
-        reason = STATUS[404]
+        reason = "no file can be created in this folder" if os.path.isdir(url) else STATUS[404]  # in /proc
     return StorageError(reason or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
 
 

@@ -13,7 +13,7 @@ from kit import refused
 
 import ckptconv
 from ckptconv.errors import StorageError
-from ckptconv.storage import files
+from ckptconv.storage import faults, files
 from ckptconv.storage.files import Reader, read_all
 from ckptconv.storage.ranges import InMemory, Slice
 
@@ -106,3 +106,10 @@ def test_shards_of_an_older_checkpoint_take_the_name(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == there
     ckptconv.save(tensors, tmp_path / "model.safetensors", force=True)
     assert {p.name for p in tmp_path.iterdir()} == {"model.safetensors"}
+
+
+def test_a_folder_that_takes_no_files(tmp_path: Path) -> None:
+    """Such as /proc, which answers that there is no such file."""
+    missing = FileNotFoundError(2, "No such file or directory")
+    assert faults.refused(missing, str(tmp_path)).message == "no file can be created in this folder"
+    assert faults.refused(missing, str(tmp_path / "x")).message == "no such file or folder"
