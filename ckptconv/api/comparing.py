@@ -78,9 +78,9 @@ def verify(
     found = bundle(given, *VERIFY)
     if destination is not None:
         return _derived(list_of(sources), text(destination), found)
-    idle = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
-    if idle:
-        raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in idle)}; give its source and its result")
+    unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
+    if unused:
+        raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in unused)}; give its source and its result")
     return check_itself(text(list_of(sources)[0]), found)
 
 

@@ -78,11 +78,11 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
         own = inspect.signature(verb, eval_str=True)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shared = [_parameter(k) for k in keywords]
-        idle: dict[str, tuple[Any, ...]] = {p.name: (p.default, []) for p in shared}
+        defaults: dict[str, tuple[Any, ...]] = {p.name: (p.default, []) for p in shared}
 
         @functools.wraps(verb)
         def run(**typed: Any) -> None:
-            verb(**{k: v for k, v in typed.items() if v not in idle.get(k, ())})
+            verb(**{k: v for k, v in typed.items() if v not in defaults.get(k, ())})
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept] + shared
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -69,9 +69,9 @@ class Plan:
         """For each tensor, or each pattern of names with one fate: source and target, count, kind, size, and how."""
         alike: dict[tuple[str, ...], dict[str, int]] = {}
         for name, t in self.tensors.items():
-            came = self.moved.get(name, Move("", (name,)))
-            shown = name if came.sources == (name,) else f"{', '.join(came.sources) or '-'} -> {name}"
-            rule = came.rule if shown != name else ""
+            move = self.moved.get(name, Move("", (name,)))
+            shown = name if move.sources == (name,) else f"{', '.join(move.sources) or '-'} -> {name}"
+            rule = move.rule if shown != name else ""
             kind = (t.dtype.name, in_shape(t.shape), how(t), rule, self.placement.slots[name].file)
             alike.setdefault(kind, {})[shown] = t.nbytes
         rows, columns = list[tuple[str, ...]](), self.columns

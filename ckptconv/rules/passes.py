@@ -128,14 +128,14 @@ def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable
 def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:
     """A test for names, and the globs that have not matched any so far."""
     compiled = [(glob, re.compile(translate(glob))) for glob in globs]
-    idle = set(globs)
+    unused = set(globs)
 
     def matches(name: str) -> bool:
         hits = [glob for glob, regex in compiled if regex.match(name)]
-        idle.difference_update(hits)
+        unused.difference_update(hits)
         return bool(hits)
 
-    return matches, idle
+    return matches, unused
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:

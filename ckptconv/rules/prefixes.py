@@ -73,9 +73,9 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     wanted = [p for text in prefixes for p in text.split(",") if p]
     used: set[str] = set()
     new = {name: _stripped(name, wanted, used) for name in checkpoint.tensors}
-    idle = [p for p in wanted if p not in used]
-    if idle:
-        raise UsageError(f"no name begins with {', '.join(map(repr, idle))}. `inspect` lists the names")
+    unused = [p for p in wanted if p not in used]
+    if unused:
+        raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
     return renamed(checkpoint, new.__getitem__)
 
 

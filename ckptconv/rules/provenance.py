@@ -149,16 +149,16 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
             sources.setdefault(tuple(known[target][1]), []).append(target)
         else:
             out.unmatched.append(target)
-    for at, (came, targets) in enumerate(sources.items()):
+    for at, (origins, targets) in enumerate(sources.items()):
         index = known[targets[0]][0]
         same = index in kept and rules[index : index + 1] == [forward.rules[index].label]
-        values = _values(forward, names, came, index) if same else None
+        values = _values(forward, names, origins, index) if same else None
         group = _group(forward.rules[index], kept.index(index), values, targets, at) if values is not None else None
         if group is None:
             out.unmatched += targets
         else:
-            copies = known[targets[0]][2] if len(came) == 1 else []
-            spelled = tuple((name, *copies) for name in came)
+            copies = known[targets[0]][2] if len(origins) == 1 else []
+            spelled = tuple((name, *copies) for name in origins)
             out.groups.append(group._replace(spelled=spelled))
     return out
 
@@ -179,15 +179,15 @@ def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[s
 
 def _sound(row: Any, rules: Sequence[str]) -> bool:
     """Metadata is from a file: every row must be [rule, [from, ...], [copies, ...]]."""
-    rule, came, copies = row
-    return 0 <= rule < len(rules) and bool(came) and all(isinstance(n, str) for n in (*came, *copies))
+    rule, origins, copies = row
+    return 0 <= rule < len(rules) and bool(origins) and all(isinstance(n, str) for n in (*origins, *copies))
 
 
-def _values(forward: Converter, names: Names, came: tuple[str, ...], index: int) -> dict[str, str] | None:
+def _values(forward: Converter, names: Names, origins: tuple[str, ...], index: int) -> dict[str, str] | None:
     """The captures with which rule `index` took a name, translated to its targets; None if it cannot have taken it."""
-    m = forward.matcher.first(names.canonical(came[0]))
+    m = forward.matcher.first(names.canonical(origins[0]))
     while m is not None and forward.origins[m.number][0] != index:
-        m = forward.matcher.after(names.canonical(came[0]), m.number)
+        m = forward.matcher.after(names.canonical(origins[0]), m.number)
     if m is None:
         return None
     rule = forward.rules[index]

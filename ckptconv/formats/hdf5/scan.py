@@ -221,8 +221,8 @@ def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
     text = kind.get_class() == h5py.h5t.STRING
     small = kind.get_class() == h5py.h5t.FLOAT and element(kind, {})[0].startswith(("bfloat16", "float8"))
     total = 0
-    for box in slabs(stored.shape, stored.chunks, TEXT_SIZE if text else int(kind.get_size())):
-        array = _bits(stored, box, kind) if small else np.asarray(stored[box])
+    for slab in slabs(stored.shape, stored.chunks, TEXT_SIZE if text else int(kind.get_size())):
+        array = _bits(stored, slab, kind) if small else np.asarray(stored[slab])
         if text:
             items = [_item(v) for v in array.reshape(-1).tolist()]
             total += sum(map(len, items))
@@ -233,16 +233,16 @@ def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
             yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _bits(stored: Any, box: Any, kind: Any) -> Any:
+def _bits(stored: Any, slab: Any, kind: Any) -> Any:
     """Read the bits of floats that NumPy does not have; the library would widen them."""
     import h5py
     import numpy as np
 
     space = stored.id.get_space()
-    shape = stored.shape if box == () else (box.stop - box.start, *stored.shape[1:])
+    shape = stored.shape if slab == () else (slab.stop - slab.start, *stored.shape[1:])
     out = np.empty(shape, f"{'>' if kind.get_order() == 1 else '<'}u{kind.get_size()}")
     if shape:
-        space.select_hyperslab((box.start, *(0,) * (len(shape) - 1)), shape)
+        space.select_hyperslab((slab.start, *(0,) * (len(shape) - 1)), shape)
     stored.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
     return out
 

@@ -223,22 +223,24 @@ class _Builder:
             return None
         tiles: list[tuple[Tile, Data]] = []
         for piece in entry.slices:
-            box = slices.tile(piece, layout.shape)
-            if box is None:
+            tile = slices.tile(piece, layout.shape)
+            if tile is None:
                 raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
             part = self.items.get(slices.key(key, piece))
             if part is None and slices.is_whole(piece) and entry.size:
                 part = entry
             if part is None:
-                text = f"the slice {slices.spell(box)} is listed but not stored"
+                text = f"the slice {slices.spell(tile)} is listed but not stored"
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)
             stored = self._layout(name, part)
-            if part.dtype != entry.dtype or stored.shape != box.shape:
-                text = f"the slice {slices.spell(box)} is stored with dtype {part.dtype} and shape {list(stored.shape)}"
+            if part.dtype != entry.dtype or stored.shape != tile.shape:
+                text = (
+                    f"the slice {slices.spell(tile)} is stored with dtype {part.dtype} and shape {list(stored.shape)}"
+                )
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)
-            tiles.append((box, self._data(name, part, stored)))
+            tiles.append((tile, self._data(name, part, stored)))
         covering = slices.joined(tiles, layout.shape, self.url, name)
         if covering is None:
             self.partial.append(name)
             return None
-        return tiled(name, kind, layout.shape, [(*box, data) for box, data in covering], ops=layout.ops)
+        return tiled(name, kind, layout.shape, [(*tile, data) for tile, data in covering], ops=layout.ops)

@@ -144,19 +144,19 @@ def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) 
         raise CorruptCheckpoint(text, url=url, tensor=name)
     kind = dtypes.BY_CODE.get(code)
     for piece in item.slice:
-        box = slices.tile(piece, shape)
-        if box is None:
+        tile = slices.tile(piece, shape)
+        if tile is None:
             raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
-        count = checked_count(box.shape)
+        count = checked_count(tile.shape)
         key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
-        entry.tiles.append((box, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
+        entry.tiles.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
 
 
 def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Tile, Coded]]) -> Tensor:
     ops = dtypes.stored_ops(kind, False)
     if len(tiles) == 1 and tiles[0][0].shape == shape:
         return contiguous(name, kind, shape, tiles[0][1], ops=ops)
-    return tiled(name, kind, shape, [(*box, data) for box, data in tiles], ops=ops)
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in tiles], ops=ops)
 
 
 @lru_cache(maxsize=MAX_TABLES)
