@@ -671,15 +671,15 @@ def test_matching_is_quick() -> None:
         for p in ("kernel", "bias", "gamma")
     )
     matcher = parse(text).matcher
-    start = time.perf_counter()
+    start = time.process_time()
     assert all(matcher.first(f"model/enc/b{i % 20}/{i}/kernel") for i in range(50_000))
-    assert time.perf_counter() - start < 5
-    start = time.perf_counter()
+    assert time.process_time() - start < 5
+    start = time.process_time()
     for nasty in ("{a...}_{b...}_{c}-!", "{a...}_{c}-{d}!", "{a}_{b}!"):
         matcher = Matcher([(template(nasty), {})])
         assert matcher.first("_-" * 250) is None
         assert matcher.first("_" * 100_000) is None
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # --- problems and purity ----------------------------------------------------------------------------------------
