@@ -18,7 +18,7 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves import copies
+from ..moves import copies, padding
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
 from ..moves.log import CHUNK
@@ -148,12 +148,16 @@ def how(t: Tensor) -> str:
     words = []
     if count := max((len(copies.of(p.data)) for p in t.parts), default=0):
         words.append(f"compare {count} copies")
+    elif any(padding.of(p.data) for p in t.parts):
+        words.append("cut padding off")
     elif any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
-    if len(t.parts) > 1:
-        words.append(f"join {len(t.parts)}")
-    if not all(map(is_contiguous, t.parts)) and t.count:
+    parts = [p for p in t.parts if not padding.is_constant(p)]
+    if len(parts) > 1:
+        words.append(f"join {len(parts)}")
+    if not all(map(is_contiguous, parts)) and t.count:
         words.append(_axes(t))
+    words += ["pad"] if len(parts) < len(t.parts) else []
     words += sorted({op for p in t.parts for op in p.ops})
     kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
     words += [f"cast {k}" for k in kinds]
@@ -175,7 +179,7 @@ def sources(t: Stored) -> list[str]:
     """Where the tensor's bytes come from, for people: 'file@start+size'."""
     out = []
     for p in t.parts:
-        if same := copies.of(p.data):
+        if same := copies.of(p.data) or padding.of(p.data):
             out += [at for one in same for at in sources(one)]
         elif isinstance(p.data, Span):
             out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")

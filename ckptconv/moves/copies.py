@@ -8,38 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, CorruptCheckpoint
 from ..messages import listing, printable
+from . import recorded
 from .log import CHUNK
-from .part import Coded, Data, Held, Part, Span, Stored
+from .part import Coded, Data, Held, Stored
 from .read import read_array, windows
 from .sources import Sources
 
 if TYPE_CHECKING:
     from .copy import Array
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One of the tensors that are compared."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-    @property
-    def count(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
 
 
 def compared(copies: Sequence[Stored]) -> Data:
@@ -48,28 +28,20 @@ def compared(copies: Sequence[Stored]) -> Data:
     The copies are read, in bounded memory, whenever it is; ConversionError then names those that differ. Arrays in
     memory have no name by which another process could read them: they are compared now.
     """
-    if any(isinstance(p.data, Held) for t in copies for p in t.parts):
+    if recorded.in_memory(copies):
         with Sources() as sources:
             for _ in _equal(copies, sources):
                 pass
             return Held(read_array(copies[0], sources))
-    rows = [[t.name, t.dtype.name, t.shape, [[*p[:1], p.dtype.name, *p[2:]] for p in t.parts]] for t in copies]
-    urls = [p.data.url for t in copies for p in t.parts if not isinstance(p.data, Held)]
-    return Coded(__name__, urls[0] if urls else "", json.dumps(rows, separators=(",", ":")), copies[0].nbytes)
+    key = json.dumps(recorded.rows(copies), separators=(",", ":"))
+    return Coded(__name__, recorded.url(copies), key, copies[0].nbytes)
 
 
-def of(data: Data) -> list[Copy]:
+def of(data: Data) -> list[recorded.Recorded]:
     """The copies that reading the data compares; none if it is other data."""
     if not isinstance(data, Coded) or data.module != __name__:
         return []
-    rows = json.loads(data.key)
-    return [Copy(name, DTYPES[kind], tuple(shape), tuple(map(_part, parts))) for name, kind, shape, parts in rows]
-
-
-def _part(row: Any) -> Part:
-    data, kind, shape, offset, strides, start, steps, ops = row
-    stored = Span(*data) if isinstance(data[1], int) else Coded(*data)  # the second field: a start, or a url
-    return Part(stored, DTYPES[kind], tuple(shape), offset, tuple(strides), start, tuple(steps), tuple(ops))
+    return recorded.tensors(json.loads(data.key))
 
 
 def decode(coded: Coded) -> Iterator[Array]:
@@ -102,4 +74,4 @@ def _equal(copies: Sequence[Stored], sources: Sources) -> Iterator[Array]:
         )
 
 
-__all__ = ["Copy", "compared", "decode", "of"]
+__all__ = ["compared", "decode", "of"]

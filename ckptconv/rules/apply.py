@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Move, Note, Tensor, contiguous, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, contiguous, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
 from ..moves import copies
 from ..moves.part import Part
 from . import layout as layouts
-from . import provenance, sizes, ties
+from . import provenance, resize, sizes, ties
 from .assign import Assignment, Group, Names, assign, translated
 from .problems import Problems, refuse_unmatched
 from .provenance import Moved
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
+    from .converter import Converter, Resize, Rule
     from .templates import Template
 
 Shape = tuple[int, ...]
@@ -87,6 +87,7 @@ class _Builder:
         self.problems = Problems()
         self.twins: list[str] = []
         self.copies: list[str] = []  # which `same` compares
+        self.resized: dict[tuple[NoteKind, str], list[str]] = {}  # what happened to an axis: its targets
 
     def build(self, group: Group) -> None:
         """Make the targets of one group."""
@@ -127,14 +128,14 @@ class _Builder:
             sources = [_same(sources)]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
-        if rule.pattern is None:
-            yield from ((t.render(values), sources[0].shape, sources[0].parts) for t in rule.targets)
-            return
-        spoken = values if rule.backward else group.values
-        known = self.sizes.of(rule, spoken, () if group.shapes else rule.undetermined)
-        if shapes := group.shapes[:1] if rule.same else group.shapes:
-            known = rule.pattern.inverse.unrolled(shapes).solve(shapes, known)
-        made = rule.pattern.apply(sources, known)
+        known = self._known(rule, group, values)
+        if rule.resize and rule.backward:
+            sources = [self._resized(rule.resize, rule, group, values, sources[0])]
+        made = rule.pattern.apply(sources, known) if rule.pattern else [(sources[0].shape, sources[0].parts)]
+        if rule.resize and not rule.backward:
+            new = replace(sources[0], shape=made[0][0], parts=made[0][1])
+            new = self._resized(rule.resize, rule, group, values, new)
+            made = [(new.shape, new.parts)]
         for t, (shape, parts) in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True):
             if not t.stacked:
                 yield t.render(values), shape, parts
@@ -142,6 +143,29 @@ class _Builder:
             spell = rule.where[t.stacked].inverse.at if t.stacked in rule.where else str
             for i, (part_shape, part) in enumerate(_unstacked(Tensor("", sources[0].dtype, shape, parts))):
                 yield t.render({**values, t.stacked: spell(i)}), part_shape, part
+
+    def _known(self, rule: Rule, group: Group, values: dict[str, str]) -> dict[str, int]:
+        """The sizes of axes that are known besides the shapes of the sources."""
+        if rule.pattern is None:
+            return {}
+        known = self.sizes.of(
+            rule, values if rule.backward else group.values, () if group.shapes else rule.undetermined
+        )
+        shapes = group.shapes[:1] if rule.same else group.shapes
+        return rule.pattern.inverse.unrolled(shapes).solve(shapes, known) if shapes else known
+
+    def _resized(self, how: Resize, rule: Rule, group: Group, values: dict[str, str], t: Tensor) -> Tensor:
+        """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was."""
+        spoken = values if rule.backward else group.values
+        to, before = (None if n is None else self.sizes.one(n, spoken) for n in (how.to, how.before))
+        if rule.backward and before is None and (shapes := group.shapes):
+            if rule.pattern:
+                shapes = rule.pattern.inverse.unrolled(shapes).shapes(self._known(rule, group, values))
+            before = dict(enumerate(shapes[0])).get(how.axis)
+        new = (resize.backward if rule.backward else resize.forward)(how, t, to or 0, before)
+        if text := resize.described(how, t.shape, new.shape, backward=rule.backward):
+            self.resized.setdefault(text, []).append(rule.targets[0].render(values))
+        return new
 
     def _source(self, t: Template, members: dict[int, str]) -> Tensor:
         if not t.stacked:
@@ -180,6 +204,8 @@ class _Builder:
                 continue
             went = self.went[base]
             rule = self.converter.rules[went.rule]
+            if rule.resize:  # which value an optimizer would have there is not known
+                continue
             affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
             shape, parts = tensor.shape, tensor.parts
             if rule.pattern is not None:
@@ -201,6 +227,7 @@ class _Builder:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
         if self.copies:
             yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
+        yield from (Note(kind, text, tuple(names)) for (kind, text), names in self.resized.items())
         used = {g.rule for g in found.groups}
         yield from self._idle(used)
         if not self.converter.forward:

@@ -99,6 +99,8 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
 
 
 def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if rule.resize:
+        raise LayoutError("the length before is not known here")
     if rule.pattern is None:
         return shape
     unrolled = rule.pattern.unrolled([shape])

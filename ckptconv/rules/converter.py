@@ -36,6 +36,19 @@ class Of(NamedTuple):
     axis: int
 
 
+class Resize(NamedTuple):
+    """The length of an axis of a rule's target, and what it was; `pads` or crops, and with which value."""
+
+    pads: bool
+    axis: int
+    to: int | str | Of
+    before: int | str | Of | None = None
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{'pad' if self.pads else 'crop'} axis {self.axis}"
+
+
 class Param(NamedTuple):
     """A number that names and shapes do not determine: from a tensor, else from the model's config.json, else given."""
 
@@ -97,6 +110,7 @@ class Rule:
     lacking: tuple[Template, ...] = ()  # names that it must not contain
     kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
+    resize: Resize | None = None  # of the target
     same: bool = False  # the sources are equal copies of one tensor, compared when they are read
     shared: bool = False  # several names may lead to one target: the first is taken
     optional: bool = False  # no note if it never matches
@@ -107,7 +121,8 @@ class Rule:
     def label(self) -> str:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
-        return f"{label} ({self.layout})" if self.layout else label
+        how = ", ".join(filter(None, (self.layout, str(self.resize or ""))))
+        return f"{label} ({how})" if how else label
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
@@ -134,6 +149,12 @@ class Rule:
         """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
         counted = {t.stacked for t in (*self.sources, *self.targets) if t.stacked in self.where}
         return self.pattern.undetermined({*self.sizes, *counted}) if self.pattern else ()
+
+    @property
+    def lengths(self) -> tuple[int | str | Of, ...]:
+        """The sizes that a person gave: of axes of the layout, and of one that is cropped or padded."""
+        changed = (self.resize.to, self.resize.before) if self.resize else ()
+        return (*self.sizes.values(), *(n for n in changed if n is not None))
 
     @cached_property
     def alone(self) -> bool:
@@ -171,6 +192,8 @@ class Rule:
             if not 1 < names[0] <= MAX_COPIES or names[1] != 1 or stacked:
                 raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
             names[0] = 1
+        if self.resize and (names != [1, 1] or self.sources[0].stacked or self.targets[0].stacked or self.ops):
+            raise UsageError("`crop` and `pad` take one name to one name, without {e*} and without `op`")
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):

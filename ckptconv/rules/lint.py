@@ -74,7 +74,7 @@ def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
             yield f"layout {rule.layout!r}: the shapes do not determine the size of {axes}; give it in `sizes`"
     elif rule.sizes:
         yield "`sizes` needs a layout"
-    for size in rule.sizes.values():
+    for size in rule.lengths:
         if isinstance(size, str) and size not in converter.params:
             yield f"the size {size!r} is not a parameter"
 
@@ -84,7 +84,7 @@ def _bound(templates: Sequence[Template]) -> set[str]:
 
 
 def _unused(converter: Converter) -> list[str]:
-    used = {s for r in converter.rules for s in r.sizes.values() if isinstance(s, str)}
+    used = {s for r in converter.rules for s in r.lengths if isinstance(s, str)}
     used |= {v for r in converter.rules for _, blocks in r.fills for v in blocks if isinstance(v, str)}
     return [f"the parameter {p} is never used" for p in converter.params if p not in used]
 

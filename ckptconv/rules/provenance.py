@@ -71,7 +71,12 @@ def _folded(converter: Converter, moved: Iterable[Moved], before: Checkpoint) ->
 
 def _forgets(rule: Rule, *, given: bool) -> bool:
     """given: whether the inverse can use `sizes`; of a one-way converter it knows recorded names only."""
-    return bool(rule.pattern and rule.pattern.inverse.undetermined(rule.sizes if given else ()))
+    return _resized(rule) or bool(rule.pattern and rule.pattern.inverse.undetermined(rule.sizes if given else ()))
+
+
+def _resized(rule: Rule) -> bool:
+    """Whether a rule changes the length of an axis and does not say what it was."""
+    return rule.resize is not None and rule.resize.before is None
 
 
 def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
@@ -98,7 +103,7 @@ def shaped(inverse: Converter, checkpoint: Checkpoint, found: Assignment) -> Non
         return
     for i, group in enumerate(found.groups):
         rule = inverse.rules[group.rule]
-        if rule.pattern and rule.pattern.undetermined():
+        if (rule.pattern and rule.pattern.undetermined()) or _resized(rule):
             found.groups[i] = group._replace(shapes=_before(rule, group, shapes, inverse.separators))
 
 

@@ -51,7 +51,7 @@ class SizeFinder:
         undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them.
         """
         out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
-        out |= {axis: self._size(size, values) for axis, size in rule.sizes.items()}
+        out |= {axis: self.one(size, values) for axis, size in rule.sizes.items()}
         if undetermined and rule.backward and rule.pattern:
             out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
             needed = list[str]()
@@ -66,7 +66,8 @@ class SizeFinder:
         """A number of `fill`, or the value of the parameter of that name."""
         return self._param(value) if isinstance(value, str) else value
 
-    def _size(self, size: int | str | Of, values: Mapping[str, str]) -> int:
+    def one(self, size: int | str | Of, values: Mapping[str, str]) -> int:
+        """A size: a number, a parameter's value, or the length of an axis; LayoutError if there is none."""
         if isinstance(size, int):
             return size
         if isinstance(size, str):

@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean
 from ..storage.paths import inside
-from .converter import Converter, Fill, Of, Param, Rewrite, Rule, Tie
+from .converter import Converter, Fill, Of, Param, Resize, Rewrite, Rule, Tie
 from .templates import Domain, Template, domain, template
 
 if sys.version_info >= (3, 11):
@@ -45,7 +45,7 @@ _TOP = {
 }  # fmt: skip
 _RULE = {
     "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
-    "same", "shared", "optional", "note",
+    "crop", "pad", "same", "shared", "optional", "note",
 }  # fmt: skip
 
 
@@ -218,6 +218,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         lacking=side(table.get("unless", []), 0),
         kinds=tuple(_strings(table.get("kind", []))),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
+        resize=_resize(table, side),
         same=bool(table.get("same", False)),
         shared=bool(table.get("shared", False)),
         optional=bool(table.get("optional", False)), note=str(table.get("note", "")),
@@ -234,6 +235,20 @@ def _fill(value: Any) -> Fill:
     if not 0 < len(blocks) <= MAX_FILL or not all(isinstance(v, int | float | str) for v in blocks):
         raise UsageError(f"fill {value!r} is neither a number (or a parameter's name) nor a list of up to {MAX_FILL}")
     return tuple(v if isinstance(v, str) else float(v) for v in blocks)
+
+
+def _resize(table: Mapping[str, Any], side: Any) -> Resize | None:
+    """`crop` or `pad` of a rule."""
+    given = [(word, table[word]) for word in ("crop", "pad") if word in table]
+    if not given:
+        return None
+    word, value = given[0]
+    _known(value, {"axis", "to", "from", "value"}, f"`{word}`")
+    axis, number = value.get("axis"), value.get("value", 0)
+    if len(given) > 1 or "to" not in value or type(axis) is not int or axis < 0 or type(number) not in (int, float):
+        raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
+    before = _size(value["from"], side) if "from" in value else None
+    return Resize(word == "pad", axis, _size(value["to"], side), before, float(number))
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:

@@ -1,0 +1,58 @@
+"""Tensors as text, so that data which is made of them can be read by any process: see copies.py and padding.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..dtypes import DTYPES, DType
+from .part import Coded, Held, Part, Span, Stored
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A tensor that was written down."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+def rows(tensors: Sequence[Stored]) -> list[Any]:
+    """Tensors of which none is in memory as values that JSON can hold."""
+    return [[t.name, t.dtype.name, t.shape, [[*p[:1], p.dtype.name, *p[2:]] for p in t.parts]] for t in tensors]
+
+
+def tensors(found: Sequence[Any]) -> list[Recorded]:
+    """What `rows` wrote down."""
+    return [Recorded(name, DTYPES[kind], tuple(shape), tuple(map(_part, parts))) for name, kind, shape, parts in found]
+
+
+def _part(row: Any) -> Part:
+    data, kind, shape, offset, strides, start, steps, ops = row
+    stored = Span(*data) if isinstance(data[1], int) else Coded(*data)  # the second field: a start, or a url
+    return Part(stored, DTYPES[kind], tuple(shape), offset, tuple(strides), start, tuple(steps), tuple(ops))
+
+
+def url(tensors: Sequence[Stored]) -> str:
+    """A file that the tensors are in; '' if they have no parts."""
+    return next((p.data.url for t in tensors for p in t.parts if not isinstance(p.data, Held)), "")
+
+
+def in_memory(tensors: Sequence[Stored]) -> bool:
+    """Whether part of them is an array in memory, which has no name by which another process could read it."""
+    return any(isinstance(p.data, Held) for t in tensors for p in t.parts)
+
+
+__all__ = ["Recorded", "in_memory", "rows", "tensors", "url"]

@@ -1,0 +1,109 @@
+"""Change the length of one axis: `crop` cuts its end off, `pad` puts one value there. Pure; no tensor is read.
+
+    crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
+    pad = { axis = 0, to = 30528, value = 0 }       the inverse crops, and checks that only padding is cut off
+
+The axis is one of the rule's target. `from` is the length before; else the metadata records it for the inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..checkpoint import NoteKind, Tensor, contiguous
+from ..errors import LayoutError
+from ..moves import padding
+from ..moves.part import Part
+from . import layout as layouts
+
+if TYPE_CHECKING:
+    from .converter import Resize
+
+
+def forward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
+    """The tensor with its axis `to` long; LayoutError if it was not `before` long, or is too long or too short."""
+    length = _length(resize, t)
+    if before is not None and length != before:
+        raise LayoutError(f"axis {resize.axis} is {length} long, not {before} as `from` says")
+    if (to - length) * (1 if resize.pads else -1) < 0:
+        what, other = ("pad", "longer") if resize.pads else ("crop", "shorter")
+        raise LayoutError(f"`{what}` to {to}: axis {resize.axis} is {other} than that, {length}")
+    return _padded(t, resize, to) if resize.pads else _cut(t, resize.axis, to)[0]
+
+
+def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
+    """The tensor as it was before `forward` made its axis `to` long."""
+    length = _length(resize, t)
+    if length != to:
+        raise LayoutError(f"axis {resize.axis} is {length} long, not {to} as `to` says")
+    if before is None:
+        raise LayoutError(f"the length of axis {resize.axis} before is not recorded; give it as `from`")
+    if (before - length) * (-1 if resize.pads else 1) < 0:
+        raise LayoutError(f"axis {resize.axis} is {length} long and was {before}: that is not what the rule does")
+    if not resize.pads:
+        return _padded(t, resize, before)
+    kept, rest = _cut(t, resize.axis, before)
+    if not rest.count:
+        return kept
+    return contiguous(t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value))
+
+
+def described(resize: Resize, old: Sequence[int], new: Sequence[int], *, backward: bool) -> tuple[NoteKind, str] | None:
+    """What became of a tensor, for a note; None if nothing did."""
+    was, now = old[resize.axis], new[resize.axis]
+    if was == now:
+        return None
+    what = f"axis {resize.axis} is {'padded' if now > was else 'cropped'} from {was} to {now}"
+    if now > was:
+        what += f" with {resize.value:g}"
+        return ("lossy", f"{what}: what the crop cut off is lost") if backward else ("hint", what)
+    if backward:
+        return "hint", f"{what}: what is cut off must be {resize.value:g}, which is checked when it is read"
+    return "lossy", f"{what}: what is beyond is lost"
+
+
+def _length(resize: Resize, t: Tensor) -> int:
+    if resize.axis >= len(t.shape):
+        raise LayoutError(f"axis {resize.axis} does not exist: the tensor has {len(t.shape)}")
+    return t.shape[resize.axis]
+
+
+def _names(axis: int, count: int, along: str) -> str:
+    """The axes of a tensor in a layout, `along` for the one that changes."""
+    return " ".join(along if k == axis else f"a{k}" for k in range(count))
+
+
+def _cut(t: Tensor, axis: int, to: int) -> tuple[Tensor, Tensor]:
+    """The tensor up to an index of an axis, and from there on."""
+    sides = [_names(axis, len(t.shape), x) for x in ("(x + y)", "x", "y")]
+    pattern = layouts.parse(f"{sides[0]} -> {sides[1]}, {sides[2]}")
+    kept, rest = (replace(t, shape=s, parts=p) for s, p in pattern.apply([t], {"x": to}))
+    return kept, rest
+
+
+def _padded(t: Tensor, resize: Resize, to: int) -> Tensor:
+    """The tensor with one value at the end of an axis."""
+    if to == (length := _length(resize, t)):
+        return t
+    shape = (*t.shape[: resize.axis], to - length, *t.shape[resize.axis + 1 :])
+    end = replace(t, shape=shape, parts=_constant(t, shape, resize.value))
+    sides = [_names(resize.axis, len(t.shape), x) for x in ("x", "y", "(x + y)")]
+    ((whole, parts),) = layouts.parse(f"{sides[0]}, {sides[1]} -> {sides[2]}").apply([t, end])
+    return replace(t, shape=whole, parts=parts)
+
+
+def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]:
+    import numpy as np
+
+    if t.dtype.kind in "sx":
+        raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
+    with np.errstate(all="ignore"):
+        element = np.array(value).astype(t.dtype.np)
+    if element.astype("c16") != value and value == value:
+        raise LayoutError(f"{t.dtype} cannot hold the value {value:g} of `pad`")
+    return (padding.constant(element, t.dtype, tuple(shape)),)
+
+
+__all__ = ["backward", "described", "forward"]

@@ -1,0 +1,220 @@
+"""`crop` and `pad`: an axis that is longer on one side."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.errors import ConversionError, LayoutError, UsageError
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
+
+W = np.arange(1.0, 13, dtype="f4").reshape(4, 3)
+
+
+def rules(how: str, more: str = "", params: str = "") -> library.Converter:
+    return library.parse(f"{params}[[rule]]\nfrom = 'w'\nto = 'v'\n{how}\n{more}\n", "test")
+
+
+def made(converter: library.Converter, array: Any = W, **params: int) -> np.ndarray[Any, Any]:
+    return apply(converter, Checkpoint({"w": held("w", array)}), params)["v"].numpy()
+
+
+TURNED = "layout = 'i o -> o i'"
+MERGED = "layout = 'i o -> (i o)'"
+ROWS = ((0, 4), (0, 0))
+CASES: dict[str, tuple[str, str, Any]] = {
+    "rows are added": ("pad = { axis = 0, to = 6 }", "", np.pad(W, ((0, 2), (0, 0)))),
+    "columns": ("pad = { axis = 1, to = 5, value = -1.5 }", "", np.hstack([W, np.full((4, 2), -1.5, "f4")])),
+    "after the layout": ("pad = { axis = 0, to = 7 }", TURNED, np.pad(W.T, ROWS)),
+    "of a merged axis": ("pad = { axis = 0, to = 16 }", MERGED, np.pad(W.reshape(-1), (0, 4))),
+    "long enough": ("pad = { axis = 0, to = 4 }", "", W),
+    "rows are cut off": ("crop = { axis = 0, to = 2 }", "", W[:2]),
+    "columns, after the layout": ("crop = { axis = 1, to = 3 }", TURNED, W.T[:, :3]),
+    "all of them": ("crop = { axis = 0, to = 0 }", "", W[:0]),
+    "short enough": ("crop = { axis = 0, to = 4 }", "", W),
+    "of a length that is checked": ("crop = { axis = 0, from = 4, to = 1 }", "", W[:1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_of_numpy_and_lead_back(case: str, tmp_path: Path) -> None:
+    how, more, want = CASES[case]
+    (tmp_path / "r.toml").write_text(f"[[rule]]\nfrom = 'w'\nto = 'v'\n{how}\n{more}\n")
+    assert np.array_equal(made(rules(how, more)), want)
+    ckptconv.save({"w": W}, tmp_path / "a.safetensors")
+    convert: dict[str, Any] = {"converter": str(tmp_path / "r.toml")}
+    ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", **convert)
+    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["v"].numpy(), want)
+    ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", inverse=True, **convert)
+    back = ckptconv.open(tmp_path / "c.safetensors")["w"].numpy()
+    lost = W.copy()
+    if "crop" in how:
+        kept = np.zeros_like(W.T if more else W)
+        kept[tuple(slice(n) for n in want.shape)] = want
+        lost = kept.T if more else kept
+    assert np.array_equal(back, lost)
+
+
+KINDS: dict[str, tuple[Any, float]] = {
+    "float16": (np.float16, 0.5),
+    "int8": (np.int8, -128),
+    "bool": (np.bool_, 1),
+    "complex64": (np.complex64, 2),
+    "not a number": (np.float64, float("nan")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dtype_is_padded(kind: str) -> None:
+    dtype, value = KINDS[kind]
+    array = np.ones((2, 2), dtype)
+    both = rules(f"pad = {{ axis = 0, from = 2, to = 3, value = {value} }}")
+    padded = made(both, array)
+    assert padded.dtype == dtype
+    assert np.array_equal(padded[2], np.full(2, value, dtype), equal_nan=kind == "not a number")
+    after = apply(both, Checkpoint({"w": held("w", array)}))
+    assert np.array_equal(apply(both.inverse, after)["w"].numpy(), array)
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "too long": (W, "pad = { axis = 0, to = 3 }", r"`pad` to 3: axis 0 is longer than that, 4"),
+    "too short": (W, "crop = { axis = 1, to = 4 }", r"`crop` to 4: axis 1 is shorter than that, 3"),
+    "another length": (W, "crop = { axis = 0, from = 5, to = 2 }", r"axis 0 is 4 long, not 5 as `from` says"),
+    "an axis too many": (W, "crop = { axis = 2, to = 2 }", "axis 2 does not exist: the tensor has 2"),
+    "a fraction": (W.astype("i4"), "pad = { axis = 0, to = 6, value = 0.5 }", r"int32 cannot hold the value 0.5"),
+    "out of range": (W.astype("i1"), "pad = { axis = 0, to = 6, value = 300 }", r"int8 cannot hold the value 300"),
+    "strings": (np.array([b"a"], object), "pad = { axis = 0, to = 6 }", "string is not padded"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case: str) -> None:
+    array, how, words = REFUSED[case]
+    with pytest.raises(LayoutError, match=words):
+        made(rules(how), array)
+
+
+INVALID = {
+    "both": "crop = { axis = 0, to = 2 }\npad = { axis = 0, to = 2 }",
+    "no length": "crop = { axis = 0 }",
+    "no axis": "crop = { to = 2 }",
+    "an axis that is a name": "crop = { axis = 'i', to = 2 }",
+    "a value that is a text": "pad = { axis = 0, to = 2, value = 'zero' }",
+    "a negative axis": "pad = { axis = -1, to = 2 }",
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_the_spelling_is_checked(case: str) -> None:
+    with pytest.raises(UsageError, match="give one of `crop` and `pad`, as"):
+        rules(INVALID[case])
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["from = ['a', 'b']\nto = 'w'\nlayout = 'i, j -> (i + j)'", "from = 'a{e*}'\nto = 'w'", "from = 'a'\nto = []",
+     "from = 'a'\nto = 'b'\nop = 'neg'"],
+)  # fmt: skip
+def test_one_name_becomes_one(rest: str) -> None:
+    with pytest.raises(UsageError, match="take one name to one name"):
+        library.parse(f"[[rule]]\n{rest}\ncrop = {{ axis = 0, to = 2 }}", "test")
+
+
+def test_padding_that_was_trained_is_not_cut_off(tmp_path: Path) -> None:
+    """The inverse names the first element, in a file, through a plan that travels, and in memory."""
+    (tmp_path / "r.toml").write_text(
+        "[[rule]]\nfrom='w'\nto='v'\npad = { axis = 1, from = 3, to = 5 }\nlayout='o i -> i o'"
+    )
+    changed = np.pad(W.T[:, :3], ((0, 0), (0, 2)))
+    name = str(tmp_path / "r.toml")
+    changed[2, 4] = -0.0
+    words = r"v: what would be cut off is not padding: at \[2, 4\] it is -0.0, not 0; a rule with `crop`"
+    inverse = library.load(name).inverse
+    with pytest.raises(ConversionError, match=words):
+        apply(inverse, Checkpoint({"v": held("v", changed)}))
+    ckptconv.save({"v": changed}, tmp_path / "b.safetensors")
+    lazy = apply(inverse, ckptconv.open(tmp_path / "b.safetensors"))["w"]
+    with pytest.raises(ConversionError, match=words):
+        pickle.loads(pickle.dumps(lazy)).numpy()
+    with pytest.raises(ConversionError, match=words):
+        ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", converter=name, inverse=True)
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_plan_and_report_say_it(tmp_path: Path) -> None:
+    params = "[params]\nrows = { config = 'vocab', help = 'rows' }\n"
+    (tmp_path / "r.toml").write_text(f"{params}[[rule]]\nfrom='w'\nto='v'\npad = {{ axis = 0, to = 'rows' }}\n")
+    (tmp_path / "x.toml").write_text("[[rule]]\nfrom='w'\nto='v'\ncrop = { axis = 0, to = 2 }\n")
+    (tmp_path / "config.json").write_text('{"vocab": 6}')
+    ckptconv.save({"w": W}, tmp_path / "a.safetensors")
+    plans = {}
+    for name in ("r", "x"):
+        how: dict[str, Any] = {"converter": str(tmp_path / f"{name}.toml")}
+        out = tmp_path / f"{name}.safetensors"
+        plans[name] = ckptconv.dry_run(tmp_path / "a.safetensors", out, **how)
+        ckptconv.convert(tmp_path / "a.safetensors", out, **how)
+        plans[f"{name} back"] = ckptconv.dry_run(out, tmp_path / "c.safetensors", inverse=True, **how)
+    notes = {n: [(x.kind, x.text) for x in p.notes if "axis" in x.text] for n, p in plans.items()}
+    found = {n: (p.to_json()["plan"][0]["how"], notes[n]) for n, p in plans.items()}
+    assert found == {
+        "r": ("pad", [("hint", "axis 0 is padded from 4 to 6 with 0")]),
+        "r back": ("cut padding off", [("hint", "axis 0 is cropped from 6 to 4: what is cut off must be 0, which is "
+                                        "checked when it is read")]),
+        "x": ("copy", [("lossy", "axis 0 is cropped from 4 to 2: what is beyond is lost")]),
+        "x back": ("pad", [("lossy", "axis 0 is padded from 2 to 4 with 0: what the crop cut off is lost")]),
+    }  # fmt: skip
+    assert plans["r"].to_json()["plan"][0]["by"]["rule"] == "w -> v (pad axis 0)"
+
+
+def test_an_inverse_without_a_record_asks_for_the_length() -> None:
+    without = rules("crop = { axis = 0, to = 4 }").inverse
+    with pytest.raises(LayoutError, match=r"the length of axis 0 before is not recorded; give it as `from`"):
+        apply(without, Checkpoint({"v": held("v", W)}))
+    wrong = rules("pad = { axis = 0, from = 3, to = 5 }").inverse
+    with pytest.raises(LayoutError, match="axis 0 is 4 long, not 5 as `to` says"):
+        apply(wrong, Checkpoint({"v": held("v", W)}))
+
+
+def test_lengths_are_sizes() -> None:
+    """A number, a parameter or another tensor's axis; lint knows them."""
+    of = library.parse("[[rule]]\nfrom='{m}/w'\nto='{m}.w'\ncrop = { axis = 0, to = { of = '{m}/b', axis = 0 } }\n"
+                       "[[rule]]\nfrom='{m}/b'\nto='{m}.b'", "test")  # fmt: skip
+    after = apply(of, Checkpoint({"m/w": held("m/w", W), "m/b": held("m/b", W[:3, 0].copy())}))
+    assert after["m.w"].shape == (3, 3)
+    assert lint(of) == []
+    given = rules("pad = { axis = 0, to = 'n' }", params="[params]\nn = { help = 'rows' }\n")
+    assert made(given, n=9).shape == (9, 3)
+    assert lint(given) == []
+    assert lint(rules("pad = { axis = 0, to = 'n' }")) == ["rule w -> v (pad axis 0): the size 'n' is not a parameter"]
+
+
+def test_slots_of_a_padded_weight_are_left_out(tmp_path: Path) -> None:
+    import dataclasses
+
+    slot = dataclasses.replace(held("w/m", W), role="slot")
+    before = Checkpoint({"w": held("w", W), "w/m": slot})
+    after = apply(rules("pad = { axis = 0, to = 6 }"), before, slots=True)
+    assert list(after) == ["v"]
+    assert [n.names for n in after.notes if "slot" in n.text] == [("w/m",)]
+
+
+@pytest.mark.slow
+def test_more_than_a_window(tmp_path: Path) -> None:
+    """Padding of several windows: the last element is read, too, in bounded memory."""
+    big = np.zeros((3_000_000,), "f8")
+    big[:10] = 1
+    ckptconv.save({"v": big}, tmp_path / "b.safetensors")
+    back = rules("pad = { axis = 0, from = 10, to = 3000000 }").inverse
+    assert np.array_equal(apply(back, ckptconv.open(tmp_path / "b.safetensors"))["w"].numpy(), big[:10])
+    big[-1] = 2
+    ckptconv.save({"v": big}, tmp_path / "d.safetensors")
+    with pytest.raises(ConversionError, match=r"at \[2999999\] it is 2.0"):
+        apply(back, ckptconv.open(tmp_path / "d.safetensors"))["w"].numpy()
