@@ -39,7 +39,7 @@ from ..storage.files import (
     stat,
     walk,
 )
-from ..storage.paths import file_name, inside
+from ..storage.paths import file_name, inside, is_http
 from . import links
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
@@ -136,6 +136,8 @@ def _file(source: str) -> FoundCheckpoint:
 def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
+    if is_http(pattern):
+        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=pattern)
     if remote:
         fs, path = filesystem(pattern)
         scheme = pattern.split("://")[0] + "://"

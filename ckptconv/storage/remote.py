@@ -222,7 +222,10 @@ class RemoteFile:
 
     def _fetch(self, start: int, size: int) -> bytes:
         with asking(self.url):
-            data = cast(bytes, web.bounded(self._fs, "cat_file", size, self._path, start=start, end=start + size))
+            if is_http(self.url):
+                (data,) = web.ranges(self._fs, self._path, [(start, size)])
+            else:
+                data = cast(bytes, web.bounded(self._fs, "cat_file", size, self._path, start=start, end=start + size))
         return _sized(data, start, size, self.url)
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -233,9 +236,12 @@ class RemoteFile:
         for i in range(0, len(wanted), BATCH):
             some = wanted[i : i + BATCH]
             with asking(self.url):
-                paths, starts = [self._path] * len(some), [a for a, _ in some]
-                ends, total = [a + n for a, n in some], sum(n for _, n in some)
-                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
+                if is_http(self.url):
+                    found = web.ranges(self._fs, self._path, some)
+                else:
+                    paths, starts = [self._path] * len(some), [a for a, _ in some]
+                    ends, total = [a + n for a, n in some], sum(n for _, n in some)
+                    found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
             for (start, size), data in zip(some, found, strict=True):
                 yield _sized(data, start, size, self.url)
 
@@ -252,8 +258,7 @@ def _ranged(url: str, size: int) -> bool:
     fs, path = filesystem(url)
     with asking(url):
         try:
-            with fs.open(path, "rb", block_size=1024, cache_type="none", size=size) as f:
-                return len(f._fetch_range(size - 1, size, timeout=web.seconds(1))) == 1
+            return len(web.ranges(fs, path, [(size - 1, 1)])[0]) == 1
         except ValueError:  # it would send the file from the start
             return False
 
@@ -263,8 +268,8 @@ def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     """A private copy of a file that is small or can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
     fs, path = filesystem(url)
-    with asking(url), spool.filled() as file:
-        web.bounded(fs, "get_file", stamp[0], path, file)
+    with spool.filled() as file, asking(url):
+        web.whole(fs, path, stamp[0], file)
     if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server said", url=url)
     return spool

@@ -1,18 +1,28 @@
-"""Requests to web servers: redirects stay on the host that the user named, and every request has a time limit.
+"""Requests to web servers: bounded in time and in bytes, and redirects stay on the host that the user named.
 
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
 CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
+
+fsspec reads what a server sends to its end and unpacks it, however much that is; `ranges` and `whole` do not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Any
+from typing import IO, Any
+from urllib.parse import SplitResult, urlsplit
 
-from ..errors import StorageError, UsageError
+from ..errors import CorruptCheckpoint, StorageError, UsageError
+from .faults import spooling
 
 RATE = 2**16  # bytes a second: what is slower has stalled
+USUAL = 2**23  # bytes of a request whose size is not known here
+PIECE = 2**20  # bytes read at once
 # where well-known hosts keep their files
 STORES = {
     "huggingface.co": (".huggingface.co", ".hf.co"),
@@ -40,39 +50,140 @@ def bounded(fs: Any, what: str, size: int, *args: Any, **options: Any) -> Any:
     return sync(fs.loop, coroutine, *args, timeout=seconds(size), **options)
 
 
-def may_lead(source: str, target: str, secure: bool) -> bool:
-    """Whether a redirect from host to host is followed; `secure`: it does not fall back from https to http."""
-    more = tuple(h.strip().lower() for h in os.environ.get("CKPTCONV_REDIRECTS", "").split(",") if h.strip())
-    allowed = (source, *STORES.get(source, ()), *more)
-    return secure and any(target == h or (h.startswith(".") and target.endswith(h)) for h in allowed)
+def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
+
+    ValueError if the server does not send ranges, CorruptCheckpoint if it sends another one.
+    """
+
+    async def all_of_them() -> list[bytes]:
+        tasks = [asyncio.ensure_future(_range(fs, path, *one)) for one in wanted]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    return list(_timed(fs, sum(size for _, size in wanted), all_of_them))
 
 
-@lru_cache(maxsize=1)
+async def _range(fs: Any, path: str, start: int, size: int) -> bytes:
+    out = bytearray()
+    async with _asked(fs, path, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+        sent = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+        if answer.status != 206 or not sent:
+            raise ValueError("the server does not send ranges of files")
+        if int(sent[1]) != start:
+            raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=path)
+        while piece := await answer.content.read(PIECE):
+            out += piece
+            if len(out) > size:
+                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, more came", url=path)
+    return bytes(out)
+
+
+def whole(fs: Any, path: str, size: int, file: IO[bytes]) -> None:
+    """Copy a file of `size` bytes into `file`; CorruptCheckpoint if the server sends more."""
+
+    async def copy() -> None:
+        left = size
+        async with _asked(fs, path, {}) as answer:
+            while piece := await answer.content.read(PIECE):
+                left -= len(piece)
+                if left < 0:
+                    raise CorruptCheckpoint("is longer than the server said", url=path)
+                with spooling():
+                    file.write(piece)
+
+    _timed(fs, size, copy)
+
+
+def _timed(fs: Any, size: int, coroutine: Callable[[], Any]) -> Any:
+    from fsspec.asyn import sync
+
+    return sync(fs.loop, coroutine, timeout=seconds(size))
+
+
+@asynccontextmanager
+async def _asked(fs: Any, path: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    """Send a request, with the headers that the user gave as well; the answer's content is still to be read."""
+    from aiohttp import ClientTimeout
+
+    session = await fs.set_session()
+    given = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), **headers}}
+    async with session.get(fs.encode_url(path), timeout=ClientTimeout(sock_connect=30), **given) as answer:
+        answer.raise_for_status()
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise StorageError("the server sends it packed, although that was not requested", url=path)
+        yield answer
+
+
+# --- redirects --------------------------------------------------------------------------------------------------
+
+
+def may_lead(source: str, target: str) -> bool:
+    """Whether a redirect from url to url is followed: to the same host and port, or where it is allowed to lead.
+
+    Not back from https to http, and not to another service of the host: that could be one that only we can reach.
+    """
+    here, there = urlsplit(source), urlsplit(target)
+    host, to = here.hostname or "", there.hostname or ""
+    if there.scheme not in (here.scheme, "https"):
+        return False
+    if _listed(to, os.environ.get("CKPTCONV_REDIRECTS", "").lower().split(",")):
+        return True
+    return _usual(there) == _usual(here) and _listed(to, [host, *(() if _usual(there) else STORES.get(host, ()))])
+
+
+def _usual(url: SplitResult) -> int:
+    """The port of a url; 0 for the one of its scheme."""
+    return 0 if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else url.port or -1
+
+
+def _listed(host: str, allowed: Sequence[str]) -> bool:
+    return any(host == h or (h.startswith(".") and host.endswith(h)) for h in map(str.strip, allowed) if h)
+
+
 def client() -> dict[str, Any]:
     """What is passed to fsspec's file system for the web; empty where it is not installed."""
+    return _client(seconds(USUAL))
+
+
+@lru_cache(maxsize=4)
+def _client(limit: float) -> dict[str, Any]:
     try:
         import aiohttp
     except ImportError:
         return {}
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_redirected)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)  # `bounded` knows how much was requested
-    return {"client_kwargs": {"trace_configs": [trace], "timeout": timeout}}
+    # for requests of other file systems, zip:// for instance; those of this module have a time limit of their own
+    timeout = aiohttp.ClientTimeout(total=limit, sock_connect=30)
+    options = {"trace_configs": [trace], "timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
+    return {"client_kwargs": {**options, "auto_decompress": False}}
 
 
 async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
-    """Refuse a redirect to a host that the user did not name, before it is followed."""
+    """Refuse a redirect to what the user did not name, before it is followed."""
     from yarl import URL
 
     found = sent.response.headers.get("Location") or sent.response.headers.get("URI") or ""
-    target = sent.url.join(URL(found))
-    secure = target.scheme == sent.url.scheme or target.scheme == "https"
-    if not may_lead(sent.url.host or "", target.host or "", secure):
+    try:
+        target = sent.url.join(URL(found))
+        led = may_lead(str(sent.url), str(target))
+        if target.scheme not in ("http", "https") or not target.host:
+            raise ValueError
+    except ValueError:
+        raise StorageError("the server redirects to what is not a web address", url=str(sent.url)) from None
+    if target.user or target.password:
+        raise StorageError("the server redirects to an address with a login that you did not give", url=str(sent.url))
+    if not led:
+        where = f"{target.host}:{target.port}" if target.host == sent.url.host else target.host
         raise StorageError(
-            f"the server redirects to {target.scheme}://{target.host}, another host than was named; "
+            f"the server redirects to {target.scheme}://{where}, another host than was named; "
             f"CKPTCONV_REDIRECTS={target.host} allows it",
             url=str(sent.url),
         )
 
 
-__all__ = ["bounded", "client", "may_lead", "seconds"]
+__all__ = ["bounded", "client", "may_lead", "ranges", "seconds", "whole"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import json
 import socket
@@ -17,7 +18,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.bulk import run
+from ckptconv.bulk import discover, run
 from ckptconv.errors import CkptError, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
 from ckptconv.storage import files, paths, web
@@ -103,29 +104,72 @@ def npz(tmp_path: Path) -> bytes:
 def test_a_redirect_stays_with_the_host_that_was_named(
     serve: Serve, npz: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And with its port: another service of this machine answers only to this machine."""
     kept = holding({"/m.npz": npz})
     at = serve(kept)
     elsewhere = at.replace("127.0.0.1", "localhost")
-    assert list(ckptconv.open(f"http://{serve(redirecting(f'http://{at}'))}/m.npz")) == ["w"]
-    kept.seen.clear()
-    with pytest.raises(StorageError, match="redirects to http://localhost, another host"):
-        ckptconv.open(f"http://{serve(redirecting(f'http://{elsewhere}'))}/m.npz")
+    for target, where in ((at, at), (elsewhere, "localhost")):
+        with pytest.raises(StorageError, match=f"redirects to http://{where}, another host"):
+            ckptconv.open(f"http://{serve(redirecting(f'http://{target}'))}/m.npz")
     assert kept.seen == []
     monkeypatch.setenv("CKPTCONV_REDIRECTS", "example.org, localhost")
     assert list(ckptconv.open(f"http://{serve(redirecting(f'http://{elsewhere}'))}/m.npz")) == ["w"]
 
 
+def test_a_redirect_on_the_same_server_is_followed(serve: Serve, npz: bytes) -> None:
+    there = holding({"/new/m.npz": npz})
+
+    class Moved(Quiet):
+        seen: ClassVar[list[str]] = []
+
+        def do_GET(self) -> None:
+            if self.path.startswith("/new/"):
+                there.do_GET(self)  # type: ignore[arg-type]
+            else:
+                self.answer(302, Location="/new" + self.path)
+
+    assert list(ckptconv.open(f"http://{serve(Moved)}/m.npz")) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "file:///etc/passwd", "ftp://{}/x", "ws://{}/x", "data:,x", "javascript:1", "http://[", "http://{}9999/x",
+        "//localhost:{port}/x", "http://169.254.169.254/x", "http://[::1]:{port}/x", "http://127.1:{port}/x",
+        "http://2130706433:{port}/x", "http://0x7f.1:{port}/x", "http://127.0.0.1.:{port}/x", "http://me:hush@{}/x",
+        "HTTP://LOCALHOST:{port}/x", "http://{}@localhost:{port}/x", "http://localhost:{port}#@{}/x",
+    ],
+)  # fmt: skip
+def test_no_redirect_leads_elsewhere(target: str, serve: Serve, npz: bytes) -> None:
+    kept = holding({"/x": npz})
+    at = serve(kept)
+
+    class Redirecting(Quiet):
+        def do_GET(self) -> None:
+            self.answer(302, Location=target.format(at, port=at.partition(":")[2]))
+
+    with pytest.raises(StorageError, match="the server redirects to") as refused:
+        ckptconv.open(f"http://{serve(Redirecting)}/m.npz")
+    assert kept.seen == []
+    assert "hush" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "follows"),
     [
-        ("a.org", "a.org", True), ("a.org", "b.org", False), ("a.org", "x.a.org", False),
-        ("huggingface.co", "cas-bridge.xethub.hf.co", True), ("huggingface.co", "evil-hf.co", False),
-        ("github.com", "release-assets.githubusercontent.com", True),
+        ("https://a.org", "https://a.org", True), ("https://a.org", "https://b.org", False),
+        ("https://a.org", "https://x.a.org", False), ("https://a.org", "http://a.org", False),
+        ("http://a.org", "https://a.org:443", True), ("http://a.org", "http://a.org:8080", False),
+        ("http://a.org:80", "http://a.org", True), ("https://a.org", "https://a.org:80", False),
+        ("http://a.org", "ftp://a.org", False), ("https://a.org:8443", "https://a.org:8443", True),
+        ("https://huggingface.co", "https://cas-bridge.xethub.hf.co", True),
+        ("https://huggingface.co", "https://cas-bridge.xethub.hf.co:8443", False),
+        ("https://huggingface.co", "https://evil-hf.co", False),
+        ("https://github.com", "https://release-assets.githubusercontent.com", True),
     ],
 )  # fmt: skip
 def test_where_redirects_may_lead(source: str, target: str, follows: bool) -> None:
-    assert web.may_lead(source, target, True) is follows
-    assert not web.may_lead(source, target, False)
+    assert web.may_lead(f"{source}/x", f"{target}/y") is follows
 
 
 class Dripping(Quiet):
@@ -146,13 +190,90 @@ class Silent(Quiet):
         time.sleep(30)
 
 
+class Continuing(Quiet):
+    def do_GET(self) -> None:
+        try:
+            while True:
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        except OSError:
+            pass
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("handler", [Dripping, Silent])
-def test_a_server_that_drips_or_is_silent_ends(handler: Handler, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chain", ["", "zip://w.npy::"])
+@pytest.mark.parametrize("handler", [Dripping, Silent, Continuing])
+def test_a_server_that_drips_or_is_silent_ends(
+    handler: Handler, chain: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
     monkeypatch.setattr(web, "RATE", 10**9)
-    with pytest.raises(StorageError, match="timed out"):
-        ckptconv.open(f"http://{serve(handler)}/m.npz")
+    with pytest.raises(StorageError, match=r"timed out|support range requests"):
+        ckptconv.open(f"{chain}http://{serve(handler)}/m.npz")
+
+
+PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end
+
+
+class Lying(Quiet):
+    """It says one size and sends without end; what a test asks it for are ranges, or the whole small file."""
+
+    protocol_version = "HTTP/1.1"
+    status, size, headers_sent = 206, 10**6, ("Content-Range: bytes {}-/*", "Transfer-Encoding: chunked")
+    sent, most = 0, ENDLESS  # bytes of all answers
+
+    def do_GET(self) -> None:
+        if self.command == "HEAD":
+            self.wfile.write(f"HTTP/1.1 200 OK\r\nContent-Length: {self.size}\r\n\r\n".encode())
+            return
+        start = (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0]
+        self.wfile.write(f"HTTP/1.1 {self.status} OK\r\n".encode())
+        self.wfile.write(
+            "".join(f"{h}\r\n" for h in self.headers_sent).format(start).encode() + b"Connection: close\r\n\r\n"
+        )
+        self.close_connection = True
+        try:
+            while self.sent < self.most:
+                self.wfile.write(self.piece())
+                type(self).sent += PIECE
+        except OSError:
+            pass
+
+    def piece(self) -> bytes:
+        return b"%x\r\n%b\r\n" % (PIECE, bytes(PIECE))
+
+
+def lying(**changed: object) -> type[Lying]:
+    return type("Liar", (Lying,), {"sent": 0, **changed})
+
+
+PACKED = gzip.compress(bytes(2**24))
+LIARS = {
+    "a range without end": (lying(), "more came"),
+    "a whole file without end": (lying(status=200, size=100), "longer than the server said"),
+    "a whole file that no range is sent of": (lying(status=200), "longer than the server said"),
+    "a range without a name": (lying(headers_sent=("Transfer-Encoding: chunked",)), "longer than the server said"),
+    "another range": (lying(headers_sent=("Content-Range: bytes 7-/*", "Transfer-Encoding: chunked")), "from 7 came"),
+    "a bomb": (lying(headers_sent=(
+        "Content-Range: bytes {}-/*", "Content-Encoding: gzip", f"Content-Length: {len(PACKED)}"
+    ), piece=lambda _: PACKED, most=1), "packed, although that was not requested"),
+    "a short range": (lying(headers_sent=("Content-Range: bytes {}-/*", "Content-Length: 0"), most=0), "length"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_a_server_that_lies_is_not_read_to_its_end(name: str, serve: Serve) -> None:
+    liar, says = LIARS[name]
+    liar.sent = 0
+    with pytest.raises(CkptError, match=says):
+        ckptconv.open(f"http://{serve(liar)}/m.npz")
+    assert liar.sent < ENDLESS / 4  # what the buffers of the system hold
+
+
+def test_a_page_of_links_is_not_a_folder(serve: Serve) -> None:
+    server = holding({"/": b"<a href=/m.npz>"})
+    with pytest.raises(StorageError, match="a web server does not list its files"):
+        discover.discover([f"http://{serve(server)}/*.npz"])
+    assert "/" not in server.seen
 
 
 @pytest.mark.parametrize(
