@@ -1,0 +1,189 @@
+"""What a proposal could be instead, in the order in which it is tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckptconv.checkpoint import held
+from ckptconv.matching.alternatives import alternatives
+from ckptconv.matching.bundles import FUSED
+from ckptconv.matching.cells import FORGET
+from ckptconv.matching.doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
+from ckptconv.matching.orders import Order
+from ckptconv.matching.pairs import Pair
+
+Shape = tuple[int, ...]
+Row = tuple[str, Shape, str, Shape, Pair]
+FLAT_ORDER = Order(FLATTENED, (("c", 3),))
+IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
+
+
+def pair(source: str, target: str, order: Order | str = "", *why: str, real: bool = False, sure: bool = False) -> Pair:
+    order = Order(order) if isinstance(order, str) else order
+    return Pair(tuple(source.split()), tuple(target.split()), order, "names", sure, why, real=real)
+
+
+def tried(pairs: list[Pair], source: dict[str, Shape], target: dict[str, Shape]) -> list[str]:
+    """Each alternative: its words, then of each pair that changes what becomes of it."""
+    tensors = {n: held(n, np.zeros(shape, "f4")) for n, shape in source.items()}
+    out = []
+    for found in alternatives(pairs, tensors, target):
+        changes = []
+        for k, p in found.pairs.items():
+            sizes = "".join(f"; {n}={size}" for n, size in p.order.sizes)
+            fills = "".join(f" fill {n} {v}" for n, v in p.fills if p.fills != pairs[k].fills)
+            moved = "" if p.targets == pairs[k].targets else f" to {p.targets[0]}"
+            changes.append(f"{k}: {p.order.text}{sizes}{fills}{moved}")
+        out.append(" | ".join([found.text, *changes]))
+    return out
+
+
+IMAGE: dict[str, Shape] = {"c/kernel": (3, 3, 1, 4), "d/kernel": (3, 2, 6), "e/kernel": (9, 1, 1, 1, 3)}
+
+
+def test_dense_layers_behind_images() -> None:
+    """Channels that divide the inputs, the most first; none of the vector, none of other matrices."""
+    source = IMAGE | {"f/kernel": (24, 5), "v": (12,), "m": (4, 8)}
+    target: dict[str, Shape] = {"f.weight": (5, 24)}
+    assert tried([pair("f/kernel", "f.weight", "i o -> o i", FLAT_NOT)], source, target) == [
+        f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
+        f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
+        f"f.weight behind an image of 3 channels | 0: {FLATTENED}; c=3",
+    ]
+    assert tried([pair("f/kernel", "f.weight", FLAT_ORDER, FLAT)], source, target) == [
+        "f.weight behind no image | 0: i o -> o i",
+        f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
+        f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
+    ]
+
+
+def test_an_image_of_a_matrix_that_is_not_turned() -> None:
+    source, target = IMAGE | {"f": (5, 24)}, {"f.weight": (5, 24)}
+    assert tried([pair("f", "f.weight", "", FLAT_NOT)], source, target) == [
+        f"f.weight behind an image of {c} channels | 0: o (s c) -> o (c s); c={c}" for c in (6, 4, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "channels"), [(24, [6, 4, 3]), (6, [3]), (4, []), (12, [6, 4, 3]), (25, []), (18, [6, 3])]
+)
+def test_channels_divide_the_inputs_and_are_not_all_of_them(inputs: int, channels: list[int]) -> None:
+    source = IMAGE | {"f/kernel": (inputs, 5)}
+    found = tried([pair("f/kernel", "f.weight", "i o -> o i", FLAT_NOT)], source, {"f.weight": (5, inputs)})
+    assert found == [f"f.weight behind an image of {c} channels | 0: {FLATTENED}; c={c}" for c in channels]
+
+
+def test_six_images_are_tried() -> None:
+    source = {f"c{n}": (3, 3, 1, n) for n in (2, 3, 4, 5, 6, 10, 12, 15)} | {"f": (120, 7)}
+    found = tried([pair("f", "g", "i o -> o i", FLAT_NOT)], source, {"g": (7, 120)})
+    assert [int(t.split(" channels")[0].split()[-1]) for t in found] == [15, 12, 10, 6, 5, 4]
+
+
+def test_what_is_likely_comes_before_the_rest_and_what_is_sure_stays() -> None:
+    source: dict[str, Shape] = {"c": (3, 3, 1, 2), "a/kernel": (4, 4), "b/kernel": (4, 5), "s/kernel": (4, 4)}
+    target: dict[str, Shape] = {"a.w": (4, 4), "b.w": (5, 4), "s.w": (4, 4)}
+    rows = [
+        pair("a/kernel", "a.w", "i o -> o i"),
+        pair("b/kernel", "b.w", "i o -> o i", FLAT_NOT),
+        pair("s/kernel", "s.w", "i o -> o i", sure=True),
+    ]
+    assert tried(rows, source, target) == [
+        f"b.w behind an image of 2 channels | 1: {FLATTENED}; c=2",
+        "a.w as it is | 0: ",
+        f"a.w behind an image of 2 channels | 0: {FLATTENED}; c=2",
+    ]
+
+
+def test_square_matrices_are_turned_together_and_then_one_by_one() -> None:
+    """Of kernels it is less likely than of others."""
+    source: dict[str, Shape] = {"a/kernel": (4, 4), "b/kernel": (3, 3), "c/q": (2, 2), "d/q": (5, 5)}
+    target: dict[str, Shape] = {"a.weight": (4, 4), "b.weight": (3, 3), "c.r": (2, 2), "d.r": (5, 5)}
+    rows = [pair("a/kernel", "a.weight", "i o -> o i"), pair("b/kernel", "b.weight", "i o -> o i")]
+    rows += [pair("c/q", "c.r"), pair("d/q", "d.r", "", KEPT_GATES)]
+    assert tried(rows, source, target) == [
+        "every kernel to weight as it is | 0:  | 1: ",
+        "c.r i o -> o i | 2: i o -> o i",
+        "a.weight as it is | 0: ",
+        "b.weight as it is | 1: ",
+    ]
+
+
+GATES = {
+    "": ("b", (8,), f"{IJFO} -> {IFJO}"),
+    "i o -> o i": ("k", (3, 8), f"i {IJFO} -> {IFJO} i"),
+    "a b -> b a": ("k", (3, 8), f"i {IJFO} -> {IFJO} i"),
+    f"i {IJFO} -> {IFJO} i": ("k", (3, 8), f"i {IJFO} -> {IJFO} i"),
+    "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) i": (
+        "k", (3, 8), "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.j + h.f + h.o) i",
+    ),
+}  # fmt: skip
+
+
+def test_the_gates_of_all_cells_are_exchanged_together() -> None:
+    source = {f"{n}{k}": shape for k, (n, shape, _) in enumerate(GATES.values())}
+    target = {f"t{k}": shape[::-1] for k, (_, shape, _) in enumerate(GATES.values())}
+    rows = [pair(s, t, text, KEPT_GATES) for s, t, text in zip(source, target, GATES, strict=True)]
+    assert tried(rows, source, target) == [
+        " | ".join(
+            [
+                "the gates of all LSTMs in the other order",
+                *(f"{k}: {wanted}" for k, (_, _, wanted) in enumerate(GATES.values())),
+            ]
+        )
+    ]
+
+
+@pytest.mark.parametrize(("text", "shape"), [("", (3, 8)), ("a b -> (a b)", (3, 8))])
+def test_what_has_no_gates_stays(text: str, shape: Shape) -> None:
+    assert tried([pair("k", "t", text, KEPT_GATES)], {"k": shape}, {"t": shape}) == []
+
+
+def test_a_forget_bias_may_be_none() -> None:
+    filled = pair("b", "t", "", FORGET)._replace(fills=(("u", (1.0, 0.0)),))
+    found = tried([filled], {"b": (3,)}, {"t": (3,)})
+    assert found[-1] == "no forget_bias | 0:  fill u (0.0,)"
+    assert "no forget_bias" not in "".join(tried([filled._replace(why=("x",))], {"b": (3,)}, {"t": (3,)}))
+
+
+def test_heads_of_fused_matrices() -> None:
+    """Powers of two first, then the rest; the three must be as long as a multiple of the heads."""
+    source: dict[str, Shape] = {"qkv": (5, 36)}
+    target: dict[str, Shape] = dict.fromkeys("qkv", (5, 12))
+    row = pair("qkv", "q k v", "a (n.0 + n.1 + n.2) -> a n.0, a n.1, a n.2", FUSED)
+    layout = "a (x (y.0 + y.1 + y.2)) -> a (x y.0), a (x y.1), a (x y.2)"
+    assert tried([row], source, target) == [
+        f"query, key and value interleaved in {h} heads | 0: {layout}; x={h}" for h in (2, 4, 3, 6)
+    ]
+    joined = pair("q k v", "qkv", row.order.inverse, FUSED)
+    assert tried([joined], target, source)[0] == (
+        "query, key and value interleaved in 2 heads | 0: "
+        "a (x y.0), a (x y.1), a (x y.2) -> a (x (y.0 + y.1 + y.2)); x=2"
+    )
+    biases = tried([pair("b", "p q r", "", FUSED)], {"b": (12,)}, {"p": (4,), "q": (4,), "r": (4,)})
+    assert biases == [
+        "query, key and value interleaved in 2 heads | 0: "
+        "(x (y.0 + y.1 + y.2)) -> (x y.0), (x y.1), (x y.2); x=2"
+    ]  # fmt: skip
+
+
+def test_eight_heads_are_tried() -> None:
+    found = tried([pair("qkv", "q k v", "", FUSED)], {"qkv": (5, 720)}, dict.fromkeys("qkv", (5, 240)))
+    assert [int(t.split(" heads")[0].split()[-1]) for t in found] == [2, 4, 8, 16, 3, 5, 6, 10]
+
+
+def test_modules_of_one_signature_are_exchanged_neighbours_first() -> None:
+    source: dict[str, Shape] = {f"{n}/{r}": (2,) for n in "abcd" for r in ("k", "b")}
+    shapes: dict[str, Shape] = {"k": (2, 3), "b": (3,)}
+    target = {f"{n}.{r}": shapes[r] if n != "z" else (7, *shapes[r]) for n in "wxyz" for r in ("k", "b")}
+    rows = [
+        pair(f"{s}/{r}", f"{t}.{r}", "p", KEPT_GATES, real=True)
+        for s, t in zip("abcd", "wxyz", strict=True)
+        for r in ("k", "b")
+    ]
+    assert tried(rows, source, target) == [
+        "w and x exchanged | 0: p to x.k | 2: p to w.k | 1: p to x.b | 3: p to w.b",
+        "x and y exchanged | 2: p to y.k | 4: p to x.k | 3: p to y.b | 5: p to x.b",
+        "w and y exchanged | 0: p to y.k | 4: p to w.k | 1: p to y.b | 5: p to w.b",
+    ]
+    assert tried([p._replace(real=False) for p in rows], source, target) == []
