@@ -60,6 +60,32 @@ def test_words(name: str) -> None:
     assert words(name) == tuple(WORDS[name].split())
 
 
+SPELLED = {  # as one says it: as others do
+    "attention": "attn att", "embeddings": "embedding emb", "norm": "layernorm ln bn batchnorm normalization",
+    "layer": "layers", "block": "blocks", "dense": "linear fc", "conv": "conv2d conv1d convolution", "stage": "stages",
+    "group": "groups", "expert": "experts", "cross": "crossattention", "query": "q", "key": "k", "value": "v",
+    "output": "o out", "encoder": "encdec", "backward": "bw bwd reverse", "forward": "fw fwd",
+    "mlp": "ff ffn feedforward", "depthwise": "dw dwconv", "pointwise": "pw", "separable": "sep", "position": "pos",
+    "downsample": "shortcut", "gate": "router",
+}  # fmt: skip
+VARIABLES = {
+    "weight": "kernel scale embeddings embedding w weights g", "bias": "b biases offset",
+    "running_mean": "moving_mean mean", "running_var": "moving_variance var",
+    "depthwise_weight": "depthwise_kernel", "pointwise_weight": "pointwise_kernel", "weight_hh": "recurrent_kernel",
+    "bias_hh": "recurrent_bias",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", SPELLED)
+def test_spellings_of_one_word(word: str) -> None:
+    assert {words(f"{other}/x") for other in [word, *SPELLED[word].split()]} == {(word, "x")}
+
+
+@pytest.mark.parametrize("word", VARIABLES)
+def test_spellings_of_one_variable(word: str) -> None:
+    assert {words(f"x/{other}") for other in VARIABLES[word].split()} == {("x", word)}
+
+
 @pytest.mark.parametrize(
     ("name", "leaf", "parent", "folded"),
     [
