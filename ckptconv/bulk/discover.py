@@ -14,7 +14,6 @@ are skipped. In a Hugging Face cache the snapshots count, not the blobs they lin
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -40,7 +39,7 @@ from ..storage.files import (
     walk,
 )
 from ..storage.paths import file_name, inside, is_http
-from . import links
+from . import globs, links
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
@@ -143,7 +142,7 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
         scheme = pattern.split("://")[0] + "://"
         matches = [scheme + str(p).lstrip("/") for p in fs.glob(path)]
     else:
-        matches = glob.glob(local(pattern), recursive=True)
+        matches = globs.matches(local(pattern), follow)
     if not matches:
         raise UsageError(f"nothing matches {pattern}")
     fixed = re.split(r"[*?\[]", pattern)[0]

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from ..errors import CorruptCheckpoint, StorageError
-from ..output.append_log import AppendLog
-from ..storage.files import Reader
+from ..output.append_log import AppendLog, lines
+from ..storage.files import fileobj
 
 NAME = ".ckptconv-zoo.jsonl"
 BEGIN = b'{"at":"'  # of every line
@@ -53,15 +53,19 @@ class LedgerEntry(NamedTuple):
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
         values["files"] = tuple((str(n), int(s), int(t)) for n, s, t in values["files"])
         values["written"] = tuple((str(n), int(s)) for n, s in values.get("written", ()))
-        return cls(**values)
+        made = cls(**values)
+        for got, sample in zip(made, cls("", "done", "", (), ""), strict=True):
+            if not isinstance(got, (int, float) if isinstance(sample, float) else type(sample)):
+                raise TypeError("a value of another type")
+        return made
 
 
-def _parse(raw: bytes, path: str) -> dict[str, LedgerEntry]:
+def _parse(raw: Iterable[bytes], path: str) -> dict[str, LedgerEntry]:
     entries = {}
-    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+    for number, line in enumerate((line for line in raw if line.endswith(b"\n")), 1):
         try:
             entry = LedgerEntry.of(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise CorruptCheckpoint(f"line {number} of the ledger is damaged", url=path) from None
         entries[entry.at] = entry
     return entries
@@ -81,21 +85,21 @@ class Ledger:
             raise
 
     def _load(self, resume: bool) -> None:
-        raw = self._lines.read()
-        if raw and not resume:
+        if self._lines.size and not resume:
             raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
+        raw = self._lines.read()
         self.entries = _parse(raw, self.path)
-        torn = raw[raw.rfind(b"\n") + 1 :]
+        torn = raw[-1] if raw and not raw[-1].endswith(b"\n") else b""
         if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
             raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
         if torn:  # killed during a write: drop the incomplete line
-            self._lines.cut(len(raw) - len(torn))
+            self._lines.cut(self._lines.size - len(torn))
 
     @staticmethod
     def read(path: str) -> dict[str, LedgerEntry]:
         """The last entry of each output, without locking or changing the file."""
-        with Reader(path) as f:
-            return _parse(f.read(0, f.size), path)
+        with fileobj(path) as f:
+            return _parse(lines(f, path), path)
 
     def append(self, entries: Iterable[LedgerEntry]) -> None:
         """Write a batch and make it durable."""

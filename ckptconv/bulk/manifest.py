@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..api import Change, Select, Target
+from ..api.reading import refuse_nameless
 from ..errors import UsageError
 from ..messages import did_you_mean, listing, many
 from ..storage import files
@@ -69,7 +70,7 @@ def read(url: str, default: Settings) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             out.append(_row(line, folder, default))
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, UsageError) as e:
             bad.append(f"row {number}: {e}")
     if bad:
         raise UsageError(f"{many(len(bad), 'row')} of the manifest cannot be parsed:\n{listing(bad)}", url=url)
@@ -95,8 +96,11 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
         raise ValueError("it has no source")
     if not files.is_remote(source) and not source.startswith("/"):
         source = files.join(folder, source)
-    if destination.startswith("/") or ".." in destination.split("/") or files.is_remote(destination):
+    for path in (source, destination):
+        refuse_nameless(path)
+    if destination.startswith("/") or ".." in destination.split("/") or "://" in destination:
         raise ValueError(f"the destination {destination!r} is not below the output folder")
+    destination = "/".join(p for p in destination.split("/") if p not in ("", "."))
     parts = default._asdict()
     for key, value in given.items():
         if key not in KEYS:
@@ -104,7 +108,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
             raise ValueError(f"unknown key {key!r}{hint}")
         part, name, kind = KEYS[key]
         parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
-    return Row(source, destination.strip("/"), Settings(**parts))
+    return Row(source, destination, Settings(**parts))
 
 
 def _value(key: str, value: Any, kind: type[Any]) -> Any:

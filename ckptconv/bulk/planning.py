@@ -5,6 +5,7 @@ plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +15,12 @@ from functools import partial
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
-from ..errors import CkptError, UsageError
+from ..errors import CkptError, UnsafeCheckpoint, UsageError
 from ..formats import table
-from ..messages import redacted, version
+from ..messages import many, redacted, version
 from ..rules.library import texts
 from ..storage import files
-from ..storage.paths import file_name
+from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Settings, is_manifest
@@ -60,12 +61,13 @@ def plan(
     known: Mapping[str, LedgerEntry] | None = None,
     hashed: bool = False,
     follow: bool = False,
+    ledger: str = "",
 ) -> list[Conversion]:
     """Find all checkpoints and decide for each whether it has to be converted.
 
-    known: the entries of the ledger. hashed: compare sources by a hash of their content, not by size and time. With
-    `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
-    UsageError and StorageError as `discover` does.
+    known: the entries of the ledger. ledger: its local path, where no output goes. hashed: compare sources by a hash of
+    their content, not by size and time. With `verify="full"` in its target, an output counts as done only if its bytes
+    are those that were written. Raises UsageError and StorageError as `discover` does.
     """
     if not sources:
         raise UsageError("no source was given")
@@ -80,12 +82,11 @@ def plan(
             for row in read_manifest(source, settings):
                 found.append((_of_row(row.source), row.destination, row.settings))
     items = _named(found)
-    meeting = clashes((i.at, i.found.source) for i in items)
-    items = [i._replace(found=i.found._replace(problem=i.found.problem or meeting.get(i.at.casefold()))) for i in items]
-    known = known or {}
-    there = sorted(_occupied(folder)) if any(i.at not in known for i in items) else []
     digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
     items = [i._replace(options=digests[id(i.settings)]) for i in items]
+    items, linked = _placed(items, folder, ledger)
+    known = known or {}
+    there = sorted(_occupied(folder) | linked) if any(i.at not in known for i in items) else []
     state = partial(_with_state, known=known, folder=folder, there=there, hashed=hashed)
     if not hashed and not any(i.settings.target.verify == "full" for i in items):
         return list(map(state, items))
@@ -93,13 +94,45 @@ def plan(
         return list(pool.map(state, items))
 
 
-def clashes(pairs: Iterable[tuple[str, str]]) -> dict[str, UsageError]:
-    """Find outputs of several sources at one path; letter case is ignored. `pairs`: (destination, source)."""
-    sources: dict[str, dict[str, str]] = {}
-    for destination, source in pairs:
-        sources.setdefault(destination.casefold(), {})[source] = destination
+def _placed(items: Sequence[Conversion], folder: str, ledger: str) -> tuple[list[Conversion], set[str]]:
+    """Note the problems of where outputs go: two at one place, or one outside; also, what folders behind links hold.
+
+    A stranger may have laid links in the output folder, if it came with the checkpoints.
+    """
+    places, linked = {i.at: i.at for i in items}, set[str]()
+    if not files.is_remote(folder):
+        home = os.path.realpath(files.local(folder))
+        real = {above: os.path.realpath(os.path.join(home, above)) for above in {os.path.dirname(i.at) for i in items}}
+        places = {
+            at: os.path.relpath(os.path.join(real[os.path.dirname(at)], os.path.basename(at)), home) for at in places
+        }
+        for above in (a for a in real if real[a] != os.path.normpath(os.path.join(home, a))):
+            linked |= {os.path.join(above, name) for name in files.names(real[above])}
+        ours = [(os.path.relpath(os.path.realpath(ledger), home), "the ledger", "")] if ledger else []
+    else:
+        ours = []
+    meeting = clashes([*ours, *((places[i.at], i.found.source, i.options) for i in items)])
+    out = []
+    for i in items:
+        problem: CkptError | None = meeting.get(places[i.at].casefold())
+        if places[i.at].startswith("../") and not inside(files.join(folder, os.path.dirname(i.at)), folder):
+            problem = UnsafeCheckpoint(LEAVES, url=files.join(folder, i.at))
+        out.append(i._replace(found=i.found._replace(problem=i.found.problem or problem)))
+    return out, linked
+
+
+LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
+
+
+def clashes(rows: Iterable[tuple[str, str, str]]) -> dict[str, UsageError]:
+    """Find several outputs at one path; letter case is ignored. `rows`: (destination, source, options)."""
+    sources: dict[str, dict[tuple[str, str], str]] = {}
+    for destination, source, how in rows:
+        sources.setdefault(destination.casefold(), {})[source, how] = destination
     return {
-        key: UsageError(f"{' and '.join(sorted(map(redacted, found)))} would both become {min(found.values())}")
+        key: UsageError(
+            f"{' and '.join(sorted(redacted(s) for s, _ in found))} would both become {min(found.values())}"
+        )
         for key, found in sources.items()
         if len(found) > 1
     }
@@ -108,7 +141,10 @@ def clashes(pairs: Iterable[tuple[str, str]]) -> dict[str, UsageError]:
 def _of_row(source: str) -> FoundCheckpoint:
     """The checkpoint that a row of a manifest names."""
     try:
-        return discover([source])[0]
+        found = discover([source])
+        if len(found) > 1:
+            raise UsageError(f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there", url=source)
+        return found[0] if found else FoundCheckpoint(source, file_name(source), "", ())
     except CkptError as e:
         return FoundCheckpoint(source, file_name(source), "", (), e)
 

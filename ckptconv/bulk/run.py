@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
 from ..storage import files
-from . import pool
+from . import pool, room
 from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
@@ -80,14 +80,17 @@ def convert(
         raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
     with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
         items = plan(
-            sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow
-        )
+            sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
+            ledger=book.path,
+        )  # fmt: skip
         bad = [i for i in items if i.found.problem]
         items = [i for i in items if not i.found.problem]
         if settings.target.force and not resume:
             items = [i._replace(state="convert") for i in items]
         todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
         _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
+        if resources.engine == "local":
+            room.check(todo, folder, resources.workers)
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         new_folders = _folders(folder, todo)
         entries: list[LedgerEntry] = []
@@ -247,7 +250,8 @@ def _folders(folder: str, todo: Sequence[Conversion]) -> list[str]:
     wanted = {os.path.dirname(files.join(folder, i.at)) for i in todo}
     missing = {path for path in wanted if not os.path.isdir(path)}
     for path in missing:
-        os.makedirs(path, exist_ok=True)
+        with suppress(OSError, RecursionError):  # the conversion fails there, and says why
+            os.makedirs(path, exist_ok=True)
     return sorted(missing, key=len, reverse=True)
 
 

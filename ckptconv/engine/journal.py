@@ -65,9 +65,10 @@ class Journal:
     def _take_up(self, plan: Plan, mark: str) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
         raw = self._lines.read()
+        first = b"".join(raw[:1])
         lines = list(_parsed(raw))
         head = lines[0][0] if lines else {}
-        if raw and not raw.startswith(BEGIN[: len(raw)]):
+        if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         renaming = any(line.get("publish") for line, _ in lines)
         known = head.get("plan") == mark and (renaming or self._there(plan))
@@ -93,7 +94,7 @@ class Journal:
         """Remove the temporary files of another plan; a journal may be a stranger's."""
         named = head.get("files")
         files = [OutputFile(str(name), 0) for name in named] if isinstance(named, list) else []
-        if files and not any(os.path.isabs(f.name) or ".." in f.name.split("/") for f in files):
+        if files and all(_plain(f.name) for f in files):
             for stage in OutputNames(self._names.folder, files, mark=MARK).stages:
                 if os.path.realpath(os.path.dirname(stage)) in self._folders():
                     own.remove(stage)
@@ -139,6 +140,14 @@ class Journal:
         self.close()
 
 
+def _plain(name: str) -> bool:
+    """Whether it may be the name of an output below the folder; a stranger may have written any text."""
+    try:
+        return not (os.path.isabs(name) or ".." in name.split("/") or b"\0" in os.fsencode(name))
+    except UnicodeEncodeError:
+        return False
+
+
 class NoJournal:
     """A journal that does nothing, for runs that are not resumed."""
 
@@ -161,11 +170,13 @@ class NoJournal:
         """Nothing is open."""
 
 
-def _parsed(raw: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+def _parsed(raw: Sequence[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """The complete lines, each with its end, up to the first damaged one."""
     at = 0
-    for line in raw.split(b"\n")[:-1]:
-        at += len(line) + 1
+    for line in raw:
+        at += len(line)
+        if not line.endswith(b"\n"):
+            return
         try:
             made = json.loads(line)
         except (ValueError, RecursionError):

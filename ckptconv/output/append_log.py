@@ -6,11 +6,23 @@ The journal of a conversion and the ledger of a zoo are such files. A kill leave
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import IO
 
-from ..errors import StorageError
+from ..errors import CorruptCheckpoint, StorageError
 from ..storage.faults import refused
 from . import own
+
+LONGEST = 2**26  # bytes of a line
+
+
+def lines(file: IO[bytes], path: str) -> Iterator[bytes]:
+    """The lines of such a file; a stranger's may be a single one of a terabyte that takes no room."""
+    while line := file.readline(LONGEST + 1):
+        if len(line) > LONGEST:
+            raise CorruptCheckpoint(f"has a line of more than {LONGEST} bytes, which ckptconv did not write", url=path)
+        yield line
 
 
 class AppendLog:
@@ -39,11 +51,16 @@ class AppendLog:
         if not alone:
             raise StorageError(busy, url=self.path)
 
-    def read(self) -> bytes:
-        """The content of the file."""
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return os.fstat(self._fd).st_size
+
+    def read(self) -> list[bytes]:
+        """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:
             f.seek(0)
-            return f.read()
+            return list(lines(f, self.path))
 
     def cut(self, size: int) -> None:
         """Forget what lies behind the first `size` bytes."""
@@ -68,4 +85,4 @@ class AppendLog:
         self._fd = -1
 
 
-__all__ = ["AppendLog"]
+__all__ = ["AppendLog", "lines"]

@@ -27,6 +27,7 @@ from . import own
 MARK = r"[0-9a-f]{8}"
 PART = re.compile(rf"\.(.+)\.({MARK})\.part", re.DOTALL)
 NOTE = re.compile(rf"\.(.+)\.({MARK})\.publish", re.DOTALL)
+MOST = 1 << 26  # bytes of a note
 LONGEST = 200  # bytes of a title: a file's name has at most 255
 
 
@@ -219,7 +220,8 @@ def finish(folder: str, titles: Callable[[str], bool], owns: Callable[[str], boo
 def _content(path: str) -> bytes | None:
     try:
         with open(own.open_file(path, os.O_RDONLY), "rb") as f:
-            return f.read(1 << 28)
+            begin = f.read(len(_BEGIN))  # what a stranger laid may be a terabyte that takes no room
+            return begin + (f.read(MOST) if begin == _BEGIN else b"")
     except OSError:
         return None
 

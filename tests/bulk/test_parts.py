@@ -491,8 +491,21 @@ def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path
 
 
 def test_sources_that_meet() -> None:
-    found = planning.clashes([("a", "/x"), ("A", "/y"), ("b", "/z"), ("c", "/w"), ("c", "/w")])
-    assert {k: e.message for k, e in found.items()} == {"a": "/x and /y would both become A"}
+    found = planning.clashes(
+        [
+            ("a", "/x", ""),
+            ("A", "/y", ""),
+            ("b", "/z", ""),
+            ("c", "/w", ""),
+            ("c", "/w", ""),
+            ("d", "/v", "1"),
+            ("d", "/v", "2"),
+        ]
+    )
+    assert {k: e.message for k, e in found.items()} == {
+        "a": "/x and /y would both become A",
+        "d": "/v and /v would both become d",
+    }
 
 
 def test_no_source() -> None:
