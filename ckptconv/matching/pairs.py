@@ -41,6 +41,7 @@ class Proposal:
                 "from": list(p.sources), "to": list(p.targets), "layout": p.order.text, "sizes": dict(p.order.sizes),
                 "evidence": p.evidence, "assumed": not p.sure, "doubtful": p.real, "why": list(p.why),
                 "candidates": list(p.rivals), "fill": {n: list(v) for n, v in p.fills},
+                **({p.length.word: p.length._asdict()} if p.length else {}),
             }
             for p in self.pairs
         ]  # fmt: skip
@@ -48,6 +49,24 @@ class Proposal:
             "pairs": rows, "ties": [list(t) for t in self.ties], "copies": dict(self.copies),
             "source_only": list(self.source_only), "target_only": list(self.target_only), "notes": list(self.notes),
         }  # fmt: skip
+
+
+class Length(NamedTuple):
+    """An axis of the target that the source has with another length."""
+
+    axis: int
+    before: int
+    to: int
+
+    @property
+    def word(self) -> str:
+        return "pad" if self.to > self.before else "crop"
+
+    @property
+    def text(self) -> str:
+        """The key of a rule."""
+        value = ", value = 0" if self.word == "pad" else ""
+        return f"{self.word} = {{ axis = {self.axis}, from = {self.before}, to = {self.to}{value} }}"
 
 
 LISTED = 5  # candidates named for an ambiguous tensor
@@ -60,7 +79,7 @@ class Pair(NamedTuple):
     `real` says that another pair or order is likely: what a person should look at, and what a check tries.
     `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
     `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
-    blocks.
+    blocks. `length` is an axis of the target that is cropped or padded.
     """
 
     sources: tuple[str, ...]
@@ -73,6 +92,7 @@ class Pair(NamedTuple):
     axis: str = ""
     real: bool = False
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    length: Length | None = None
 
 
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")

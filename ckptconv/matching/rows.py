@@ -17,14 +17,16 @@ from typing import NamedTuple
 from ..errors import UsageError
 from ..rules.templates import Domain, domain, template
 from .orders import Order
-from .pairs import Pair, folded
+from .pairs import Length, Pair, folded
 
 MARK = "\1"  # where the index of a stack stands
 CAPTURES = "ijklmnopq"
 Numbers = tuple[int, ...]
 Numbered = tuple[tuple[float, ...], ...]  # the numbers of fills
 Texts = tuple[tuple[str, ...], tuple[str, ...]]  # names of both sides without their numbers
-Kind = tuple[Texts, str, Order, str, bool, bool, tuple[str, ...], Numbered]  # what pairs must share to be one rule
+Kind = tuple[
+    Texts, str, Order, str, bool, bool, tuple[str, ...], Numbered, Length | None
+]  # what pairs must share to be one rule
 Spec = str | list[str] | dict[str, str]
 
 
@@ -40,6 +42,10 @@ class Row(NamedTuple):
     @property
     def order(self) -> Order:
         return self.pairs[0].order
+
+    @property
+    def length(self) -> Length | None:
+        return self.pairs[0].length
 
 
 class Member(NamedTuple):
@@ -65,7 +71,7 @@ def rows(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
         for text, counted in right:
             made[text].add(counted)
         fills = tuple(f for _, f in pair.fills)
-        groups[(texts, axis, pair.order, pair.evidence, pair.sure, pair.real, pair.why, fills)].append(
+        groups[(texts, axis, pair.order, pair.evidence, pair.sure, pair.real, pair.why, fills, pair.length)].append(
             Member(pair, _joined(left), _joined(right))
         )
     out: list[Row] = []

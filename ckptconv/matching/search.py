@@ -3,6 +3,7 @@
     match(source, target)   Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
         values.py           the same elements, in which order of axes: proved bit for bit
         names.py            equal words and numbers: numbering.py says which number is which
+        lengths.py          an axis that is longer on one side: a padded vocabulary
         bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
         modules.py          modules of one signature, by names, neighbours and order; cells.py: recurrent ones
         orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
@@ -25,6 +26,7 @@ from ..errors import CkptError
 from ..rules import passes
 from . import names as by_name
 from .doubt import voted
+from .lengths import by_length
 from .named import Known, Sides, by_names, by_same_names, known_of, left
 from .pairs import Pair, Proposal, leaf
 from .side import weights
@@ -74,6 +76,7 @@ def match(
         pairs += by_modules(left(sides, pairs, done), known, pairs, sides)
         pairs = by_names(sides, known, pairs, done)
         pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
+    pairs += by_length(left(sides, pairs, done), known)
     notes += _folded_note(sides, known, pairs)
     ties = [*found.ties, *_tied(target, pairs, done[1])]
     copies = found.copies | _copied(source, pairs)

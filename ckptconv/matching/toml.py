@@ -55,7 +55,7 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
 def _key(row: Row) -> Key:
     """What rules must share to be one table."""
     first = row.pairs[0]
-    key = (row.order, row.where, first.evidence, first.sure, first.real, first.why)
+    key = (row.order, row.length, row.where, first.evidence, first.sure, first.real, first.why)
     return key if _alone(row) else (*key, row.sources)
 
 
@@ -120,6 +120,8 @@ def _table(many: Sequence[Row]) -> Iterator[str]:
         yield f"layout = {written(first.order.text)}"
     if first.order.sizes:
         yield f"sizes = {{ {', '.join(f'{k} = {n}' for k, n in first.order.sizes)} }}"
+    if first.length:
+        yield first.length.text
     if first.where:
         yield f"where = {{ {', '.join(f'{k} = {v}' for k, v in first.where)} }}"
     if first.fills:

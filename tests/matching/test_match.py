@@ -443,6 +443,45 @@ def test_folded_batch_norm_is_reported_and_not_matched() -> None:
     assert any("folded into conv.weight" in n for n in found.notes)
 
 
+VOCABULARIES = {  # lengths in the source and in the target, and the rule between them
+    "padded": (50, 56, "pad = { axis = 0, from = 50, to = 56, value = 0 }"),
+    "cropped": (128, 100, "crop = { axis = 0, from = 128, to = 100 }"),
+    "another one": (50, 57, ""),
+    "far longer": (50, 200, ""),
+}
+
+
+@pytest.mark.parametrize("case", VOCABULARIES)
+def test_a_padded_vocabulary_is_proposed_and_marked(case: str) -> None:
+    """The table, the matrix of the head, turned, and its bias; a real module computes the same, if not padded."""
+    torch = pytest.importorskip("torch")
+    from ckptconv.torch import load_into, outline
+
+    old, new, want = VOCABULARIES[case]
+    module = torch.nn.ModuleDict({"wte": torch.nn.Embedding(new, 16), "ln_f": torch.nn.LayerNorm(16)})
+    module["lm_head"] = torch.nn.Linear(16, new)
+    a = {"model/wte": noise(old, 16), "model/ln_f/gamma": noise(16), "model/ln_f/beta": noise(16)}
+    a |= {"model/lm_head/kernel": noise(16, old), "model/lm_head/bias": noise(old)}
+    found = match(checkpoint(a), outline(module))
+    if not want:
+        assert set(found.target_only) == {"wte.weight", "lm_head.weight", "lm_head.bias"}
+        return
+    assert {p.targets[0] for p in found.pairs if p.length} == {"wte.weight", "lm_head.weight", "lm_head.bias"}
+    assert all(p.real and not p.sure for p in found.pairs if p.length)
+    text = toml(found)
+    assert text.count(want) >= 1
+    assert f"look at this: the lengths differ, {old} and {new}" in text
+    load_into(module, apply(proposed(found), checkpoint(a)))
+    ids = torch.arange(min(old, new))
+    got = module["lm_head"](module["ln_f"](module["wte"](ids))).detach().numpy()
+    x = a["model/wte"][: len(ids)]
+    x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    x = x * a["model/ln_f/gamma"] + a["model/ln_f/beta"]
+    y = x @ a["model/lm_head/kernel"] + a["model/lm_head/bias"]
+    assert np.allclose(got[:, : len(ids)], y[:, : len(ids)], atol=1e-4)
+    assert not got[:, old:].any()
+
+
 def test_a_dense_layer_behind_an_image_is_assumed() -> None:
     a = {"conv/kernel": (3, 3, 4, 8), "fc/kernel": (32, 5), "out/kernel": (5, 7)}
     b = {"conv.weight": (8, 4, 3, 3), "fc.weight": (5, 32), "out.weight": (7, 5)}
