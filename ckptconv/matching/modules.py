@@ -211,8 +211,8 @@ class Class:
         import numpy as np
 
         twins = self.words[1] == self.words[1][c], self.words[0] == self.words[0][r]
-        others = [*self.like[r, ~twins[0]], *self.like[~twins[1], c]]
-        if self.like[r, c] >= max(others, default=0.0) + CLEAR and twins[0].sum() == twins[1].sum():
+        others = np.concatenate([self.like[r, ~twins[0]], self.like[~twins[1], c]])
+        if self.like[r, c] >= (others.max() if others.size else 0.0) + CLEAR and twins[0].sum() == twins[1].sum():
             numbered = (NUMBERS,) if twins[0].sum() > 1 else ()
             return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
         order = np.lexsort((np.abs(np.arange(len(self.b)) - c), -self.like[r].round(2)))

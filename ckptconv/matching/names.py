@@ -163,10 +163,16 @@ def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[st
         _kinds(like, part_a, part_b, homes)
         gain = _gain(like, part_a, part_b)
         for r, c in assigned(gain):
-            best = [int(k) for k in (-gain[r]).argsort()[:4] if k != c and gain[r, k] > 0.85 * gain[r, c]]
+            best = [int(k) for k in _highest(gain[r], 0.85 * gain[r, c]) if k != c]
             rivals = tuple(part_b[k].members[0].name for k in best)
             out += aligned(part_a[r], part_b[c], float(like[r, c]), rivals, unique)
     return out
+
+
+def _highest(gains: Array, least: float) -> Array:
+    """The places of the four highest of some gains that exceed a bound; few do, so that few are sorted."""
+    near = (gains > least).nonzero()[0]
+    return near[(-gains[near]).argsort(kind="stable")[:4]]
 
 
 def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:

@@ -191,12 +191,10 @@ class _Rows:
                 count = text.count("\0")
                 own = {(m.left, m.right)[side][at : at + count] for m in members}
                 at += count
-                if MARK in text:
+                others = names.get(text, set()) - own
+                if MARK in text or not others or len(own) == len(members) == 1:
                     continue
                 regex = re.compile(pattern, re.DOTALL)
-                others = names.get(text, set()) - own
-                if len(own) == 1 and len(members) == 1:
-                    continue
                 if any(regex.fullmatch(_filled(text, numbers)) for numbers in others):
                     return False
         return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ class Unit(NamedTuple):
 
 def units(side: Side) -> list[Unit]:
     """The modules of a checkpoint, in the order of their first tensors."""
-    bare = {name: ROOTS.sub("", averaged(name)) for name in side.tensors}
+    bare = {name: _bare(name) for name in side.tensors}
     cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
     separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
     both_ways = {parent(n) for n in bare.values() if (m := RECURRENT.fullmatch(leaf(n))) and m[2]}
@@ -86,6 +87,12 @@ def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names.get(role, role): t for role, t in members.items()}
 
 
+@lru_cache(maxsize=2**16)
+def _bare(name: str) -> str:
+    return ROOTS.sub("", averaged(name))
+
+
+@lru_cache(maxsize=2**16)
 def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     """A key by which layer_2 goes before layer_10."""
     found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)

@@ -77,11 +77,11 @@ def _singular(word: str) -> str:
 def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
     """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
     every = list(names)
-    known = {folded(n)[0] for n in every}
+    known = {text for n in every if "_\0" in (text := folded(n)[0])}
     cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
     out = []
     for at, name in enumerate(every):
-        text = _numbered(name, known)
+        text = _numbered(name, known) if known else name
         home, last = parent(name), leaf(name)
         if cells and last in ("kernel", "bias") and f"{home}/" in cells:
             text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"
@@ -96,6 +96,6 @@ def _numbered(name: str, known: set[str]) -> str:
     parts = re.split(r"([/.])", name)
     for k in range(0, len(parts), 2):
         other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])
-        if folded(other)[0] in known and not re.search(r"[0-9]$", parts[k]):
+        if not re.search(r"[0-9]$", parts[k]) and folded(other)[0] in known:
             return other
     return name
