@@ -17,6 +17,7 @@ EXAMPLES = """Examples:
   ckptconv report model.safetensors                 writes model.report.html
   ckptconv report model.safetensors --open          and shows it
   ckptconv report model.ckpt -o page.html --no-values     headers only
+  ckptconv report epoch1.pt epoch2.pt               what changed
   ckptconv report bert.ckpt bert.safetensors -c auto -o conversion.html
 """
 
@@ -24,7 +25,9 @@ EXAMPLES = """Examples:
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "force", "jobs")
 def report(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
-    target: Annotated[str | None, typer.Argument(metavar="[B]", help="The result of converting SRC.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="Another checkpoint: compared with SRC, or made of it.")
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="HTML", help="The page to write (default: SRC.report.html, here)."),
@@ -37,10 +40,10 @@ def report(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Write an HTML page that shows a checkpoint or a conversion.
+    """Write an HTML page that shows a checkpoint, a comparison or a conversion.
 
-    The page is one file that needs no network. It shows a conversion if B is given; give the options of that
-    conversion as well, and it shows the rule that moved each tensor.
+    The page is one file that needs no network. With B it compares both; with the options of the conversion that made B
+    of SRC as well, it shows the rule that moved each tensor.
     """
     from ..reporting import html as page
 

@@ -1,11 +1,12 @@
-"""A report: one self-contained HTML file, for one checkpoint or for a conversion.
+"""A report: one self-contained HTML file, for one checkpoint, for two, or for a conversion.
 
     report(SRC)                   the content of SRC, as SRC.report.html in the working directory
+    report(SRC, B)                how B differs from SRC
     report(SRC, B, change=...)    the conversion of SRC to B: rules, values, omitted tensors
 
-survey.py collects the data, page.html has the layout, page.js draws. Names are not trusted: the slots of the page are
-escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's content security
-policy allows no other script, style or request.
+survey.py and compared.py collect the data, page/ has the layout and the scripts that draw. Names are not trusted: the
+slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
+content security policy allows no other script, style or request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,14 @@ from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
-from . import survey
+from . import compared, outline, survey
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.options import MatchOptions
 
+SCRIPTS = ("base.js", "map.js", "depth.js", "table.js", "tensor.js", "start.js")  # one scope, in this order
 REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 
 
@@ -45,24 +48,23 @@ def report(
     values: bool = True,
     **given: Unpack[MatchOptions],
 ) -> int:
-    """Write one self-contained HTML file that shows a checkpoint, or a conversion; return its size in bytes.
+    """Write one self-contained HTML file that shows a checkpoint or compares two; return its size in bytes.
 
-    source: the checkpoint. target: the result of converting it; give the options of that conversion as well, and the
-    page shows the rule that moved each tensor. output: the file to write; by default a file in the working directory
-    that is named after the checkpoint, model.report.html for model.safetensors. values: read all values for statistics
-    and heat maps; if false, only headers are read. Raises any CkptError of reading.
+    source: the checkpoint. target: another, which is compared with it. With the options of the conversion that made it,
+    the page shows the rule that moved each tensor. output: the file to write; by default a file in the working
+    directory that is named after the checkpoint, model.report.html for model.safetensors. values: read all values for
+    statistics, checks and heat maps; if false, only headers are read. Raises any CkptError of reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
+    given_values: dict[str, Any] = {
+        "values": values, "workers": resources.workers, "progress": resources.progress
+    }  # fmt: skip
     with files.record_stamps() as stamps:
-        shown = prepare(
-            [target if target is not None else source], Select() if target is not None else select, Change()
-        )
-        data = survey.survey(shown, values=values, workers=resources.workers, progress=resources.progress)
+        if target is None:
+            data = survey.survey(prepare([source], select, Change()), **given_values)
+        else:
+            data = _pair(source, target, select, change, given_values)
         data["url"] = redacted(os.fspath(target if target is not None else source))
-        if target is not None:
-            before, expected = prepare([source], select, Change()), prepare([source], select, change)
-            data["conversion"] = survey.conversion(before, expected, shown, values=values, workers=resources.workers)
-            data["conversion"] |= {"source": redacted(os.fspath(source)), "converter": change.converter or ""}
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     path = os.fspath(output or default_name(target if target is not None else source))
     own.refuse_source(path, stamps)
@@ -73,6 +75,21 @@ def report(
     return len(page)
 
 
+def _pair(source: Path, target: Path, select: Select, change: Change, how: dict[str, Any]) -> dict[str, Any]:
+    """The data of a conversion if `change` asks for one, otherwise of a comparison."""
+    before, converted = prepare([source], select, Change()), change != Change()
+    expected = prepare([source], select, change) if converted else before
+    after = prepare([target], Select() if converted else replace(select, format=None, at=None), Change())
+    both = compared.Compared(expected, after, values=how["values"], workers=how["workers"])
+    data = survey.survey(after if converted else both.both, before=both.changed(), **how)
+    data["totals"] = outline.totals(after)._asdict()
+    data["compared"] = (both.conversion(before) if converted else both.comparison()) | {
+        "source": redacted(os.fspath(source)),
+        "converter": change.converter or "",
+    }
+    return data
+
+
 def default_name(source: Path) -> str:
     """The name of a page that was not named: model.report.html for model.safetensors, folder/model/ or s3://x/model.pt."""
     last = re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
@@ -81,13 +98,17 @@ def default_name(source: Path) -> str:
 
 def render(data: dict[str, Any]) -> str:
     """Render the page. Slots are filled in one pass, so what fills one is not searched for others."""
-    script, style = _file("page.js"), _file("page.css")
-    conversion = data.get("conversion") or {}
-    converter = f" by the converter {conversion['converter']}" if conversion.get("converter") else ""
+    style, parts = _file("page.css"), "\n".join(map(_file, SCRIPTS))
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    other = data.get("compared") or {}
+    converter = f" by the converter {other['converter']}" if other.get("converter") else ""
     words = {
         "title": data["url"],
-        "kind": f"{'Conversion' if conversion else 'Checkpoint'} · {data['format']}",
-        "from": f"from {conversion['source']}{converter}" if "source" in conversion else "",
+        "kind": f"{other.get('mode', 'checkpoint').capitalize()} · {data['format']}",
+        "from": f"{'from' if other['mode'] == 'conversion' else 'compared with'} {other['source']}{converter}"
+        if other
+        else "",
+        "mode": other.get("mode", "checkpoint"),
         "version": version(),
         "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'",
     }
@@ -96,7 +117,7 @@ def render(data: dict[str, Any]) -> str:
 
 
 def _file(name: str) -> str:
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Describe values: statistics, histogram and a sample of a tensor, window by window, in bounded memory.
+"""Describe values: statistics of a tensor, window by window, in bounded memory.
 
     min  max  mean  std     of the finite values; sums are kept as exact fractions of float64 sums of small blocks
     zeros  nan  inf         counts (-0.0 is a zero; inf includes both signs)
@@ -23,8 +23,6 @@ from ..moves.gather import read_strings
 from ..moves.read import windows
 from ..moves.sources import Sources
 
-BINS = 32  # of a histogram
-
 
 class Stats(NamedTuple):
     """Statistics of a tensor's values; min, max, mean and std are None if no value is finite."""
@@ -38,7 +36,7 @@ class Stats(NamedTuple):
     inf: int
 
 
-class _Sums:
+class Sums:
     """Running count, sum and sum of squared deviations of the finite values; blocks are combined exactly."""
 
     def __init__(self) -> None:
@@ -133,73 +131,11 @@ def values(t: Tensor, sources: Sources) -> Iterator[Array]:
 
 def stats(t: Tensor, sources: Sources) -> Stats:
     """Read a tensor once and describe its values."""
-    sums = _Sums()
+    sums = Sums()
     with np.errstate(invalid="ignore"):
         for flat in values(t, sources):
             sums.take(flat)
     return sums.done()
 
 
-class Picture(NamedTuple):
-    """A histogram with equal bins from min to max, and evenly spaced elements in `rows` and `columns`."""
-
-    stats: Stats
-    bins: tuple[int, ...]
-    rows: int
-    columns: int
-    sample: tuple[float, ...]
-
-
-def picture(t: Tensor, sources: Sources, side: int = 24, *, sample: bool = True) -> Picture:
-    """Statistics, histogram and sample; a tensor of one window is read once, a larger one twice."""
-    cached = list(_copies(values(t, sources))) if t.nbytes <= 4 * 2**20 else None
-    sums = _Sums()
-    with np.errstate(invalid="ignore"):
-        for flat in cached if cached is not None else values(t, sources):
-            sums.take(flat)
-    measured = sums.done()
-    rows, columns, places = _places(t, side) if sample else (0, 0, np.empty(0, np.int64))
-    counts, samples, at = np.zeros(BINS, np.int64), list[float](), 0
-    second_pass = cached if cached is not None else values(t, sources) if measured.min is not None else ()
-    for flat in second_pass:
-        inside = places[(places >= at) & (places < at + flat.size)] - at
-        samples += flat[inside].astype(np.float64).tolist()
-        at += flat.size
-        counts += _histogram(flat, measured)
-    return Picture(measured, tuple(counts.tolist()), rows, columns, tuple(samples))
-
-
-def _copies(pieces: Iterator[Array]) -> Iterator[Array]:
-    for piece in pieces:
-        yield piece.copy()
-
-
-def _histogram(flat: Array, measured: Stats) -> Array:
-    counts = np.zeros(BINS, np.int64)
-    if measured.min is None or measured.max is None:
-        return counts
-    low, high = float(measured.min), float(measured.max)
-    if low == high:
-        counts[0] = flat.size if flat.dtype.kind != "f" else np.count_nonzero(np.isfinite(flat))
-        return counts
-    scale = max(abs(low), abs(high)) if high - low == math.inf else 1.0
-    for at in range(0, flat.size, BLOCK):
-        block = flat[at : at + BLOCK].astype(np.float64)
-        block = block[np.isfinite(block)] / scale
-        place = (block - low / scale) / (high / scale - low / scale) * BINS
-        counts += np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)
-    return counts
-
-
-def _places(t: Tensor, side: int) -> tuple[int, int, Array]:
-    """Flat indices of an evenly spaced grid: the last axis gives columns, all others rows."""
-    if not t.count or t.dtype.kind in "sx":
-        return 0, 0, np.empty(0, np.int64)
-    width = t.shape[-1] if len(t.shape) > 1 else max(1, math.isqrt(t.count))
-    height = t.count // width
-    r = np.unique(np.linspace(0, height - 1, min(side, height)).astype(np.int64))
-    c = np.unique(np.linspace(0, width - 1, min(side, width)).astype(np.int64))
-    return len(r), len(c), (r[:, None] * width + c[None, :]).reshape(-1)
-
-
-__all__ = ["Picture", "Stats", "picture", "stats", "values"]
+__all__ = ["Stats", "Sums", "stats", "values"]

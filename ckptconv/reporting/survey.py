@@ -1,41 +1,58 @@
 """Collect the data of a report as compact JSON columns: a row is an index into every list.
 
 names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
+kind  stack  layer  part                     where a tensor belongs, by its name (layers.py); layer -1 is in no stack
 min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
-heat    {row: [rows, columns, base64, peak]} for the largest tensors: 0..254 is -peak..peak, 255 is not finite
+clip    {row: [low, high, below, above]}     of histograms that do not span all values
+heat    {row: [rows, columns, base64, top]}  for the largest tensors, the largest |x| of each cell: 0..253 is 0..top,
+                                             254 is larger, 255 is not finite
+was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
+findings  [[check, row, text, index]]        what the checks find; checks {name: [severity, title, meaning]}
 """
 
 from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checkpoint import Checkpoint, Move, Tensor
+import numpy as np
+
+from ..checkpoint import Checkpoint, Tensor
 from ..engine.run import Progress
 from ..moves.read import each
 from ..moves.sources import Sources
 from ..rules.templates import separator
-from ..verification.compare import EXACT, Difference, diff
-from . import outline
-from .stats import Picture, picture
+from . import checks, outline
+from .layers import KINDS, places
+from .pictures import Picture, draw, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
 MAX_HEATMAPS = 600  # about 800 characters each
-HEATMAP_SIDE = 24  # cells
 MEASURES = ("min", "max", "mean", "std", "zeros", "nan", "inf")
 
 
-def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress | None = None) -> dict[str, Any]:
-    """Describe a checkpoint; with `values` every tensor is read once or twice."""
+def survey(
+    c: Checkpoint,
+    *,
+    values: bool,
+    workers: int = 1,
+    progress: Progress | None = None,
+    before: Mapping[str, Tensor] | None = None,
+) -> dict[str, Any]:
+    """Describe a checkpoint; with `values` every tensor is read once or twice.
+
+    before: by names of `c`, tensors whose histograms are drawn with the same bins.
+    """
     tensors = list(c.tensors.values())
-    total = outline.totals(c)
     natural = {t.name: i for i, t in enumerate(outline.ordered(tensors, "name"))}
+    belong = places(tensors)
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
-        "totals": total._asdict(),
+        "totals": outline.totals(c)._asdict(),
         "metadata": {text(k): text(v[:2000]) for k, v in c.metadata.items()},
         "notes": [[n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)] for n in c.notes],
         "ties": [[text(n) for n in group] for group in c.ties],
@@ -44,14 +61,24 @@ def survey(c: Checkpoint, *, values: bool, workers: int = 1, progress: Progress 
         "bytes": [t.nbytes for t in tensors],
         "count": [t.count for t in tensors],
         "values": values,
+        "kinds": list(KINDS),
+        "kind": [KINDS.index(p.kind) for p in belong],
+        "layer": [p.layer for p in belong],
     }
     for key, column in (
         ("dtype", [t.dtype.name for t in tensors]),
         ("shape", [list(t.shape) for t in tensors]),
         ("role", [t.role for t in tensors]),
+        ("stack", [text(p.stack) for p in belong]),
+        ("part", [text(p.part) if p.stack else "" for p in belong]),
     ):
         out[key + "s"], out[key] = _coded(column)
-    return out | (_values(tensors, workers, progress) if values else {})
+    if not values:
+        return out
+    pairs = _pictures(tensors, before or {}, workers, progress)
+    pictures = [after for after, _ in pairs]
+    found = checks.findings(c, pictures, belong, checks.limits(), workers=workers)
+    return out | _values(pairs) | _found(found, tensors)
 
 
 def text(name: str) -> str:
@@ -75,82 +102,104 @@ def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
 
 # --- values -----------------------------------------------------------------------------------------------------
 
+Pair = tuple[Picture, Picture | None]
 
-def _values(tensors: list[Tensor], workers: int, progress: Progress | None) -> dict[str, Any]:
-    largest = sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
-    counted, mapped = set(largest[:MAX_HISTOGRAMS]), set(largest[:MAX_HEATMAPS])
+
+def _pictures(
+    tensors: list[Tensor], before: Mapping[str, Tensor], workers: int, progress: Progress | None
+) -> list[Pair]:
+    """The picture of each tensor, without the values that it kept, and of what it is compared with."""
+    mapped = set(_largest(tensors)[:MAX_HEATMAPS])
     done, total = 0, sum(t.nbytes for t in tensors)
 
-    def look(i: int, sources: Sources) -> Picture:
+    def look(i: int, sources: Sources) -> Pair:
         nonlocal done
-        drawn = picture(tensors[i], sources, side=HEATMAP_SIDE, sample=i in mapped)
-        done += tensors[i].nbytes
+        t, other = tensors[i], before.get(tensors[i].name)
+        after = scan(t, sources, heat=i in mapped)
+        pair: Pair
+        if other is None:
+            pair = draw(after, sources), None
+        else:
+            old = scan(other, sources, heat=False)
+            spans = [s for s in (after.span, old.span) if s]
+            span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+            pair = draw(after, sources, span), draw(old, sources, span)
+        done += t.nbytes
         if progress:
             progress(done, total)
-        return drawn
+        return pair
 
-    pictures = each(range(len(tensors)), look, workers)
-    columns = {m: [_number(getattr(p.stats, m)) for p in pictures] for m in MEASURES}
-    bins = [_bars(p) if i in counted else "" for i, p in enumerate(pictures)]
-    heat = {i: _heat(p) for i, p in enumerate(pictures) if p.rows}
-    return {**columns, "bins": bins, "heat": heat}
+    return each(range(len(tensors)), look, workers)
 
 
-def _number(value: float | int | None) -> float | int | str | None:
+def _largest(tensors: Sequence[Tensor]) -> list[int]:
+    return sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
+
+
+def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
+    pictures = [after for after, _ in pairs]
+    out: dict[str, Any] = {m: [number(getattr(p.scan.stats, m)) for p in pictures] for m in MEASURES}
+    counted = set(_largest([p.scan.tensor for p in pictures])[:MAX_HISTOGRAMS])
+    drawn = [i in counted for i in range(len(pairs))]
+    peaks = [max([*(p.bars.counts if p.bars else ()), *(b.bars.counts if b and b.bars else ())], default=0)
+             for p, b in pairs]  # fmt: skip
+    out["bins"] = [_bars(p, peak) if wanted else "" for p, wanted, peak in zip(pictures, drawn, peaks, strict=True)]
+    out["clip"] = {i: clip for i, p in enumerate(pictures) if drawn[i] and (clip := _clip(p))}
+    out["heat"] = {i: _heat(p) for i, p in enumerate(pictures) if p.scan.cells is not None}
+    out["was"] = {
+        i: [_bars(b, peaks[i]), *(number(getattr(b.scan.stats, m)) for m in MEASURES[:4])]
+        for i, (_, b) in enumerate(pairs)
+        if b and drawn[i]
+    }
+    return out
+
+
+def number(value: float | int | None) -> float | int | str | None:
     """A number with six digits; infinities are text, because JSON has none."""
     if value is None or (isinstance(value, int) and abs(value) < 2**53):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
 
 
-def _bars(p: Picture) -> str:
-    peak = max(p.bins)
-    return base64.b64encode(bytes(-(-255 * n // peak) for n in p.bins)).decode() if peak else ""
+def _bars(p: Picture, peak: int) -> str:
+    return base64.b64encode(bytes(-(-255 * n // peak) for n in p.bars.counts)).decode() if p.bars and peak else ""
+
+
+def _clip(p: Picture) -> list[Any] | None:
+    s, bars = p.scan.stats, p.bars
+    if bars is None or (bars.low == s.min and bars.high == s.max):
+        return None
+    return [number(bars.low), number(bars.high), bars.below, bars.above]
 
 
 def _heat(p: Picture) -> list[Any]:
-    peak = max((abs(x) for x in p.sample if math.isfinite(x)), default=0.0)
-    cells = bytes(round(127 + 127 * (x / (peak or 1))) if math.isfinite(x) else 255 for x in p.sample)
-    return [p.rows, p.columns, base64.b64encode(cells).decode(), _number(peak)]
+    """Colours span what a clipped histogram spans, so that an outlier does not make all else pale."""
+    cells = p.scan.cells
+    if cells is None:
+        return []
+    finite = np.isfinite(cells)
+    peak = float(cells[finite].max()) if finite.any() else 0.0
+    top = min(peak, max(map(abs, p.scan.span))) if p.outliers.count and p.scan.span else peak
+    shade = np.where(cells > top, 254, np.rint(253 * np.where(finite, cells, 0) / (top or 1.0)))
+    coded = np.where(finite, shade, 255).astype(np.uint8)
+    return [*cells.shape, base64.b64encode(coded.tobytes()).decode(), number(top)]
 
 
-# --- a conversion -----------------------------------------------------------------------------------------------
-
-
-def conversion(
-    before: Checkpoint, expected: Checkpoint, after: Checkpoint, *, values: bool, workers: int = 1
-) -> dict[str, Any]:
-    """The conversion of each tensor: source, target and rule; tensors without a counterpart are listed."""
-    moved = expected.moved
-    pairs = {p.b.name if p.b else p.name: p for p in diff(expected, after, EXACT, workers=workers, values=values).pairs}
-    renamed = {p.b.name: p.a.name for p in pairs.values() if p.kind == "renamed" and p.a and p.b}
-    origins = {name: renamed.get(name, name) for name in after}
-    by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
-    rules = list(dict.fromkeys(how.rule for how in by.values() if how))
-    used = {n for how in by.values() if how for n in how.sources}
-    rows = [_row(how, rules, pairs.get(name), before) for name, how in by.items()]
-    whys = {n: note.text for note in expected.notes if note.kind in ("dropped", "skipped") for n in note.names}
+def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    row = {t.name: i for i, t in enumerate(tensors)}
+    used = {f.check for f in found}
     return {
-        "rules": [text(r) for r in rules],
-        "rows": rows,
-        "left": [[text(n), str(t.dtype), list(t.shape), whys.get(n, "")] for n, t in before.items() if n not in used],
-        "missing": [text(p.name) for p in pairs.values() if p.kind == "only_a" and p.name in moved],
+        "findings": [[f.check, row[f.tensor], text(f.text), list(f.index or ())] for f in found if f.tensor in row],
+        "checks": {
+            name: [
+                check.severity,
+                check.title,
+                check.meaning.replace("LIMIT", f"{check.limit:g}" if check.limit else ""),
+            ]
+            for name, check in checks.CHECKS.items()
+            if name in used
+        },
     }
 
 
-def _row(how: Move | None, rules: list[str], pair: Difference | None, before: Checkpoint) -> list[Any]:
-    """[rule, sources, kind of difference, measures]; the rule is -1 if no source is known."""
-    if how is None:
-        return [-1, [], pair.kind if pair else "", None]
-    sources = [[text(n), str(before[n].dtype), list(before[n].shape)] for n in how.sources if n in before]
-    return [rules.index(how.rule), sources, pair.kind if pair else "equal", _measures(pair)]
-
-
-def _measures(pair: Difference | None) -> dict[str, Any] | None:
-    if pair is None or pair.values is None:
-        return None
-    v = pair.values
-    return {
-        "differing": v.differing, "elements": v.elements, "first": list(v.first), "abs": _number(v.max_abs),
-        "relative": _number(v.max_rel), "ulp": _number(v.max_ulp), "cosine": _number(v.cosine),
-    }  # fmt: skip
+__all__ = ["MAX_HEATMAPS", "MAX_HISTOGRAMS", "number", "survey", "text"]

@@ -90,7 +90,7 @@ class _Meter:
         self.max_abs: float | int | None = None
         self.max_rel: float | None = None
         self.max_ulp: int | None = None
-        self.dot = self.aa = self.bb = 0.0
+        self.dot = self.aa = self.bb = self.dd = 0.0
 
     def take(self, at: int, x: Array, y: Array) -> None:
         """Add a window of bytes of each tensor; its first element is the tensors' element `at`."""
@@ -127,6 +127,7 @@ class _Meter:
         self.dot += float((wide_a * wide_b).sum())
         self.aa += float(np.square(wide_a).sum())
         self.bb += float(np.square(wide_b).sum())
+        self.dd += float(np.square(apart, dtype=np.float64).sum())
 
     def _wrong(self, wide_a: Array, wide_b: Array, a: Array, b: Array) -> Array:
         rtol, atol = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
@@ -149,6 +150,7 @@ class _Meter:
         return Values(
             self.differing, self.a.count, _index(self.first, self.a.shape), self.max_abs, self.max_rel, self.max_ulp,
             None if cosine is None else max(-1.0, min(1.0, cosine)), self.unpaired,
+            math.sqrt(self.dd / self.aa) if self.aa and math.isfinite(self.dd / self.aa) else None,
         )  # fmt: skip
 
 

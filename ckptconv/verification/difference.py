@@ -48,7 +48,7 @@ class Values(NamedTuple):
     """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
 
     relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
-    one side is finite and the other is not, or where infinities differ.
+    one side is finite and the other is not, or where infinities differ. change: the norm of b - a, relative to a's.
     """
 
     differing: int
@@ -59,6 +59,7 @@ class Values(NamedTuple):
     max_ulp: int | None = None
     cosine: float | None = None
     unpaired: int = 0
+    change: float | None = None
 
 
 PairKind = Literal["only_a", "only_b", "renamed", "shape", "dtype", "values"]

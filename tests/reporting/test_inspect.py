@@ -24,7 +24,7 @@ from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.moves import read
 from ckptconv.moves.read import hash_tensor
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import outline, stats, survey
+from ckptconv.reporting import outline, pictures, stats, survey
 from ckptconv.verification import compare
 
 MODEL = {
@@ -249,14 +249,15 @@ def test_statistics_of_many_windows(tmp_path: Path) -> None:
     ckptconv.save({"x": array}, tmp_path / "x.npz")
     with Sources() as sources:
         found = stats.stats(ckptconv.open(tmp_path / "x.npz")["x"], sources)
-        drawn = stats.picture(ckptconv.open(tmp_path / "x.npz")["x"], sources)
-    assert found == drawn.stats
+        drawn = pictures.draw(pictures.scan(ckptconv.open(tmp_path / "x.npz")["x"], sources), sources)
+    assert found == drawn.scan.stats
+    assert drawn.bars is not None
     finite = array[:-1].astype("f8")
     assert found.mean == pytest.approx(finite.mean(), rel=1e-12)
     assert found.std == pytest.approx(finite.std(), rel=1e-12)
-    assert sum(drawn.bins) == finite.size
+    assert sum(drawn.bars.counts) == finite.size
     expected = np.histogram(finite, 32, (found.min, found.max))[0]
-    assert np.abs(np.array(drawn.bins) - expected).max() <= 2  # values on the edge of a bin
+    assert np.abs(np.array(drawn.bars.counts) - expected).max() <= 2  # values on the edge of a bin
 
 
 # --- the hash ---------------------------------------------------------------------------------------------------

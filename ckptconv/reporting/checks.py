@@ -1,0 +1,214 @@
+"""What may be wrong with a checkpoint: named checks with limits, and findings with their reasons and places.
+
+    nan  inf  outliers  saturated  zero  spike      of one tensor, or of one among its layers
+    duplicate                                       of two tensors
+    constant  dead  denormal  tied                  notes: usual in some models, worth knowing in others
+
+Errors and warnings are what a check of a training run should stop for; notes are only told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from ..checkpoint import Checkpoint, Tensor
+from ..errors import UsageError
+from ..messages import brief, did_you_mean, in_digits, many
+from ..moves.copy import Array
+from ..moves.read import each, hash_tensor
+from .layers import Place
+from .pictures import OUTLIER, Odd, Picture
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+
+
+class Check(NamedTuple):
+    """A check: how serious a finding is, what it is called, what it means, and the limit that can be set."""
+
+    severity: str
+    title: str
+    meaning: str
+    limit: float | None = None
+
+
+CHECKS = {
+    "nan": Check(ERROR, "NaN", "Values that are not a number."),
+    "inf": Check(ERROR, "Infinite", "Values that are infinite."),
+    "outliers": Check(WARNING, "Outliers", "Weights further from the middle half of their tensor than LIMIT times its "
+                      "width.", OUTLIER),
+    "saturated": Check(WARNING, "Saturated", "Values at the largest number that the dtype has, as after a cast.", 0),
+    "zero": Check(WARNING, "All zero", "Weights with two or more axes that are zero throughout."),
+    "spike": Check(WARNING, "Unlike its layers", "The standard deviation is LIMIT times that of the same part of other "
+                   "layers, or less than one LIMIT-th.", 10),
+    "duplicate": Check(WARNING, "Duplicates", "Different tensors with equal values that the file does not tie."),
+    "dead": Check(NOTE, "Dead rows or columns", "Indices of the first or last axis at which all weights are zero."),
+    "constant": Check(NOTE, "Constant", "Weights with one value throughout, as norms and biases have before training."),
+    "denormal": Check(NOTE, "Denormal", "Too small for the full precision of the dtype: more than LIMIT of the values.",
+                      0.001),
+    "tied": Check(NOTE, "Tied", "Names of one tensor."),
+}  # fmt: skip
+LEAST = 64  # elements of tensors that are equal by more than chance
+SERIES = 4  # layers that can have a spike
+
+
+@dataclass(frozen=True)
+class Finding:
+    """check: a name of CHECKS. tensor: its name. text: what was found, in words. index: the place of the first."""
+
+    check: str
+    tensor: str
+    text: str
+    index: tuple[int, ...] | None = None
+
+
+Limits = Mapping[str, float | None]
+
+
+def limits(given: Iterable[str] = ()) -> dict[str, float | None]:
+    """Limits of the checks by name: `outliers=20` sets one, `spike=off` leaves the check out. Else UsageError."""
+    out = {name: check.limit for name, check in CHECKS.items()}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in CHECKS:
+            raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")
+        if value == "off":
+            del out[name]
+        elif out.get(name) is None:
+            raise UsageError(f"the check {name} has no limit: {name}=off leaves it out")
+        else:
+            out[name] = _number(name, value)
+    return out
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (number >= 0 and math.isfinite(number)):
+        raise UsageError(f"the limit of {name} is a number or off, not {value!r}")
+    return number
+
+
+def findings(
+    c: Checkpoint, pictures: Sequence[Picture], places: Sequence[Place], limit: Limits, *, workers: int = 1
+) -> list[Finding]:
+    """All that the checks find, the most serious first, then in the order of the checkpoint."""
+    found = [f for p in pictures for f in _odd(p, limit)]
+    found += _spikes(pictures, places, limit.get("spike"))
+    found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
+    found += [Finding("tied", g[0], f"also called {_names(g[1:])}") for g in c.ties]
+    order = {name: i for i, name in enumerate(CHECKS)}
+    place = {name: i for i, name in enumerate(c)}
+    return sorted((f for f in found if f.check in limit), key=lambda f: (order[f.check], place.get(f.tensor, 0)))
+
+
+# --- one tensor -------------------------------------------------------------------------------------------------
+
+
+def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
+    t, odd = p.scan.tensor, p.scan.odd
+    yield from _counted("nan", t, odd.get("nan", Odd()), "NaN")
+    yield from _counted("inf", t, odd.get("inf", Odd()), "infinite")
+    full = odd.get("saturated", Odd())
+    if t.dtype.itemsize > 1 and full.count > (limit.get("saturated") or 0):  # of 8 bits, scales make the largest usual
+        yield from _counted("saturated", t, full, f"at the largest {t.dtype}")
+    if t.role or t.dtype.kind != "f":  # slots are zero and uneven from the start
+        return
+    if p.outliers.count:
+        low, high = p.scan.fences or (0.0, 0.0)
+        usual = (
+            f"{in_digits(_short(low))} to {in_digits(_short(high))}" if math.isfinite(low) else f"up to {_short(high)}"
+        )
+        yield from _counted("outliers", t, p.outliers, f"outside of {usual}")
+    few = odd.get("denormal", Odd())
+    if few.count > (limit.get("denormal") or 0) * t.count:
+        yield from _counted("denormal", t, few, "denormal")
+    yield from _flat(p)
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.3g}")
+
+
+def _counted(check: str, t: Tensor, odd: Odd, what: str) -> Iterator[Finding]:
+    if odd.count:
+        index = tuple(int(i) for i in np.unravel_index(odd.first, t.shape)) if t.shape else ()
+        first = f", first at {list(index)}" if index else ""
+        yield Finding(check, t.name, f"{odd.count:,} of {t.count:,} {what}{first}", index)
+
+
+def _flat(p: Picture) -> Iterator[Finding]:
+    """All zero, constant, or with dead rows and columns."""
+    t, s = p.scan.tensor, p.scan.stats
+    if t.count > 1 and s.min is not None and s.min == s.max and not s.nan + s.inf:
+        if s.min == 0 and len(t.shape) > 1:
+            yield Finding("zero", t.name, f"all {t.count:,} values are zero")
+        else:
+            yield Finding("constant", t.name, f"all {t.count:,} values are {in_digits(_short(s.min))}")
+        return
+    for what, dead, axis in (("row", p.scan.rows, 0), ("column", p.scan.columns, -1)):
+        if dead is not None and len(dead):
+            count = f"{len(dead):,} of {many(t.shape[axis], what)}"
+            yield Finding("dead", t.name, f"{count} {'is' if len(dead) == 1 else 'are'} zero: {_ranges(dead)}")
+
+
+def _ranges(places: Array) -> str:
+    """0, 5..9, 12 and so on."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    texts = [f"{r[0]}..{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs[:4]]
+    return ", ".join(texts) + (" and more" if len(runs) > len(texts) else "")
+
+
+# --- several tensors --------------------------------------------------------------------------------------------
+
+
+def _spikes(pictures: Sequence[Picture], places: Sequence[Place], times: float | None) -> Iterator[Finding]:
+    series = defaultdict[tuple[str, str], list[Picture]](list)
+    for p, place in zip(pictures, places, strict=True):
+        t = p.scan.tensor
+        if place.stack and not t.role and t.dtype.kind == "f" and len(t.shape) > 1 and p.scan.stats.std:
+            series[place.stack, place.part].append(p)
+    for alike in series.values():
+        if times is None or len(alike) < SERIES:
+            continue
+        usual = median(p.scan.stats.std or 0.0 for p in alike)
+        for p in alike:
+            std = p.scan.stats.std or 0.0
+            if std > times * usual or std * times < usual:
+                text = (
+                    f"standard deviation {_short(std):g}, where the median of {len(alike)} layers is {_short(usual):g}"
+                )
+                yield Finding("spike", p.scan.tensor.name, text)
+
+
+def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Iterator[Finding]:
+    """Tensors with equal statistics are read again, and compared by their hashes."""
+    tied = {n for group in c.ties for n in group[1:]}
+    alike = defaultdict[tuple[object, ...], list[Tensor]](list)
+    for p in pictures:
+        t, s = p.scan.tensor, p.scan.stats
+        if t.count >= LEAST and not t.role and t.name not in tied and s.min != s.max:
+            alike[(t.dtype, t.shape, *s[:6])].append(t)
+    doubtful = [t for group in alike.values() if len(group) > 1 for t in group]
+    equal = defaultdict[str, list[str]](list)
+    for t, digest in zip(doubtful, each(doubtful, hash_tensor, workers), strict=True):
+        equal[digest].append(t.name)
+    for names in equal.values():
+        if len(names) > 1:
+            yield Finding("duplicate", names[1], f"equal to {_names([names[0], *names[2:]])}")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(brief(n) for n in names[:3]) + more
+
+
+__all__ = ["CHECKS", "ERROR", "NOTE", "WARNING", "Check", "Finding", "Limits", "findings", "limits"]

@@ -1,0 +1,83 @@
+"""Two checkpoints side by side: what changed and by how much, or the conversion that made one of the other.
+
+rows        [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
+left        source tensors that no row uses, with the reason
+missing     what the conversion gives but the target lacks
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..checkpoint import Checkpoint, Move, Tensor
+from ..verification.compare import EXACT, Difference, diff
+from .survey import number, text
+
+ALIKE = ("values", "dtype")  # kinds of difference whose values can be laid over each other
+
+
+class Compared:
+    """The differences of two checkpoints. `both` has the tensors of the second, then those that only the first has."""
+
+    def __init__(self, a: Checkpoint, b: Checkpoint, *, values: bool, workers: int = 1) -> None:
+        pairs = diff(a, b, EXACT, workers=workers, values=values).pairs
+        self.a, self.b = a, b
+        self.pairs = {p.b.name if p.b else p.name: p for p in pairs}
+        self.renamed = {p.b.name: p.a.name for p in pairs if p.kind == "renamed" and p.a and p.b}
+        only = {p.a.name: p.a for p in pairs if p.kind == "only_a" and p.a}
+        self.both = replace(b, tensors={**b.tensors, **only})
+
+    def changed(self) -> dict[str, Tensor]:
+        """By names of `b`, the tensors of `a` whose values differ."""
+        return {name: p.a for name, p in self.pairs.items() if p.kind in ALIKE and p.a and p.values}
+
+    def comparison(self) -> dict[str, Any]:
+        """The rows of `both`."""
+        origins = [(name, self.renamed.get(name, name)) for name in self.both]
+        rows: list[list[Any]] = [
+            [-1, [self._tensor(self.a[old])] if old in self.a else [], *self._kind(name)] for name, old in origins
+        ]
+        return {"mode": "comparison", "rules": [], "rows": rows, "left": [], "missing": []}
+
+    def conversion(self, before: Checkpoint) -> dict[str, Any]:
+        """The rows of `b`; `a` is what the conversion gives of `before`."""
+        moved = self.a.moved
+        origins = {name: self.renamed.get(name, name) for name in self.b}
+        by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
+        rules = list(dict.fromkeys(how.rule for how in by.values() if how))
+        used = {n for how in by.values() if how for n in how.sources}
+        whys = {n: note.text for note in self.a.notes if note.kind in ("dropped", "skipped") for n in note.names}
+        rows: list[list[Any]] = [
+            [rules.index(how.rule), [self._tensor(before[n]) for n in how.sources if n in before], *self._kind(name)]
+            if how else [-1, [], *self._kind(name)]
+            for name, how in by.items()
+        ]  # fmt: skip
+        return {
+            "mode": "conversion",
+            "rules": [text(r) for r in rules],
+            "rows": rows,
+            "left": [[*self._tensor(t), whys.get(n, "")] for n, t in before.items() if n not in used],
+            "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in moved],
+        }
+
+    def _kind(self, name: str) -> tuple[str, dict[str, Any] | None]:
+        pair = self.pairs.get(name)
+        return (pair.kind, _measures(pair)) if pair else ("equal", None)
+
+    def _tensor(self, t: Tensor) -> list[Any]:
+        return [text(t.name), str(t.dtype), list(t.shape)]
+
+
+def _measures(pair: Difference) -> dict[str, Any] | None:
+    v = pair.values
+    if v is None:
+        return None
+    return {
+        "differing": v.differing, "elements": v.elements, "first": list(v.first), "unpaired": v.unpaired,
+        "abs": number(v.max_abs), "relative": number(v.max_rel), "ulp": number(v.max_ulp), "change": number(v.change),
+        "cosine": None if v.cosine is None else round(v.cosine, 12),
+    }  # fmt: skip
+
+
+__all__ = ["Compared"]

@@ -1,0 +1,119 @@
+// The data, words and numbers. Everything drawn is text: no name ever becomes markup.
+const data = JSON.parse(document.getElementById("data").textContent);
+const rows = data.names.length, compared = data.compared;
+const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
+const $ = (id) => document.getElementById(id);
+const make = (tag, props = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(props)) {
+    if (key in node && key !== "role") node[key] = value; else node.setAttribute(key, value);
+  }
+  node.append(...children);
+  return node;
+};
+const svg = (tag, props, ...children) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(props)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+};
+const button = (text, onclick, props = {}) => make("button", { type: "button", onclick, ...props }, text);
+
+const DEEP = 64; // words of a name; what is deeper is one word
+const split = (name) => {
+  const words = name.split(data.separator);
+  return words.length > DEEP ? [...words.slice(0, DEEP - 1), words.slice(DEEP - 1).join(data.separator)] : words;
+};
+// A name that breaks between its words, if it must.
+const breakable = (name) => split(name).flatMap((word, k) => (k ? [data.separator, make("wbr"), word] : [word]));
+
+const bytes = (n) => {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let i = 0;
+  while (n >= 1000 && i < 4) { n /= 1000; i++; }
+  return `${i ? n.toFixed(1) : n} ${units[i]}`;
+};
+const count = (n) => Number(n).toLocaleString("en");
+const many = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+const brief = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} T` : n >= 1e9 ? `${(n / 1e9).toFixed(1)} B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} k` : count(n));
+const number = (n) => (n === null || n === undefined ? "–" : typeof n !== "number" || (Number.isInteger(n) && Math.abs(n) < 1e9) ? String(n)
+  : Math.abs(n) < 1e-3 || Math.abs(n) >= 1e9 ? n.toExponential(2) : String(Number(n.toPrecision(4))));
+const percent = (x) => (x >= 0.9995 ? "100 %" : x >= 0.1 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
+const change_text = (x) => (x === null ? "" : x >= 10 ? `× ${number(x)}` : x >= 0.0005 || x === 0 ? percent(x).replace("100 %", `${(100 * x).toFixed(0)} %`) : `${number(100 * x)} %`);
+const shape = (dims) => dims.join(" × ") || "scalar";
+const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
+const value = (column, i) => (data.values ? data[column][i] : null);
+const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+
+// --- what was found, and what changed ---
+const findings = data.findings || [], checks = data.checks || {};
+const flags = new Map();
+for (const finding of findings) flags.set(finding[1], [...(flags.get(finding[1]) || []), finding]);
+const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");
+const STATUS = comparing
+  ? { equal: "equal", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only before", only_b: "only after", renamed: "renamed" }
+  : { equal: "as converted", values: "differs", dtype: "other dtype", shape: "other shape", only_b: "no source", renamed: "renamed" };
+const kind_of_change = (i) => (compared ? compared.rows[i][2] : "");
+const status = (i) => STATUS[kind_of_change(i)] || "";
+const changed = (i) => !["", "equal", "renamed"].includes(kind_of_change(i));
+const measure = (name, i) => (compared && compared.rows[i][3] ? compared.rows[i][3][name] : null);
+const here = (i) => !comparing || kind_of_change(i) !== "only_a"; // in the checkpoint that the page is about
+// What is compared cannot be compared at all, has become NaN, or has changed by so much: the first are the worst.
+const rank = (i) => {
+  const kind = kind_of_change(i);
+  if (measure("unpaired", i) > 0) return 1e300;
+  const change = measure("change", i) ?? (measure("abs", i) > 0 ? 1e100 : null);
+  return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
+};
+const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
+
+// --- the tree of scopes ---
+const scope = (name, full, up) => ({ name, full, up, bytes: 0, count: 0, tensors: 0, kinds: new Map(), kids: new Map(), leaf: -1, bad: 0 });
+const tree = scope("", "", null);
+for (let i = 0; i < rows; i++) {
+  const add = (node) => {
+    node.tensors++;
+    node.bad += severe(i).length ? 1 : 0;
+    if (!here(i)) return;
+    node.bytes += data.bytes[i];
+    node.count += data.count[i];
+    node.kinds.set(data.kind[i], (node.kinds.get(data.kind[i]) || 0) + data.count[i]);
+  };
+  let at = tree, full = "";
+  const words = split(data.names[i]);
+  add(tree);
+  words.forEach((word, k) => {
+    full += word + (k < words.length - 1 ? data.separator : "");
+    let next = at.kids.get(word);
+    if (!next) at.kids.set(word, (next = scope(word, full, at)));
+    if (k < words.length - 1) next.full = full; else next.leaf = i;
+    add(next);
+    at = next;
+  });
+}
+// Layers that are listed as 0, 1, 10, 11, 2 are put in the order of their numbers, in the places that they have.
+const in_order = (node) => {
+  const kids = [...node.kids.values()], alike = new Map(), last = (n) => Number((n.name.match(/\d+/g) || [0]).pop());
+  kids.forEach((kid, k) => { const key = kid.name.replace(/\d+/g, "#"); alike.set(key, [...(alike.get(key) || []), k]); });
+  for (const places of alike.values()) {
+    if (places.length < 2) continue;
+    const sorted = places.map((k) => kids[k]).sort((a, b) => last(a) - last(b));
+    places.forEach((k, j) => { kids[k] = sorted[j]; });
+  }
+  node.kids = new Map(kids.map((kid) => [kid.name, kid]));
+  for (const kid of kids) in_order(kid);
+};
+in_order(tree);
+// A scope with nothing but one scope is shown as one: encoder.layer
+const joined = (node) => {
+  let name = node.name, at = node;
+  while (at.leaf < 0 && at.kids.size === 1) { // and a scope with nothing but one tensor as that tensor
+    const [only] = at.kids.values();
+    name += data.separator + only.name;
+    at = only;
+  }
+  return { node: at, name };
+};
+
+// --- state, and the address that keeps it ---
+const state = { q: "", sort: "", down: false, show: "all", scope: "", view: "tree", unit: "count", depth: "", kind: -1 };

@@ -1,0 +1,229 @@
+"""What is found in a checkpoint: pictures against a brute force, places by name, and one flaw for each check."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, Tensor, held
+from ckptconv.errors import UsageError
+from ckptconv.moves import read
+from ckptconv.moves.sources import Sources
+from ckptconv.reporting import checks, compared, layers, pictures, survey
+
+NORMAL = np.random.default_rng(0).normal(size=(40, 30)).astype("f4")
+
+
+def checkpoint(arrays: dict[str, Any], **more: Any) -> Checkpoint:
+    return Checkpoint({n: held(n, np.asarray(a)) for n, a in arrays.items()}, **more)
+
+
+def pictured(tensor: np.ndarray | Tensor, outlier: float | None = None) -> pictures.Picture:
+    t = tensor if isinstance(tensor, Tensor) else held("x", tensor)
+    with Sources() as sources:
+        return pictures.draw(pictures.scan(t, sources, outlier=outlier or pictures.OUTLIER), sources)
+
+
+def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Finding]:
+    c = checkpoint(arrays, **more)
+    limit = checks.limits(limits)
+    drawn = [pictured(t, limit.get("outliers")) for t in c.values()]
+    return checks.findings(c, drawn, layers.places(c.values()), limit)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (100, 3), (3, 100), (1, 1), (30, 4, 5), (2, 3, 4, 50), (1, 999)])
+@pytest.mark.parametrize("window", [4, 52, 2**20])
+def test_cells_rows_and_columns_are_those_of_a_brute_force(
+    shape: tuple[int, ...], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the tensor is cut into windows."""
+    real = read.windows
+    monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, window))
+    array = np.random.default_rng(1).integers(-9, 10, shape).astype("f4")
+    array[shape[0] // 2] = 0
+    array[..., shape[-1] // 2] = 0
+    scan = pictured(array).scan
+    assert scan.rows is not None
+    assert scan.columns is not None
+    assert scan.cells is not None
+    assert scan.rows.tolist() == [i for i in range(shape[0]) if not array[i].any()]
+    assert scan.columns.tolist() == [i for i in range(shape[-1]) if not array[..., i].any()]
+    halves = [(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))]
+    high, wide = min(halves, key=lambda h: max(h) / min(h))
+    matrix, (m, n) = np.abs(array.reshape(high, wide)), scan.cells.shape
+    assert (m, n) == (min(24, high), min(24, wide))
+    want = [
+        [matrix[[r for r in range(high) if r * m // high == i]][:, [c for c in range(wide) if c * n // wide == j]].max()
+         for j in range(n)] for i in range(m)
+    ]  # fmt: skip
+    assert scan.cells.tolist() == want
+
+
+def test_outliers_leave_the_histogram_and_are_counted() -> None:
+    array = NORMAL.copy()
+    array[11] = 1e4
+    array[12, 3] = -1e4
+    drawn = pictured(array)
+    assert drawn.outliers == pictures.Odd(31, 11 * 30)
+    assert drawn.bars is not None
+    assert (drawn.bars.below, drawn.bars.above) == (1, 30)
+    assert sum(drawn.bars.counts) == array.size - 31
+    assert -6 < drawn.bars.low < -3 < 3 < drawn.bars.high < 6
+    assert sum(1 for n in drawn.bars.counts if n) > 15, "the others are told apart"
+
+
+@pytest.mark.parametrize(
+    ("array", "span"),
+    [
+        (np.arange(10, dtype="i4"), (0, 9)),
+        (np.full(9, 2.5, "f4"), (2.5, 2.5)),
+        (NORMAL, (NORMAL.min(), NORMAL.max())),
+        (np.array([-3e38, 3e38], "f4"), (np.float32(-3e38), np.float32(3e38))),
+    ],
+)
+def test_without_outliers_bars_span_all_values(array: np.ndarray, span: tuple[float, float]) -> None:
+    bars = pictured(array).bars
+    assert bars is not None
+    assert ((bars.low, bars.high), bars.below, bars.above) == (tuple(map(float, span)), 0, 0)
+    assert sum(bars.counts) == array.size
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("bert/encoder/layer_3/attention/self/query/kernel", "attention"),
+        ("encoder.layer.0.attention.output.LayerNorm.weight", "norms"),
+        ("encoder.layer.0.output.dense.weight", "MLP"),
+        ("transformer.h.0.mlp.c_fc.weight", "MLP"),
+        ("transformer.wte.weight", "embeddings"),
+        ("model.layers.0.self_attn.k_proj.weight", "attention"),
+        ("model.layers.0.mlp.gate_proj.weight", "MLP"),
+        ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "MLP"),
+        ("lm_head.weight", "heads"),
+        ("cls.predictions.bias", "heads"),
+        ("cls_token", "embeddings"),
+        ("patch_embed.proj.weight", "embeddings"),
+        ("layer1.0.bn1.running_mean", "norms"),
+        ("layer1.0.conv1.weight", "convolutions"),
+        ("bidirectional_lstm/forward_lstm/kernel", "recurrent"),
+        ("multi_head_attention/query/bias", "attention"),
+        ("temperature", "other"),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert layers.kind_of(name) == kind
+
+
+def test_layers_are_the_first_number_that_counts() -> None:
+    names = [f"encoder.layer.{i}.w.{k}.weight" for i in range(3) for k in range(5)] + ["fp16.scale", "encoder.norm"]
+    placed = {
+        n: p[:3] for n, p in zip(names, layers.places(checkpoint(dict.fromkeys(names, 1.0)).values()), strict=True)
+    }
+    assert placed["encoder.layer.2.w.4.weight"] == ("encoder.layer.*", 2, "w.4.weight")
+    assert placed["fp16.scale"] == ("", -1, "fp16.scale")
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def changed(index: Any, to: float, dtype: Any = "f4") -> np.ndarray:
+    array = NORMAL.astype(dtype)
+    array[index] = to
+    return array
+
+
+CASES = {
+    "nan": ({"w": changed((3, 4), np.nan)}, "w", "1 of 1,200 NaN, first at [3, 4]", (3, 4)),
+    "inf": ({"w": changed((3, 4), -np.inf)}, "w", "1 of 1,200 infinite, first at [3, 4]", (3, 4)),
+    "outliers": ({"w": changed((3, slice(2)), 99)}, "w", "2 of 1,200 outside of ", (3, 0)),
+    "saturated": ({"w": changed((0, 1), 65504, "f2")}, "w", "1 of 1,200 at the largest float16, first at", (0, 1)),
+    "zero": ({"w": np.zeros((3, 4), "f4")}, "w", "all 12 values are zero", None),
+    "constant": ({"b": np.zeros(4, "f4")}, "b", "all 4 values are 0", None),
+    "dead": ({"w": changed([0, 5, 6, 7], 0)}, "w", "4 of 40 rows are zero: 0, 5..7", None),
+    "denormal": ({"w": changed((slice(2), 2), 1e-40)}, "w", "2 of 1,200 denormal, first at [0, 2]", (0, 2)),
+    "spike": (
+        {f"l.{i}.w": NORMAL * (20 if i == 3 else 1) + i for i in range(5)}, "l.3.w",
+        "standard deviation 19.6, where the median of 5 layers is 0.978", None,
+    ),
+    "duplicate": ({"a": NORMAL, "b": NORMAL + 1, "c": NORMAL.copy()}, "c", "equal to a", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_each_flaw_is_found_once_and_named(check: str) -> None:
+    arrays, name, text, index = CASES[check]
+    got = [f for f in found(arrays) if f.check not in ("constant", "outliers") or f.check == check]
+    assert [(f.check, f.tensor, f.index) for f in got] == [(check, name, index)]
+    assert got[0].text.startswith(text)
+    assert [f for f in found(arrays, f"{check}=off") if f.check == check] == []
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"w": NORMAL, "b": NORMAL[0], "norm": 1 + NORMAL[0] / 50, "step": np.array(7)},
+        {"w": NORMAL.astype(ml_dtypes.bfloat16), "scales": np.full((3, 3), 448, ml_dtypes.float8_e4m3fn) * [[1, 2, 3]]},
+        {"laplace": np.random.default_rng(0).laplace(size=100_000), "variance": np.exp(NORMAL * 4)},
+        {"sparse": np.where(NORMAL > 1, NORMAL, 0), "scalar": np.float32(3), "empty": np.zeros((0, 4), "f4")},
+        {f"l.{i}.w": NORMAL * (1 + i) for i in range(5)},
+        {"ids": np.zeros((3, 3), "i8"), "names": np.array([b"a", b"b"], object)},
+    ],
+)
+def test_what_is_usual_is_no_finding(arrays: dict[str, Any]) -> None:
+    assert [f for f in found(arrays) if checks.CHECKS[f.check].severity != checks.NOTE] == []
+
+
+def test_ties_are_no_duplicates() -> None:
+    got = found({"a": NORMAL, "b": NORMAL}, ties=(("a", "b"),))
+    assert [(f.check, f.tensor, f.text) for f in got] == [("tied", "a", "also called b")]
+
+
+def test_limits() -> None:
+    arrays = {"w": changed((3, 4), 50)}
+    assert [f.check for f in found(arrays)] == ["outliers"]
+    assert found(arrays, "outliers=1000") == []
+    for bad, words in (("outlier=3", "outliers"), ("nan=3", "has no limit"), ("spike=x", "a number or off")):
+        with pytest.raises(UsageError, match=words):
+            checks.limits([bad])
+
+
+# --- two checkpoints --------------------------------------------------------------------------------------------
+
+
+def test_comparison_measures_and_keeps_both_sides() -> None:
+    a = checkpoint({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7})
+    b = checkpoint({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
+                    "name": NORMAL[:9] * 7})  # fmt: skip
+    both = compared.Compared(a, b, values=True)
+    rows = dict(zip(both.both, both.comparison()["rows"], strict=True))
+    assert {n: r[2] for n, r in rows.items()} == {
+        "same": "equal", "moved": "values", "new": "only_b", "cast": "dtype", "name": "renamed", "gone": "only_a",
+    }  # fmt: skip
+    assert rows["name"][1][0][0] == "old"
+    assert rows["moved"][3]["change"] == pytest.approx(0.5)
+    data = survey.survey(both.both, values=True, before=both.changed())
+    place = {n: i for i, n in enumerate(data["names"])}
+    assert set(data["was"]) == {place["moved"], place["cast"]}
+    old = data["was"][place["moved"]]
+    assert old[1:3] == [survey.number(float(NORMAL.min())), survey.number(float(NORMAL.max()))]
+    assert data["clip"].get(place["moved"]) is None, "bars span the wider of both"
+
+
+def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
+    ckptconv.save({"a": NORMAL}, tmp_path / "a.npz")
+    ckptconv.save({"a": NORMAL + 1}, tmp_path / "b.npz")
+    for change, mode in (({}, "Comparison"), ({"dtype": "float16"}, "Conversion")):
+        ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html", force=True, **change)
+        assert f'<p class="soft">{mode} · ' in (tmp_path / "r.html").read_text()
