@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -212,8 +213,9 @@ def read_strings(t: Stored) -> Array:
     flat = np.empty(t.count, object)
     for part in t.parts:
         items = decode(part.data) if isinstance(part.data, Coded) else _held_strings(part)
-        places = np.ndindex(*part.shape)
-        for index, item in zip(places, items, strict=True):
+        for index, item in zip_longest(np.ndindex(*part.shape), items):
+            if index is None or item is None:
+                raise CorruptCheckpoint("holds another number of texts than its shape says", tensor=t.name)
             flat[part.start + sum(i * s for i, s in zip(index, part.steps, strict=True))] = item
     return flat.reshape(t.shape)
 

@@ -6,9 +6,10 @@ over a pipe, and the parent answers from the one file that it opened, so no link
 open or write files, its memory is limited, it loads no plugins, and on Linux a filter of system calls (jail.py) allows
 only computing and the pipes. It is killed after `SILENCE` seconds without a message, after `CPU_STEP` seconds of its
 own processor time between two frames, and after `CPU_TOTAL` seconds plus `CPU_PER_MB` for each megabyte of the file in
-all. Starting the first child takes 0.1 s, about as long as importing h5py; the others are forks of a process that has
-done only that. Idle children are reused for the next dataset. Contiguous datasets, nearly all in practice, need the
-child only once: to learn the position of their bytes.
+all. Code of an attacker may run in it: what it sends is bounded in size and time here as well. Starting the first child
+takes 0.1 s, about as long as importing h5py; the others are forks of a process that has done only that. Idle children
+are reused for the next dataset. Contiguous datasets, nearly all in practice, need the child only once: to learn the
+position of their bytes.
 
 This mechanism differs from bulk/pool.py, which starts workers through multiprocessing: those run our code with all
 rights of the parent. The server of multiprocessing exists once per process, is preloaded once, and gives every child
@@ -32,18 +33,26 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+from ...messages import printable
 from ...storage.ranges import Ranges
+from .scan import RATIO
 
 SILENCE = 30.0  # seconds
 CPU_STEP = 6  # seconds of processor time between two frames
 CPU_TOTAL, CPU_PER_MB = 300, 1  # seconds of processor time for all requests together
+WAITING = 4  # seconds that this process waits for each second of the child's processor time, at most
 FRAME = struct.Struct("<cQ")
+KINDS = (b"G", b"R", b"D", b"S", b"E", b".")
+MAX_ERROR = 1 << 16  # bytes of a message
 COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
+RECORD_RATIO = 16  # bytes of records per byte of the file
+PIECE = 1 << 20  # bytes read or sent at once
 MEMORY = 4 << 30
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
 MAX_IDLE = 2  # children kept for the next request
@@ -153,30 +162,46 @@ class Child:
     def __init__(self, image: FileImage) -> None:
         self.image, self._source = image, image.source()
         self._process = _spawn()
+        self._patience: float = WAITING * (CPU_TOTAL + CPU_PER_MB * (image.size >> 20))
+        if os.name != "nt" and self._process.stdin:
+            os.set_blocking(self._process.stdin.fileno(), False)  # it may not read what it asked for
         self._send(json.dumps({"size": image.size}).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
         """Send a request and yield the frames of the answer."""
         self._send(json.dumps(request).encode() + b"\n")
+        ratio, more = (RECORD_RATIO, 1 << 20) if request["do"] == "scan" else (RATIO, MAX_FRAME)
+        room = ratio * self.image.size + more  # bytes of the answer
         while True:
             kind, size = FRAME.unpack(self._receive(FRAME.size))
-            if size > MAX_FRAME:
+            room -= size if kind != b"G" else 0
+            if size > MAX_FRAME or room < 0 or kind not in KINDS or (kind == b"G" and size != 16):
                 raise self._lost("sent an invalid message")
             body = self._receive(size)
             if kind == b".":
                 return
             if kind == b"E":
-                raise _error(json.loads(body), self.image.url)
+                raise _error(body, self.image.url)
             if kind == b"G":
-                self._send(self._source.read(*struct.unpack("<QQ", body)))
+                self._give(*struct.unpack("<QQ", body))
             else:
                 yield kind, body
+
+    def _give(self, start: int, size: int) -> None:
+        """Send a range of the file, in pieces: it may be all of it."""
+        if start + size > self.image.size:
+            raise self._lost("asked for bytes that are not there")
+        for at in range(start, start + size, PIECE):
+            self._send(self._source.read(at, min(PIECE, start + size - at)))
 
     def _send(self, data: bytes) -> None:
         pipe, view = self._process.stdin, memoryview(data)
         try:
             while pipe is not None and view:
-                view = view[pipe.write(view) or 0 :]
+                sent = pipe.write(view)
+                if sent is None:  # the pipe is full
+                    self._wait(pipe, reading=False)
+                view = view[sent or 0 :]
         except OSError:
             raise self._lost("") from None
 
@@ -188,15 +213,28 @@ class Child:
         if watch:
             watch.start()
         while pipe is not None and len(out) < size:
-            if not watch and not _readable(pipe.fileno()):
-                raise self._lost(f"was silent for {SILENCE:.0f} seconds")
-            piece = pipe.read(min(size - len(out), 1 << 20))
+            if not watch:
+                self._wait(pipe, reading=True)
+            piece = pipe.read(min(size - len(out), PIECE))
             if not piece:
                 raise self._lost("")
             out += piece
         if watch:
             watch.cancel()
         return bytes(out)
+
+    def _wait(self, pipe: IO[bytes], *, reading: bool) -> None:
+        """Wait until the pipe can be used; for `SILENCE` seconds, and `_patience` seconds in all."""
+        import select
+
+        poll, began = select.poll(), time.monotonic()
+        poll.register(pipe.fileno(), select.POLLIN if reading else select.POLLOUT)
+        ready = poll.poll(SILENCE * 1000)
+        self._patience -= time.monotonic() - began
+        if not ready:
+            raise self._lost(f"was silent for {SILENCE:.0f} seconds")
+        if self._patience < 0:
+            raise self._lost("took too long")
 
     def _lost(self, why: str) -> CkptError:
         self._process.kill()
@@ -219,16 +257,11 @@ class Child:
             self.close()
 
 
-def _readable(fd: int) -> bool:
-    import select
-
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(SILENCE * 1000))
-
-
-def _error(body: Any, url: str) -> CkptError:
-    kind, message = str(body[0]), str(body[1])
+def _error(body: bytes, url: str) -> CkptError:
+    try:
+        kind, message = (printable(str(text)) for text in json.loads(body[:MAX_ERROR]))
+    except (ValueError, TypeError, RecursionError):
+        return CorruptCheckpoint("the HDF5 library ended with an invalid message: the file is hostile", url=url)
     if kind == "missing":
         return MissingExtra(f"HDF5 needs the package h5py: {message}", url=url)
     return (UnsafeCheckpoint if kind == "unsafe" else CorruptCheckpoint)(message, url=url)

@@ -12,7 +12,6 @@ declare far more than they store are refused (scan.py). Specification: HDF5 File
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,15 +97,17 @@ def decode(coded: Coded) -> Iterator[bytes]:
         if kind == b"D":
             yield body
         else:
-            yield from _strings(body)
+            yield from _strings(body, coded.url)
 
 
-def _strings(body: bytes) -> Iterator[bytes]:
+def _strings(body: bytes, url: str) -> Iterator[bytes]:
     at = 0
     while at < len(body):
-        (size,) = struct.unpack_from("<I", body, at)
-        yield body[at + 4 : at + 4 + size]
-        at += 4 + size
+        end = at + 4 + int.from_bytes(body[at : at + 4], "little")
+        if end > len(body):
+            raise CorruptCheckpoint("the HDF5 library sent half a text: the file is hostile", url=url)
+        yield body[at + 4 : end]
+        at = end
 
 
 def look(url: str, member: str = "") -> Tree:

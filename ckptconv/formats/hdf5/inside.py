@@ -18,12 +18,11 @@ from typing import Any, BinaryIO, NoReturn
 
 from ...storage.ranges import FileObject
 from . import jail
-from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MEMORY
+from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MEMORY, RECORD_RATIO
 from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
-RECORD_RATIO = 16  # bytes of records per byte of the file
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
