@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from . import complete, show
 from .options import READING, Json, takes
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Tensor
+    from .. import Checkpoint, Inspection, Tensor
     from ..reporting.outline import GraphVariables, Node, Totals
 
 EXAMPLES = """Examples:
@@ -22,8 +23,10 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --tree             folded: layer_{0..11}
   ckptconv inspect model.ckpt --include '*/kernel' --sort size
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
+  ckptconv inspect model.ckpt --check            NaN, outliers, dead tensors ...; exits with 1 if it finds any
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
+COLOURS = {"error": "red", "warning": "yellow", "note": ""}
 VALUES = 20  # that are not tensors; --json has them all
 
 
@@ -36,6 +39,13 @@ def inspect(
     stats: Annotated[bool, typer.Option("--stats", help="Read all values and compute statistics.")] = False,
     hashes: Annotated[bool, typer.Option("--hash", help="Content hashes, the same for equal tensors.")] = False,
     graph: Annotated[bool, typer.Option("--graph", help="List also the variables of a graph or Keras config.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all values; list NaN, outliers, dead and equal tensors and the like.")
+    ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="CHECK=NUMBER|off", help="The limit of a check; off leaves it out."),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -48,15 +58,41 @@ def inspect(
 ) -> None:  # fmt: skip
     """List the tensors of a checkpoint.
 
-    Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values."""
-    from ..reporting import inspection, outline
+    Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values. With
+    --check it exits with 1 if there are errors or warnings; notes do not count."""
+    from ..reporting import inspection
 
-    made = inspection.inspect(source, stats=stats, hashes=hashes, graph=graph, sort=sort, **options)
-    found, extra = made.checkpoint, made.extra
+    check = check or bool(limit)
+    made = inspection.inspect(
+        source, stats=stats, hashes=hashes, graph=graph, check=check, limit=limit or (), sort=sort, **options
+    )
+    found = made.checkpoint
     if as_json:
         drawn = made.graph._asdict() if made.graph else None
         show.as_json(made.to_json() | ({"graph": drawn, "details": found.details} if graph else {}))
-        return
+    elif check:
+        _findings(made)
+    else:
+        _show(source, made, tree, graph)
+    if not made.sound:
+        raise typer.Exit(1)
+
+
+def _findings(made: Inspection) -> None:
+    """What the checks found, a line each."""
+    if made.findings:
+        rows = [(f.severity, f.check, f.tensor, f.text) for f in made.findings]
+        show.table(("severity", "check", "name", "what"), rows, "llll", [COLOURS[f.severity] for f in made.findings])
+    kinds = Counter(f.severity for f in made.findings or ())
+    counts = ", ".join(many(n, kind) for kind, n in kinds.items())
+    show.talk(f"{many(made.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}")
+
+
+def _show(source: str, made: Inspection, tree: bool, graph: bool) -> None:
+    """The tensors, and what the file says beside them."""
+    from ..reporting import outline
+
+    found, extra = made.checkpoint, made.extra
     if tree:
         _tree(outline.tree(made.tensors), extra)
     else:

@@ -23,8 +23,9 @@ from ..errors import UsageError
 from ..messages import brief, did_you_mean, in_digits, many
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor
-from .layers import Place
-from .pictures import OUTLIER, Odd, Picture
+from ..moves.sources import Sources
+from .layers import Place, places
+from .pictures import OUTLIER, Odd, Picture, draw, scan
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -67,6 +68,11 @@ class Finding:
     text: str
     index: tuple[int, ...] | None = None
 
+    @property
+    def severity(self) -> str:
+        """error, warning or note."""
+        return CHECKS[self.check].severity
+
 
 Limits = Mapping[str, float | None]
 
@@ -97,12 +103,22 @@ def _number(name: str, value: str) -> float:
     return number
 
 
+def check(c: Checkpoint, limit: Limits, *, workers: int = 1) -> list[Finding]:
+    """Read all values of a checkpoint, in bounded memory, and list what the checks find."""
+    tensors = list(c.values())
+
+    def look(t: Tensor, sources: Sources) -> Picture:
+        return draw(scan(t, sources, heat=False, outlier=limit.get("outliers") or OUTLIER), sources)
+
+    return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers)
+
+
 def findings(
-    c: Checkpoint, pictures: Sequence[Picture], places: Sequence[Place], limit: Limits, *, workers: int = 1
+    c: Checkpoint, pictures: Sequence[Picture], belong: Sequence[Place], limit: Limits, *, workers: int = 1
 ) -> list[Finding]:
     """All that the checks find, the most serious first, then in the order of the checkpoint."""
     found = [f for p in pictures for f in _odd(p, limit)]
-    found += _spikes(pictures, places, limit.get("spike"))
+    found += _spikes(pictures, belong, limit.get("spike"))
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
     found += [Finding("tied", g[0], f"also called {_names(g[1:])}") for g in c.ties]
     order = {name: i for i, name in enumerate(CHECKS)}
@@ -170,9 +186,9 @@ def _ranges(places: Array) -> str:
 # --- several tensors --------------------------------------------------------------------------------------------
 
 
-def _spikes(pictures: Sequence[Picture], places: Sequence[Place], times: float | None) -> Iterator[Finding]:
+def _spikes(pictures: Sequence[Picture], belong: Sequence[Place], times: float | None) -> Iterator[Finding]:
     series = defaultdict[tuple[str, str], list[Picture]](list)
-    for p, place in zip(pictures, places, strict=True):
+    for p, place in zip(pictures, belong, strict=True):
         t = p.scan.tensor
         if place.stack and not t.role and t.dtype.kind == "f" and len(t.shape) > 1 and p.scan.stats.std:
             series[place.stack, place.part].append(p)
@@ -211,4 +227,4 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(brief(n) for n in names[:3]) + more
 
 
-__all__ = ["CHECKS", "ERROR", "NOTE", "WARNING", "Check", "Finding", "Limits", "findings", "limits"]
+__all__ = ["CHECKS", "ERROR", "NOTE", "WARNING", "Check", "Finding", "Limits", "check", "findings", "limits"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import api
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.options import ReadOptions
+    from .checks import Finding
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,7 +29,8 @@ class Inspection:
     url: the path. checkpoint: what was opened. tensors: in the requested order. totals: `tensors`, `bytes`,
     `parameters` (of weights), `all` (elements of all tensors), `roles` (tensors by role) and `dtypes` (bytes by dtype).
     extra: the columns of `stats` and `hashes`, by tensor name and column. graph: the variables that a graph or Keras
-    configuration lists, compared with the tensors; None if there is none, or it was not requested.
+    configuration lists, compared with the tensors; None if there is none, or it was not requested. findings: what the
+    checks found, the most serious first; None if they were not requested.
     """
 
     url: str
@@ -37,6 +39,12 @@ class Inspection:
     totals: Totals
     extra: Mapping[str, Mapping[str, Any]]
     graph: GraphVariables | None = None
+    findings: tuple[Finding, ...] | None = None
+
+    @property
+    def sound(self) -> bool:
+        """True if the checks found nothing but notes."""
+        return all(f.severity == "note" for f in self.findings or ())
 
     def __str__(self) -> str:
         """The tensors with their columns, and the sum."""
@@ -66,10 +74,12 @@ class Inspection:
             for t in self.tensors
         ]  # fmt: skip
         c = self.checkpoint
+        found = None if self.findings is None else [{"severity": f.severity, **asdict(f)} for f in self.findings]
         return {
             "url": redacted(self.url), "format": c.format, "totals": self.totals._asdict(), "tensors": rows,
             "metadata": c.metadata, "ties": c.ties,
             "notes": [n._asdict() for n in c.notes if n.kind != "dropped"],
+            **({} if found is None else {"findings": found}),
         }  # fmt: skip
 
 
@@ -81,6 +91,8 @@ def inspect(
     stats: bool = False,
     hashes: bool = False,
     graph: bool = False,
+    check: bool = False,
+    limit: str | Sequence[str] = (),
     sort: str | None = None,
     **given: Unpack[ReadOptions],
 ) -> Inspection:
@@ -88,10 +100,12 @@ def inspect(
 
     stats: also minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each tensor; hashes: also a
     content hash, which is the same for equal tensors in any format; both read all values. graph: also the variables
-    that a graph or a Keras configuration lists. sort: name, size, parameters, dtype, shape or role; a leading `-`, as
-    in `-size`, reverses the order. The other options select tensors, as in `open`.
+    that a graph or a Keras configuration lists. check: also look for NaN, outliers, dead and equal tensors and the
+    like (docs/inspect.md); limit: the limits of the checks, as in ["outliers=20", "spike=off"]. sort: name, size,
+    parameters, dtype, shape or role; a leading `-`, as in `-size`, reverses the order. The other options select
+    tensors, as in `open`.
 
-    Raises UsageError for an unknown `sort`, and what `open` raises.
+    Raises UsageError for an unknown `sort` or `limit`, and what `open` raises.
     """
     select, _, _, resources = api.bundle(given, *SELECT, "jobs")
     url = text(path)
@@ -99,7 +113,8 @@ def inspect(
     tensors = outline.ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hashes, resources.workers)
     variables = outline.graph(checkpoint) if graph else None
-    return Inspection(url, checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables)
+    found = _found(checkpoint, limit, resources.workers) if check or limit else None
+    return Inspection(url, checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables, found)
 
 
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
@@ -116,6 +131,13 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
         for t, digest in zip(tensors, each(tensors, hash_tensor, workers), strict=True):
             out[t.name]["hash"] = digest
     return out
+
+
+def _found(c: Checkpoint, limit: str | Sequence[str], workers: int) -> tuple[Finding, ...]:
+    from . import checks
+
+    known = checks.limits([limit] if isinstance(limit, str) else limit)
+    return tuple(checks.check(c, known, workers=workers))
 
 
 __all__ = ["Inspection", "inspect"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,7 +258,7 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
                 counts += _counted(block, *span)
             at += flat.size
     bars = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
-    return Picture(scanned, bars, beyond)
+    return Picture(replace(scanned, kept=None), bars, beyond)  # the values of all tensors together are many
 
 
 def _outside(measured: Stats, fences: tuple[float, float]) -> bool:

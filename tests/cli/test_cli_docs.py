@@ -86,6 +86,9 @@ def folder(tmp_path: Path) -> Path:
     tuned["encoder/layer_3/dense/bias"] = ramp(32, scale=1e-3)
     del tuned["encoder/layer_11/norm/gamma/Adam_1"]
     ckptconv.save(tuned, home / "tuned.ckpt")
+    broken = {f"block{i}/kernel": ramp(8, 8, scale=i) for i in range(1, 4)}
+    broken["block2/kernel"][3, 5], broken["block3/kernel"][:] = np.nan, 0
+    ckptconv.save(broken, home / "broken.npz")
     (home / "train").mkdir()
     for step in (1000, 2000):
         ckptconv.save(encoder(1, step, slots=False), home / f"train/model.ckpt-{step}", format="tf")

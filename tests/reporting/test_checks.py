@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held
@@ -227,3 +229,20 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     for change, mode in (({}, "Comparison"), ({"dtype": "float16"}, "Conversion")):
         ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html", force=True, **change)
         assert f'<p class="soft">{mode} · ' in (tmp_path / "r.html").read_text()
+
+
+def test_inspect_checks_and_exits_with_1(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"good": NORMAL, "bad": changed((3, 4), np.nan), "b": np.zeros(4, "f4")}, tmp_path / "a.npz")
+    done = cli("inspect", "a.npz", "--check")
+    assert done.returncode == 1
+    assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [
+        ["error", "nan", "bad"], ["note", "constant", "b"],
+    ]  # fmt: skip
+    assert "3 tensors checked: 1 error, 1 note" in done.stderr
+    quiet = cli("inspect", "a.npz", "--limit", "nan=off", "--json")
+    assert quiet.returncode == 0, "notes do not count"
+    assert [f["check"] for f in json.loads(quiet.stdout)["findings"]] == ["constant"]
+    assert cli("inspect", "a.npz", "--limit", "nam=off").returncode == 2
+    assert cli("inspect", "a.npz").returncode == 0
+    assert not ckptconv.inspect(tmp_path / "a.npz", check=True).sound
+    assert ckptconv.inspect(tmp_path / "a.npz", limit="nan=off").sound

@@ -21,7 +21,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.reporting import survey
+from ckptconv.reporting import compared, survey
 from ckptconv.reporting.html import default_name, render, report
 from ckptconv.rules import passes
 
@@ -358,3 +358,66 @@ def test_findings_lead_to_the_tensors(model: str, tmp_path: Path) -> None:
     found = inside(model, driver, tmp_path)
     assert found["told"] == "NaN error · net/layer_7/kernel 1 of 600 NaN, first at [3, 4]"
     assert found["name"] == "net/layer_7/kernel"
+
+
+@pytest.fixture(scope="module")
+def deep() -> tuple[Checkpoint, Checkpoint]:
+    """Thirteen equal layers and an embedding; in the second, some layers differ and a name is longer than a phone."""
+    draw = np.random.default_rng(0).normal
+    shapes = {"attention.self.query.weight": (24, 24), "intermediate.dense.weight": (48, 24), "norm.weight": (24,)}
+    a = {f"encoder.layer.{i}.{part}": draw(size=s).astype("f4") for i in range(13) for part, s in shapes.items()}
+    a["embeddings.word.weight"] = draw(size=(500, 24)).astype("f4")
+    b = {n: x * (1 + 0.01 * (i % 5)) for i, (n, x) in enumerate(a.items())}
+    b["encoder.layer.4.attention.self.query.weight"] = 3 * a["encoder.layer.4.attention.self.query.weight"]
+    b["encoder.layer.0." + "attention_of_a_rather_long_name." * 4 + "weight"] = draw(size=(24, 24)).astype("f4")
+    return checkpoint(a), checkpoint(b)
+
+
+@pytest.mark.slow
+@browser
+@pytest.mark.parametrize("size", ["400,800", "1280,900", "1920,1080"])
+def test_equal_layers_look_equal_on_the_map(deep: tuple[Checkpoint, Checkpoint], tmp_path: Path, size: str) -> None:
+    page = render(survey.survey(deep[0], values=False) | {"url": "deep"})
+    driver = (
+        WAIT
+        + """
+        const boxes = [...document.querySelectorAll('#map button')].map((b) => ({
+          name: b.title.split('\\n')[0], open: b.className, area: b.offsetWidth * b.offsetHeight,
+          cut: b.firstElementChild ? b.firstElementChild.scrollWidth - b.clientWidth : 0 }));
+        return { boxes, kinds: $('kinds').textContent };"""
+    )
+    found = inside(page, driver, tmp_path, size=size)
+    layers = [b for b in found["boxes"] if re.fullmatch(r"encoder\.layer\.\d+\.", b["name"])]
+    assert len(layers) == 13
+    assert len({b["open"] for b in layers}) == 1, "opened together or not at all"
+    areas = [b["area"] for b in layers]
+    assert max(areas) < 1.1 * min(areas)
+    assert max(b["cut"] for b in found["boxes"]) <= 0, "no label is cut"
+    assert re.search(r"MLP.*%.*embeddings.*%.*attention.*%.*norms", found["kinds"])
+
+
+@pytest.mark.slow
+@browser
+@pytest.mark.parametrize("size", ["400,800", "1280,900"])
+def test_a_comparison_ranks_and_fits(deep: tuple[Checkpoint, Checkpoint], tmp_path: Path, size: str) -> None:
+    both = compared.Compared(*deep, values=True)
+    data = survey.survey(both.both, values=True, before=both.changed())
+    page = render(data | {"url": "b", "compared": both.comparison() | {"source": "a"}})
+    driver = (
+        WAIT
+        + """
+        const rows = [...document.querySelectorAll('#space .row')];
+        const end = (node) => node.getBoundingClientRect().bottom;
+        const spill = rows.map((r) => Math.max(...[...r.children].map(end)) - end(r));
+        $('row-0').click();
+        return { ranked: $('ranked').textContent, first: rows[0].textContent, last: $('cards').textContent,
+                 spill: Math.max(...spill), before: document.querySelectorAll('#detail .was').length,
+                 charts: [...document.querySelectorAll('.chart svg')].map((c) => c.getAttribute('aria-label')) };"""
+    )
+    found = inside(page, driver, tmp_path, size=size)
+    assert found["ranked"].startswith("encoder.layer.4.attention.self.query.weight")
+    assert "200 %" in found["first"]
+    assert found["spill"] <= 0, "no row lies over the next"
+    assert found["before"] == 1, "both histograms"
+    assert "Change of encoder.layer.* attention.self.query.weight over 13 layers: 0 to 2" in found["charts"]
+    assert "0 / 1" in found["last"]

@@ -68,6 +68,9 @@ const rank = (i) => {
 const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
 
 // --- the tree of scopes ---
+// Parameters are those of weights: slots of an optimizer would hide them. (If there are only slots, they count.)
+const weights = data.count.map((n, i) => (data.roles[data.role[i]] ? 0 : n));
+const columns_of = { bytes: data.bytes, count: weights.some(Boolean) ? weights : data.count };
 const scope = (name, full, up) => ({ name, full, up, bytes: 0, count: 0, tensors: 0, kinds: new Map(), kids: new Map(), leaf: -1, bad: 0 });
 const tree = scope("", "", null);
 for (let i = 0; i < rows; i++) {
@@ -76,8 +79,8 @@ for (let i = 0; i < rows; i++) {
     node.bad += severe(i).length ? 1 : 0;
     if (!here(i)) return;
     node.bytes += data.bytes[i];
-    node.count += data.count[i];
-    node.kinds.set(data.kind[i], (node.kinds.get(data.kind[i]) || 0) + data.count[i]);
+    node.count += columns_of.count[i];
+    node.kinds.set(data.kind[i], (node.kinds.get(data.kind[i]) || 0) + data.bytes[i]);
   };
   let at = tree, full = "";
   const words = split(data.names[i]);

@@ -6,7 +6,7 @@ const fits = (text, width) => { ruler.font = "12px system-ui, sans-serif"; retur
 const size = (node) => node[state.unit];
 const kind_colour = (node) => { // of the kind that has nearly all of a scope, otherwise of none
   const [first] = [...node.kinds].sort((a, b) => b[1] - a[1]);
-  return first && first[1] >= 0.9 * node.count ? `var(--k${first[0]})` : "var(--mixed)";
+  return first && first[1] >= 0.9 * node.bytes ? `var(--k${first[0]})` : "var(--mixed)";
 };
 const squarify = (items, box) => { // rows along the shorter side, as square as they come
   let [x, y, w, h] = box, rest = items.slice(), sum = items.reduce((s, n) => s + n.size, 0);
@@ -50,10 +50,11 @@ const gridded = (items, [x, y, w, h]) => { // equal areas in rows of equal lengt
   }
   return out;
 };
+const inner = (node) => [...node.kids.values()].filter((k) => size(k) > 0);
 const parts = (node, box) => { // the boxes of what a scope holds; small ones are counted
   const area = box[2] * box[3], total = size(node) || 1;
   let kids = [...node.kids.values()].map((k) => { const { node: n, name } = joined(k); return { node: n, name, size: size(n) }; });
-  if (node.leaf >= 0) kids.push({ node: { ...node, kids: new Map(), [state.unit]: data[state.unit === "bytes" ? "bytes" : "count"][node.leaf] }, name: "(itself)", size: data[state.unit === "bytes" ? "bytes" : "count"][node.leaf] });
+  if (node.leaf >= 0) kids.push({ node: { ...node, kids: new Map(), [state.unit]: columns_of[state.unit][node.leaf] }, name: "(itself)", size: columns_of[state.unit][node.leaf] });
   kids = kids.filter((k) => k.size > 0);
   const small = kids.filter((k) => (k.size / total) * area < 90);
   if (small.length > 1) {
@@ -77,7 +78,7 @@ const tiles = (root, box) => {
     const classes = new Map(), next = [];
     for (const tile of level) classes.set(tile.key, [...(classes.get(tile.key) || []), tile]);
     for (const same of classes.values()) {
-      const closed = same.some(({ item, at: [, , w, h] }) => !item.node || !item.node.kids.size || w < 3 * LEAST || h < 2 * LEAST + TITLE);
+      const closed = same.some(({ item, at: [, , w, h] }) => !item.node || !inner(item.node).length || w < 3 * LEAST || h < 2 * LEAST + TITLE);
       for (const tile of same) {
         const [x, y, w, h] = tile.at;
         out.push({ ...tile, open: !closed });
@@ -101,15 +102,15 @@ const draw_map = () => {
     make("span", {}, data.separator), button(word || "(empty)", () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator))]),
   make("span", { className: "soft" }, ` ${amount(size(at))}${state.unit === "bytes" ? "" : size(at) === 1 ? " parameter" : " parameters"}`));
   const nodes = tiles(joined({ ...at, name: "" }).node, [0, 0, box.clientWidth, box.clientHeight]).map(({ item, at: [x, y, w, h], open, depth }) => {
-    const text = `${item.name}, ${amount(item.size)}, ${percent(item.size / total)}`;
-    const go = () => (!item.node ? zoom(item.within.full) : item.node.kids.size ? zoom(item.node.full) : open_tensor(item.node.leaf));
+    const text = `${item.name} ${amount(item.size)}, ${percent(item.size / total)}`;
+    const go = () => (!item.node ? zoom(item.within.full) : inner(item.node).length ? zoom(item.node.full) : open_tensor(item.node.leaf));
     const tile = button("", go, { title: item.node?.full ? `${item.node.full}\n${amount(item.size)}, ${percent(item.size / total)}` : text, "aria-label": text, tabIndex: -1 });
     tile.className = open ? "scope" : item.node ? "tile" : "tile rest";
     const high = open ? TITLE : h;
     const name = [item.name, item.name.split(data.separator)[0]].find((n) => n && h > 15 && fits(n, w));
     if (name) tile.append(make("span", {}, name));
-    if (open && name && fits(`${name}   ${amount(item.size)}`, w - 16)) tile.append(make("small", {}, amount(item.size)));
-    else if (!open && name && high > 34 && fits(amount(item.size), w)) tile.append(make("small", {}, amount(item.size)));
+    if (open && name && fits(`${name}   ${amount(item.size)}`, w - 16)) tile.append(" ", make("small", {}, amount(item.size)));
+    else if (!open && name && high > 34 && fits(amount(item.size), w)) tile.append(" ", make("small", {}, amount(item.size)));
     Object.assign(tile.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px`, zIndex: depth });
     if (!open) tile.style.background = item.node ? kind_colour(item.node) : "var(--mixed)";
     return tile;
@@ -140,7 +141,7 @@ const bar = (label, n, most, colour, told, go, pressed) => {
   return whole;
 };
 const draw_sums = () => {
-  const column = data[state.unit], by = new Map(), dtypes = new Map(), within = (i) => here(i) && data.names[i].startsWith(state.scope);
+  const column = columns_of[state.unit], by = new Map(), dtypes = new Map(), within = (i) => here(i) && data.names[i].startsWith(state.scope);
   let total = 0;
   for (let i = 0; i < rows; i++) {
     if (!within(i)) continue;
@@ -149,7 +150,7 @@ const draw_sums = () => {
     dtypes.set(data.dtype[i], (dtypes.get(data.dtype[i]) || 0) + column[i]);
   }
   const told = (n) => `${percent(n / (total || 1))} · ${amount(n)}`, most = (map) => Math.max(1, ...map.values());
-  const sorted = (map) => [...map].sort((a, b) => b[1] - a[1]);
+  const sorted = (map) => [...map].filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   $("kinds").replaceChildren(...sorted(by).map(([k, n]) => bar(data.kinds[k], n, most(by), `var(--k${k})`, told(n), () => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); }, state.kind === k)));
   $("dtypes").replaceChildren(...sorted(dtypes).map(([d, n]) => bar(data.dtypes[d], n, most(dtypes), "", told(n), () => { $("search").value = state.q = state.q === data.dtypes[d] ? "" : data.dtypes[d]; restart(); }, state.q === data.dtypes[d])));
   draw_layers(column);

@@ -12,7 +12,7 @@ const columns = [
       { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => small(measure("abs", i)), key: (i) => low_first(measure("abs", i)), down: true, width: "84px", cls: "num" },
       { id: "cosine", title: "Cosine", text: (i) => small(measure("cosine", i)), key: (i) => -low_first(measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
-  ] : data.values ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
+  ] : findings.length ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
   { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "84px", cls: "" },
   { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
   { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "80px", cls: "num" },
