@@ -53,11 +53,20 @@ def scrubbed(text: str) -> str:
     return _URL.sub(lambda m: redacted(m[0]), text) if "://" in text else text
 
 
+# letters and marks that Unicode calls printable and nobody sees: Hangul fillers, Braille blank, variation selectors
+INVISIBLE = re.compile("[\u115f\u1160\u3164\uffa0\u2800\u034f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
+
+def is_visible(text: str) -> bool:
+    """Whether a person sees all of a text, and no character of it drives a terminal."""
+    return text.isprintable() and not INVISIBLE.search(text)
+
+
 def printable(text: str) -> str:
-    """Escape what could drive a terminal or hide in it: control, bidi and undecodable characters."""
-    if text.isprintable():
+    """Escape what could drive a terminal or hide in it: control, bidi, invisible and undecodable characters."""
+    if is_visible(text):
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return "".join(c if is_visible(c) else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def brief(text: str, limit: int = 300) -> str:
@@ -145,7 +154,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -
     shortened = (
         row if max(map(len, row), default=0) <= MAX_CELL else [brief(cell, MAX_CELL) for cell in row] for row in rows
     )
-    cells = [row if "".join(row).isprintable() else tuple(map(printable, row)) for row in shortened]
+    cells = [tuple(map(printable, row)) for row in shortened]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format

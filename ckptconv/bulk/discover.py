@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
@@ -70,11 +72,13 @@ class FoundCheckpoint(NamedTuple):
 
 
 def discover(
-    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False
-) -> list[FoundCheckpoint]:
+    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False,
+    listed: Callable[[str], Sequence[str]] = names,
+) -> list[FoundCheckpoint]:  # fmt: skip
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
     pattern (UsageError if nothing matches it), latest, follow: as `zoo` describes them. skip: a folder to leave out.
+    listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
     roots = [s for s in sources if not is_glob(s) and is_dir(s)]
     out: list[FoundCheckpoint] = []
@@ -86,7 +90,7 @@ def discover(
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
             out += _below(source, under, skip, follow)
         else:
-            out.append(_file(source))
+            out.append(_file(source, listed))
     unique = {f.source: f for f in out}
     chosen = [f for f in unique.values() if not pattern or _fits(f, pattern)]
     if unique and not chosen:
@@ -116,14 +120,18 @@ def _latest(checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
     return [*rest, *(f for _, f in best.values())]
 
 
-def _file(source: str) -> FoundCheckpoint:
+def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
         return FoundCheckpoint(source, *_stem(base), ((source, status),))
     stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
-    near = {n: s for n in names(folder) if n.startswith(stem) and (s := stat(join(folder, n)))}
+    here = listed(folder)
+    near: dict[str, Stat] = {}
+    for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):
+        if there := stat(join(folder, n)):
+            near[n] = there
     for found in _sets(folder, near, ""):
         if split(found.source)[1] == base or source in {url for url, _ in found.files}:
             return found
@@ -178,21 +186,16 @@ def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
 
 def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """All checkpoints in a folder and below it; `under` is put before their names."""
-    whole: list[str] = []
     problems: list[FoundCheckpoint] = []
 
     def failed(url: str, e: CkptError) -> None:
         problems.append(FoundCheckpoint(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
 
     for folder, folders, files in walk(root, failed):
-        if any(folder == w or folder.startswith(w.rstrip("/") + "/") for w in whole):
-            folders.clear()
-            continue
         inside = folder[len(root.rstrip("/")) :].strip("/")
         at = f"{under}{inside}/" if inside else under
         if _is_whole(folder, folders, files):
-            whole.append(folder)
-            folders.clear()
+            folders.clear()  # what is below belongs to it
             name = at.rstrip("/") or split(os.path.abspath(root))[1]
             yield FoundCheckpoint(folder, name, "", tuple(_all_files(folder)))
             continue

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
@@ -77,10 +77,11 @@ def plan(
         if plain
         else []
     )
+    listed = cache(files.names)
     for source in sources:
         if is_manifest(source):
             for row in read_manifest(source, settings):
-                found.append((_of_row(row.source), row.destination, row.settings))
+                found.append((_of_row(row.source, listed), row.destination, row.settings))
     items = _named(found)
     digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
     items = [i._replace(options=digests[id(i.settings)]) for i in items]
@@ -138,10 +139,10 @@ def clashes(rows: Iterable[tuple[str, str, str]]) -> dict[str, UsageError]:
     }
 
 
-def _of_row(source: str) -> FoundCheckpoint:
+def _of_row(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
     """The checkpoint that a row of a manifest names."""
     try:
-        found = discover([source])
+        found = discover([source], listed=listed)
         if len(found) > 1:
             raise UsageError(f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there", url=source)
         return found[0] if found else FoundCheckpoint(source, file_name(source), "", ())

@@ -11,14 +11,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import CkptError
+from ..messages import printable
 
 LIMIT = 200  # names offered at a time
 PLAIN = re.compile(r"[\w./:@%+,-]+")  # a name that a shell would read as anything else is not offered: `$(...)`
 
 
 def _starting(words: Iterable[str], typed: str) -> list[str]:
-    """The words that continue what was typed and that no shell takes for anything else: every offer passes here."""
-    return [w for w in words if w.startswith(typed) and PLAIN.fullmatch(w)]
+    """The words that continue what was typed and that no shell takes for anything else: every offer passes here.
+
+    Nor may a person: letters that are not seen, and names like options where none was begun, are not offered.
+    """
+    dash = () if typed.startswith("-") else "-"
+    words = (w for w in words if w.startswith(typed) and not w.startswith(dash))
+    return [w for w in words if PLAIN.fullmatch(w) and printable(w) == w]
 
 
 def readable(incomplete: str) -> list[str]:

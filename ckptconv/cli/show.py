@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import printable, scrubbed
+from ..messages import is_visible, printable, scrubbed
 from ..messages import table as lines_of
 from .options import spelled
 
@@ -56,7 +56,7 @@ _AS_IT_IS, _ESCAPED = (json.JSONEncoder(ensure_ascii=escape, default=str).encode
 def _compact(value: Any) -> str:
     """One line of JSON, with letters as they are if the output is UTF-8; what could drive a terminal is escaped."""
     text = (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
-    return text if text.isprintable() else "".join(c if c.isprintable() else _ESCAPED(c)[1:-1] for c in text)
+    return text if is_visible(text) else "".join(c if is_visible(c) else _ESCAPED(c)[1:-1] for c in text)
 
 
 def escape_unwritable() -> None:

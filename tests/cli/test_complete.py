@@ -14,6 +14,7 @@ from kit import Run
 import ckptconv
 from ckptconv.cli import complete, show
 from ckptconv.cli.main import VERBS
+from ckptconv.messages import printable
 
 
 @pytest.fixture
@@ -47,6 +48,22 @@ def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
     done = cli(env={**os.environ, **asked, "_CKPTCONV_COMPLETE": "complete_bash"}, cwd=folder)
     assert done.stderr == ""
     assert sorted(done.stdout.split()) == sorted(offered)
+
+
+def test_what_nobody_sees_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what reads as an option, unless one was begun."""
+    names = ["ok", "a\u3164b", "a\u115fb", "a\u200bb", "\u202eok", "--force", "-o/x"]
+    ckptconv.save({n: np.ones(2, "f4") for n in names}, tmp_path / "m.safetensors")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"ckptconv inspect {tmp_path}/m.safetensors --include ")
+    assert complete.tensors("") == ["ok"]
+    assert complete.tensors("--f") == ["--force"]
+
+
+@pytest.mark.parametrize("hidden", ["\u115f", "\u1160", "\u3164", "\uffa0", "\u2800", "\u034f", "\ufe0f", "\U000e0101"])
+def test_letters_that_nobody_sees_are_escaped(hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = f"a{hidden}b"
+    show.as_json({shown: [shown]})
+    assert hidden not in capsys.readouterr().out + printable(shown)
 
 
 HOSTILE = [

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckptconv
@@ -59,6 +60,24 @@ def tree(folder: Path, n: int) -> Path:
     return folder
 
 
+def wholes(folder: Path, n: int) -> Path:
+    """Folders that are checkpoints themselves."""
+    for i in range(700 * n):
+        (folder / f"m{i}").mkdir()
+        np.save(folder / f"m{i}" / "w.npy", np.zeros(1))
+    return folder
+
+
+def rows(folder: Path, n: int) -> Path:
+    """A manifest of prefixes that share a folder."""
+    (folder / "t").mkdir()
+    for i in range(400 * n):
+        (folder / "t" / f"m{i}.index").write_bytes(b"x")
+    lines = [json.dumps({"source": f"t/m{i}"}) for i in range(400 * n)]
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    return folder / "m.jsonl"
+
+
 def command(*args: str) -> None:
     out, ended = io.StringIO(), contextlib.suppress(SystemExit)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), ended:
@@ -83,6 +102,8 @@ CASES: dict[str, tuple[Callable[[Path, int], Path], Work]] = {
                        lambda p: command("match", str(p), str(p.with_name("o.safetensors")))),
     "report": (flat, lambda p: command("report", str(p), "-o", str(p.with_name("r.html")), "--force")),
     "zoo planning": (tree, lambda p: bulk.zoo_plan(p, p.parent / "out")),
+    "zoo planning, folders": (wholes, lambda p: bulk.zoo_plan(p, p.parent / "out")),
+    "zoo planning, a manifest": (rows, lambda p: bulk.zoo_plan(p, p.parent / "out")),
 }  # fmt: skip
 
 
