@@ -71,7 +71,7 @@ const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", "
 // Parameters are those of weights: slots of an optimizer would hide them. (If there are only slots, they count.)
 const weights = data.count.map((n, i) => (data.roles[data.role[i]] ? 0 : n));
 const columns_of = { bytes: data.bytes, count: weights.some(Boolean) ? weights : data.count };
-const scope = (name, full, up) => ({ name, full, up, bytes: 0, count: 0, tensors: 0, kinds: new Map(), kids: new Map(), leaf: -1, bad: 0 });
+const scope = (name, full, up) => ({ name, full, up, bytes: 0, count: 0, tensors: 0, kinds: { count: new Map(), bytes: new Map() }, kids: new Map(), leaf: -1, bad: 0 });
 const tree = scope("", "", null);
 for (let i = 0; i < rows; i++) {
   const add = (node) => {
@@ -80,7 +80,7 @@ for (let i = 0; i < rows; i++) {
     if (!here(i)) return;
     node.bytes += data.bytes[i];
     node.count += columns_of.count[i];
-    node.kinds.set(data.kind[i], (node.kinds.get(data.kind[i]) || 0) + data.bytes[i]);
+    for (const [unit, column] of Object.entries(columns_of)) node.kinds[unit].set(data.kind[i], (node.kinds[unit].get(data.kind[i]) || 0) + column[i]);
   };
   let at = tree, full = "";
   const words = split(data.names[i]);

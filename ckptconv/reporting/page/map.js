@@ -5,8 +5,8 @@ const ruler = document.createElement("canvas").getContext("2d");
 const fits = (text, width) => { ruler.font = "12px system-ui, sans-serif"; return ruler.measureText(text).width <= width - 8; };
 const size = (node) => node[state.unit];
 const kind_colour = (node) => { // of the kind that has nearly all of a scope, otherwise of none
-  const [first] = [...node.kinds].sort((a, b) => b[1] - a[1]);
-  return first && first[1] >= 0.9 * node.bytes ? `var(--k${first[0]})` : "var(--mixed)";
+  const [first] = [...node.kinds[state.unit]].sort((a, b) => b[1] - a[1]);
+  return first && first[1] >= 0.9 * size(node) ? `var(--k${first[0]})` : "var(--mixed)";
 };
 const squarify = (items, box) => { // rows along the shorter side, as square as they come
   let [x, y, w, h] = box, rest = items.slice(), sum = items.reduce((s, n) => s + n.size, 0);
@@ -102,12 +102,12 @@ const draw_map = () => {
     make("span", {}, data.separator), button(word || "(empty)", () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator))]),
   make("span", { className: "soft" }, ` ${amount(size(at))}${state.unit === "bytes" ? "" : size(at) === 1 ? " parameter" : " parameters"}`));
   const nodes = tiles(joined({ ...at, name: "" }).node, [0, 0, box.clientWidth, box.clientHeight]).map(({ item, at: [x, y, w, h], open, depth }) => {
-    const text = `${item.name} ${amount(item.size)}, ${percent(item.size / total)}`;
+    const name = [item.name, item.name.split(data.separator)[0]].find((n) => n && h > 15 && fits(n, w));
+    const text = `${name || item.name} ${amount(item.size)}, ${percent(item.size / total)}${name && name !== item.name ? ` (${item.name})` : ""}`;
     const go = () => (!item.node ? zoom(item.within.full) : inner(item.node).length ? zoom(item.node.full) : open_tensor(item.node.leaf));
     const tile = button("", go, { title: item.node?.full ? `${item.node.full}\n${amount(item.size)}, ${percent(item.size / total)}` : text, "aria-label": text, tabIndex: -1 });
     tile.className = open ? "scope" : item.node ? "tile" : "tile rest";
     const high = open ? TITLE : h;
-    const name = [item.name, item.name.split(data.separator)[0]].find((n) => n && h > 15 && fits(n, w));
     if (name) tile.append(make("span", {}, name));
     if (open && name && fits(`${name}   ${amount(item.size)}`, w - 16)) tile.append(" ", make("small", {}, amount(item.size)));
     else if (!open && name && high > 34 && fits(amount(item.size), w)) tile.append(" ", make("small", {}, amount(item.size)));
