@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ INVISIBLE = re.compile("[\u115f\u1160\u3164\uffa0\u2800\u034f\ufe00-\ufe0f\U000e
 
 def is_visible(text: str) -> bool:
     """Whether a person sees all of a text, and no character of it drives a terminal."""
-    return text.isprintable() and not INVISIBLE.search(text)
+    return text.isprintable() and (text.isascii() or not INVISIBLE.search(text))
 
 
 def printable(text: str) -> str:
@@ -149,16 +149,17 @@ def in_digits(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> Iterator[str]:
     """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
-    shortened = (
-        row if max(map(len, row), default=0) <= MAX_CELL else [brief(cell, MAX_CELL) for cell in row] for row in rows
-    )
-    cells = [tuple(map(printable, row)) for row in shortened]
+    cells = [row if _is_tame("".join(row)) else [printable(brief(cell, MAX_CELL)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format
-    return [line(*row).rstrip() for row in (head, *cells)]
+    return (line(*row).rstrip() for row in (head, *cells))
+
+
+def _is_tame(text: str) -> bool:
+    return len(text) <= MAX_CELL and is_visible(text)
 
 
 # --- folding ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,7 @@ from .options import READING, Json, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
+    from ..dtypes import DType
     from ..reporting.outline import GraphVariables, Node, Totals
 
 EXAMPLES = """Examples:
@@ -108,15 +111,16 @@ def _cells(extra: Mapping[str, Any]) -> list[str]:
     return [in_digits(v) for v in extra.values()]
 
 
+@lru_cache(maxsize=4096)
+def _sizes(kind: DType, shape: tuple[int, ...]) -> tuple[str, str, str, str]:
+    """The cells that tensors of one dtype and shape share."""
+    count = prod(shape)
+    return kind.name, in_shape(shape), f"{count:,}", in_bytes(count * kind.itemsize)
+
+
 def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
-    rows = [
-        (
-            t.name, t.dtype.name, in_shape(t.shape), show.count(n), in_bytes(n * t.dtype.itemsize), t.role,
-            *(_cells(extra[t.name]) if extra else ()),
-        )
-        for t, n in ((t, t.count) for t in tensors)
-    ]  # fmt: skip
+    rows = [(t.name, *_sizes(t.dtype, t.shape), t.role, *(_cells(extra[t.name]) if extra else ())) for t in tensors]
     show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))
 
 

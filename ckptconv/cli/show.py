@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from io import TextIOWrapper
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,6 @@ from .options import spelled
 if TYPE_CHECKING:
     from .. import Note
     from ..api import Report
-
-
-@lru_cache(maxsize=4096)
-def count(n: int) -> str:
-    return f"{n:,}"
 
 
 def folded(names: Sequence[str], limit: int = 20) -> str:

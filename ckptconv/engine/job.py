@@ -83,10 +83,11 @@ def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]
     """Divide a job into what one buffer holds: small neighbours together, a large piece alone, perhaps in windows."""
     block, together = min(BLOCK, memory.window), list[Piece]()
     for piece in pieces:
-        if together and piece.at + piece.size - together[0].at > block:
+        size = piece.size
+        if together and piece.at + size - together[0].at > block:
             yield together
             together = []
-        if piece.size <= block:
+        if size <= block:
             together.append(piece)
             continue
         item = piece.to.itemsize
@@ -149,8 +150,8 @@ def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: L
     base = turn[0].at
     if len(target) <= BLOCK:
         for piece in turn:
-            view = target[piece.at - base : piece.at - base + piece.size]
-            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, view)
+            at = piece.at - base
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, target[at : at + piece.size])
         sink.write(job.file, job.start + base, target)
         return
     for piece in turn:

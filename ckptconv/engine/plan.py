@@ -241,7 +241,8 @@ def _cut(
     """
     file, start, end, pieces = "", 0, 0, list[Piece]()
     for (name_of_file, at), (name, first, size) in sorted(placed.items()):
-        t, item = tensors[name], tensors[name].dtype.itemsize
+        t = tensors[name]
+        item = t.dtype.itemsize
         whole = _whole(t, memory)
         if pieces and (name_of_file != file or at + size - start > memory.window or whole > memory.window):
             yield Job(file, start, end - start, tuple(pieces))
@@ -262,9 +263,11 @@ def _cut(
 
 def _whole(t: Tensor, memory: Budget) -> int:
     """Bytes of a tensor that one job takes."""
-    if coded := [reach(p.shape, p.steps) for p in t.parts if isinstance(p.data, Coded) and 0 not in p.shape]:
-        whole = BANDS * max(coded) * t.dtype.itemsize
-        return max(memory.window, -(-whole // CHUNK) * CHUNK)
-    if all(map(is_contiguous, t.parts)):
-        return memory.window
-    return memory.whole
+    coded, runs = 0, True
+    for p in t.parts:
+        runs = runs and is_contiguous(p)
+        if isinstance(p.data, Coded) and 0 not in p.shape:
+            coded = max(coded, reach(p.shape, p.steps))
+    if coded:
+        return max(memory.window, -(-BANDS * coded * t.dtype.itemsize // CHUNK) * CHUNK)
+    return memory.window if runs else memory.whole

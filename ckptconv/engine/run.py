@@ -7,7 +7,6 @@ The seam to other engines is `map`: anything that applies a function to jobs and
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -226,26 +225,24 @@ def _payloads(plan: Plan) -> Iterator[Patch]:
 
 def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
     """Combine the pieces of every slot; tied names share the result of their slot."""
-    pieces: dict[str, list[Written]] = defaultdict(list)
+    pieces: dict[str, list[Written]] = {}
     loss: dict[str, Loss] = {}
     for receipt in receipts:
         for w in receipt.written:
-            pieces[w.tensor].append(w)
+            pieces.setdefault(w.tensor, []).append(w)
         for name, new in receipt.loss.items():
             loss[name] = loss.get(name, Loss()).plus(new)
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
-    by_slot: dict[tuple[str, int], str] = {}
-    for name in pieces:
-        slot = plan.placement.slots[name]
-        by_slot[slot.file, slot.start] = name
-    for name, slot in plan.placement.slots.items():
-        got = sorted(pieces.get(by_slot.get((slot.file, slot.start), "") if slot.size else "", ()), key=_start)
+    slots = plan.placement.slots
+    by_slot = {slots[name][:2]: sorted(got, key=_start) for name, got in pieces.items()}
+    for name, slot in slots.items():
+        got = by_slot.get(slot[:2], []) if slot.size else []
         if slot.payload is not None:
             checks[name] = checksum.crc(kind, slot.payload) if kind else 0
         elif kind:
-            checks[name] = checksum.combine_all(kind, ((w.crc, w.size) for w in got))
+            checks[name] = got[0].crc if len(got) == 1 else checksum.combine_all(kind, ((w.crc, w.size) for w in got))
         if digest and slot.payload is None:
-            digests[name] = content_hash(plan.tensors[name], (d for w in got for d in w.digests))
+            digests[name] = content_hash(plan.tensors[name], [d for w in got for d in w.digests])
     return Outcome(checks, digests, loss, verified)
 
 

@@ -11,7 +11,9 @@ hashes belong to these tensors. Version 1 has only the number of tensors ("1503"
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import Unrepresentable, VerifyError
@@ -28,17 +30,18 @@ BLANK = "0" * WIDTH
 
 def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> dict[str, str]:
     """The metadata entries for these tensors and hashes."""
-    ordered = [hashes[name] for name in sorted(tensors)]
-    groups = range(0, len(ordered), GROUP)
-    return {HASHES: f"{VERSION} {len(ordered)} {seal(tensors, hashes)}"} | {
-        f"{HASHES}.{i}": "".join(ordered[at : at + GROUP]) for i, at in enumerate(groups)
-    }
+    return _entries([hashes[name] for name in sorted(tensors)], seal(tensors, hashes))
 
 
 def blank(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Metadata of the same width as `entries`, with zeros for hashes, to lay out a file."""
-    return {
-        k: v if k != HASHES else v[:-WIDTH] + BLANK for k, v in entries(tensors, dict.fromkeys(tensors, BLANK)).items()
+    return _entries([BLANK] * len(tensors), BLANK)
+
+
+def _entries(hashes: Sequence[str], sealed: str) -> dict[str, str]:
+    groups = range(0, len(hashes), GROUP)
+    return {HASHES: f"{VERSION} {len(hashes)} {sealed}"} | {
+        f"{HASHES}.{i}": "".join(hashes[at : at + GROUP]) for i, at in enumerate(groups)
     }
 
 
@@ -46,8 +49,14 @@ def seal(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> str:
     """XXH3 of [[name, dtype, shape, hash], ...] as JSON without spaces, in ASCII, the tensors sorted by name."""
     from xxhash import xxh3_128_hexdigest
 
-    rows = [[n, t.dtype.name, t.shape, hashes[n]] for n, t in sorted(tensors.items())]
-    return xxh3_128_hexdigest(json.dumps(rows, separators=(",", ":")).encode())
+    text = encode_basestring_ascii
+    rows = [f"[{text(n)},{_described(t.dtype.name, t.shape)},{text(hashes[n])}]" for n, t in sorted(tensors.items())]
+    return xxh3_128_hexdigest(f"[{','.join(rows)}]".encode())
+
+
+@lru_cache(maxsize=4096)
+def _described(kind: str, shape: tuple[int, ...]) -> str:
+    return json.dumps([kind, shape], separators=(",", ":"))[1:-1]
 
 
 def refuse_hashes(row: Format, placement: Placement) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
@@ -26,12 +26,11 @@ class Slot(NamedTuple):
     payload: bytes | None = None
     cuts: tuple[tuple[int, int], ...] = ()
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (byte of the tensor, byte of the file, size) of each run without a gap."""
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(byte of the tensor, byte of the file, size) of each run without a gap."""
         heads = ((0, self.start), *self.cuts)
         ends = (*(at for at, _ in self.cuts), self.size)
-        for (at, start), end in zip(heads, ends, strict=True):
-            yield at, start, end - at
+        return [(at, start, end - at) for (at, start), end in zip(heads, ends, strict=True)]
 
 
 class Patch(NamedTuple):

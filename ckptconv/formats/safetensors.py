@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from json.encoder import encode_basestring
-from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, Unrepresentable
 from ..messages import brief
-from ..moves.part import MAX_AXES, MAX_ELEMENTS, Span, checked_count
+from ..moves.part import MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
-from ..storage.json import parse_json
+from ..storage.json import parse_json, unique
 from . import shard_index
 from .hash_metadata import unhashed
 from .placement import Patch, Placement, Slot, refuse_unheld
@@ -41,6 +41,8 @@ ORDER = (
 )  # fmt: skip
 RANK = {spelling: i for i, spelling in enumerate(ORDER)}
 ROWS = {row.safetensors: row for row in DTYPES.values() if row.safetensors}
+LACKS = "its header entry lacks dtype, shape or data_offsets"
+NUMBERS = "shape and data_offsets are not all whole numbers >= 0"
 UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but no other format can hold them"
 
 
@@ -55,15 +57,16 @@ def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
-        entries = [(name, *_entry(name, header.pop(name), url)) for name in list(header)]  # pop halves the memory
-        _check_tiling([(begin, end, name) for name, _, _, begin, end in entries], f.size - start, url, how)
-    tensors = {
-        name: contiguous(name, row, shape, Span(url, start + begin, end - begin))
-        for name, row, shape, begin, end in entries
-        if row is not None
-    }
-    skipped = tuple(name for name, row, *_ in entries if row is None)
-    notes = (Note("skipped", UNSUPPORTED, skipped),) if skipped else ()
+        tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
+        for name in list(header):
+            (row, shape, _), begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
+            ranges.append((begin, end, name))
+            if row is None:
+                skipped.append(name)
+            else:
+                tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
+        _check_tiling(ranges, f.size - start, url, how)
+    notes = (Note("skipped", UNSUPPORTED, tuple(skipped)),) if skipped else ()
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
 
 
@@ -76,7 +79,7 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
         raise CorruptCheckpoint(f"claims a header of {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
     if length > f.size - 8:
         raise CorruptCheckpoint(f"claims a header of {length} bytes, but only {f.size - 8} follow", url=f.url)
-    header = parse_json(f.read(8, length), f.url)
+    header = parse_json(f.read(8, length), f.url, _object)
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length
@@ -90,48 +93,64 @@ def _metadata(value: Any, url: str) -> dict[str, str]:
     return value
 
 
-def _entry(name: str, info: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
-    """Check one tensor of the header: its dtype (None: see UNSUPPORTED), shape, and range in the buffer."""
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """An object of the header: the entry of a tensor as (dtype, shape, offsets), with a third of the memory of a dict.
+
+    Metadata can have these names too, but no lists.
+    """
+    found = unique(pairs)
+    info = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    return info if (*map(type, info),) == (str, list, list) else found
+
+
+class _Layout(NamedTuple):
+    """What all entries of one dtype and shape have in common."""
+
+    row: DType | None  # None: see UNSUPPORTED
+    shape: tuple[int, ...]
+    bits: int
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed: JSON's true is not the size 1
+def _layout(spelling: str, *sizes: int) -> _Layout:
+    """The layout of a dtype and shape of the header. CorruptCheckpoint says what is wrong with them.
+
+    The row of 4-bit floats counts bytes of two elements, which must not cross the last axis.
+    """
+    if spelling not in RANK:
+        raise CorruptCheckpoint(f"has the unknown dtype {brief(str(spelling))!r}")
+    if {*map(type, sizes)} - {int} or min(sizes, default=0) < 0 or max(sizes, default=0) > MAX_ELEMENTS:
+        raise CorruptCheckpoint(NUMBERS)
+    row, count = ROWS.get(spelling), checked_count(sizes, arrays=False)
+    if spelling != "F4":
+        return _Layout(row, sizes, count * (row.itemsize * 8 if row else 6))
+    if not sizes or sizes[-1] % 2:
+        return _Layout(None, sizes, count * 4)
+    return _Layout(row, (*sizes[:-1], sizes[-1] // 2), count * 4)
+
+
+def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
+    """Check one tensor of the header: its layout, and its range in the buffer."""
+    if type(info) is not tuple:
+        raise CorruptCheckpoint(LACKS, url=url, tensor=name)
     try:
-        spelling, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
-        numbers = [*shape, begin, end]
-        known = spelling in RANK
-    except (TypeError, KeyError, ValueError):
-        raise CorruptCheckpoint("its header entry lacks dtype, shape or data_offsets", url=url, tensor=name) from None
-    if not known:
-        raise CorruptCheckpoint(f"has the unknown dtype {brief(str(spelling))!r}", url=url, tensor=name)
-    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_ELEMENTS or type(shape) is not list:
-        raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
+        spelling, shape, (begin, end) = info
+        layout = _layout(spelling, *shape)
+    except CorruptCheckpoint as e:
+        raise CorruptCheckpoint(e.message, url=url, tensor=name) from None
+    except (TypeError, ValueError):
+        raise CorruptCheckpoint(LACKS, url=url, tensor=name) from None
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= MAX_ELEMENTS >= end >= 0:
+        raise CorruptCheckpoint(NUMBERS, url=url, tensor=name)
     if not name.isascii():
         _check_text(name, url)
-    if spelling == "F4":
-        return _four_bits(name, shape, begin, end, url)
-    row = ROWS.get(spelling)
-    _check_size(name, spelling, shape, row.itemsize * 8 if row else 6, (begin, end), url)
-    return row, tuple(shape), begin, end
-
-
-def _four_bits(
-    name: str, shape: list[int], begin: int, end: int, url: str
-) -> tuple[DType | None, tuple[int, ...], int, int]:
-    """4-bit floats: the row of the table counts bytes of two elements, which must not cross the last axis."""
-    _check_size(name, "F4", shape, 4, (begin, end), url)
-    if not shape or shape[-1] % 2:
-        return None, tuple(shape), begin, end
-    return ROWS["F4"], (*shape[:-1], shape[-1] // 2), begin, end
-
-
-def _check_size(name: str, spelling: str, shape: list[int], bits: int, place: tuple[int, int], url: str) -> None:
-    """Check that a tensor's range has the size that its dtype and shape need."""
-    begin, end = place
-    if len(shape) > MAX_AXES or not 0 < (count := prod(shape)) <= MAX_ELEMENTS:  # the common case is decided quickly
-        count = checked_count(shape, url=url, tensor=name, arrays=False)
-    size, rest = divmod(count * bits, 8)
-    if rest or end - begin != size:
+    if (end - begin) * 8 != layout.bits:
+        size, rest = divmod(layout.bits, 8)
         raise CorruptCheckpoint(
             f"occupies bytes {begin} to {end}, but {spelling}{shape} needs {size}{' and a fraction' * (rest > 0)}",
             url=url, tensor=name,
         )  # fmt: skip
+    return layout, begin, end
 
 
 def _check_text(name: str, url: str) -> None:
@@ -167,9 +186,10 @@ def prove(found: Checkpoint) -> None:
 
     files: dict[str, set[str]] = {}
     for name, t in found.tensors.items():
-        for part in t.parts[:1]:
-            if isinstance(part.data, Span) and not is_remote(part.data.url):
-                files.setdefault(part.data.url, set()).add(name)
+        data = t.parts[0].data
+        if isinstance(data, Span):
+            files.setdefault(data.url, set()).add(name)
+    files = {url: names for url, names in files.items() if not is_remote(url)}
     read = 0
     for url, names in files.items():
         with Reader(url) as f:
@@ -203,7 +223,7 @@ class SafetensorsWriter:
 
     url: str
     max_shard_size: int | None = None
-    placed: Checkpoint | None = None
+    placed: Placement | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.safetensors not in RANK:
@@ -218,20 +238,22 @@ class SafetensorsWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
-        self.placed = checkpoint
         metadata = {"format": "pt"} | checkpoint.metadata
-        shards = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata)))
-        _, base = split(self.url)
+        shards, base = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata))), split(self.url)[1]
         names = shard_index.shard_names(base, SUFFIX, len(shards))
         metadata = metadata if len(shards) == 1 else unhashed(metadata)  # the index has the hashes
         placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
-        return shard_index.joined(base, SUFFIX, placed, checkpoint)
+        self.placed = shard_index.joined(base, SUFFIX, placed, checkpoint)
+        return self.placed
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """The headers and the index with the given metadata, if there is any."""
+        """The given metadata, if there is any: in the header of the only file, or in the index."""
         if not metadata or self.placed is None:
             return ()
-        return self.place(replace(self.placed, metadata=dict(metadata))).patches
+        _, base = split(self.url)
+        if len(self.placed.files) > 1:
+            return [shard_index.index(base, self.placed.slots, metadata)]
+        return [Patch(base, 8, _beginning({"format": "pt", **metadata}).encode())]
 
     def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:
         """Divide in order into shards of at most `max_shard_size`, with headers that readers accept."""
@@ -252,20 +274,26 @@ class SafetensorsWriter:
 
 def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Placement:
     """The header and slots of one file."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    ranges, at = [], 0
+    ranges, entries, at = list[tuple[str, int, int]](), [_beginning(metadata)], 0
     for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
-        spelling, shape = t.dtype.safetensors, t.shape
+        name, spelling, shape, size = t.name, t.dtype.safetensors, t.shape, t.nbytes
         if spelling == "F4":
             shape = (*shape[:-1], shape[-1] * 2)
-        end = at + t.nbytes
-        ranges.append((t.name, at, end - at))
-        header[t.name] = {"dtype": spelling, "shape": shape, "data_offsets": (at, end)}
-        at = end
-    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        sizes = ",".join(map(str, shape))
+        entries.append(
+            f'{encode_basestring(name)}:{{"dtype":"{spelling}","shape":[{sizes}],"data_offsets":[{at},{at + size}]}}'
+        )
+        ranges.append((name, at, size))
+        at += size
+    raw = (",".join(entries) + "}").encode()
     raw += b" " * (-len(raw) % 8)
     if len(raw) > MAX_HEADER:
         raise Unrepresentable(f"the header would have {len(raw)} bytes; safetensors allows at most {MAX_HEADER}")
     start = 8 + len(raw)
     slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
     return Placement([OutputFile(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])
+
+
+def _beginning(metadata: Mapping[str, str]) -> str:
+    """The header up to its first tensor."""
+    return '{"__metadata__":' + json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))

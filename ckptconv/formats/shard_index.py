@@ -60,17 +60,16 @@ def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Che
     slots = {name: slot for p in shards for name, slot in p.slots.items()}
     patches = [patch for p in shards for patch in p.patches]
     if len(shards) > 1:
-        index = _encoded(slots, hashes_of(checkpoint.metadata))
-        files.append(OutputFile(whole + SUFFIX, len(index)))
-        patches.append(Patch(whole + SUFFIX, 0, index))
+        patches.append(index(whole, slots, checkpoint.metadata))
+        files.append(OutputFile(whole + SUFFIX, len(patches[-1].data)))
     stem = re.escape(whole.removesuffix(suffix))
     stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{stem}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
     return Placement(files, {name: slots[name] for name in checkpoint}, patches, shards[0].check, stale)
 
 
-def _encoded(slots: Mapping[str, Slot], hashes: Mapping[str, str]) -> bytes:
-    """The JSON as transformers writes it; tied tensors count once in the total."""
+def index(whole: str, slots: Mapping[str, Slot], metadata: Mapping[str, str]) -> Patch:
+    """The index, JSON as transformers writes it, with the hashes among the metadata; tied tensors count once."""
     total = sum(size for _, _, size in {(s.file, s.start, s.size) for s in slots.values()})
     files = {name: slots[name].file for name in sorted(slots)}
-    index = {"metadata": {"total_size": total, **hashes}, "weight_map": files}
-    return (json.dumps(index, indent=2) + "\n").encode()
+    made = {"metadata": {"total_size": total, **hashes_of(metadata)}, "weight_map": files}
+    return Patch(whole + SUFFIX, 0, (json.dumps(made, indent=2) + "\n").encode())

@@ -24,9 +24,9 @@ def clip(part: Part, lo: int, hi: int) -> list[Part]:
     Axes are processed by descending destination step. Outer indices whose inner box is completely inside stay one
     piece; the at most two that are partly inside are cut further.
     """
-    if 0 in part.shape:
+    _, count, extent = _geometry(part.shape, part.strides, part.steps)
+    if not count:
         return []
-    extent = prod(part.shape) if is_contiguous(part) else reach(part.shape, part.steps)
     if part.start >= lo and part.start + extent <= hi:
         return [part]
     if part.start >= hi or part.start + extent <= lo:
@@ -98,13 +98,14 @@ def is_run(box: Box) -> bool:
 
 
 @lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors
-def _plain(shape: tuple[int, ...], strides: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    return is_run(fuse(shape, strides, steps))
+def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], steps: tuple[int, ...]) -> tuple[bool, int, int]:
+    """Whether a box is one run on both sides, the number of its elements, and its reach in the tensor."""
+    return is_run(fuse(shape, strides, steps)), prod(shape), 0 if 0 in shape else reach(shape, steps)
 
 
 def is_contiguous(part: Part) -> bool:
     """Whether the part's elements are one run in the source and fill one run of the tensor."""
-    return _plain(part.shape, part.strides, part.steps)
+    return _geometry(part.shape, part.strides, part.steps)[0]
 
 
 def slabs(part: Part, limit: int) -> Iterator[Part]:

@@ -82,14 +82,15 @@ def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: in
     """Read all pieces into the target, which begins at byte `base` of the job; adjacent copies are read at once."""
     pending, end = list[Run](), base
     for piece in pieces:
-        if piece.at > end:
-            target[end - base : piece.at - base] = bytes(piece.at - end)
-        end = piece.at + piece.size
+        at = piece.at
+        if at > end:
+            target[end - base : at - base] = bytes(at - end)
+        end = at + piece.size
         for whole in piece.parts:
             for part in clip(whole, piece.lo, piece.hi):
                 run = _as_run(part, piece)
                 if run is None:
-                    _move(part, piece, sources, target[piece.at - base : end - base], memory, log)
+                    _move(part, piece, sources, target[at - base : end - base], memory, log)
                     continue
                 if pending and not _adjoins(pending[-1], run):
                     _read(pending, sources, target, base, log)

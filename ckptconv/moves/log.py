@@ -7,6 +7,7 @@ Written, Read, Loss     its entries: plain data, so that they can come from anot
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from ..storage import checksum
@@ -46,6 +47,13 @@ class Read(NamedTuple):
     digests: tuple[bytes, ...] = ()
 
 
+@cache
+def _xxh3() -> Any:
+    from xxhash import xxh3_128
+
+    return xxh3_128
+
+
 class Digester:
     """Compute the digests of the chunks of consecutive views."""
 
@@ -53,16 +61,15 @@ class Digester:
 
     def more(self, digests: tuple[bytes, ...], start: int, view: memoryview) -> tuple[bytes, ...]:
         """The digests including this view; the digest of an incomplete chunk is replaced when the chunk continues."""
-        from xxhash import xxh3_128
-
-        while view:
+        at, size = 0, len(view)
+        while at < size:
             if start % CHUNK and digests:
                 digests = digests[:-1]
             else:
-                self._chunk = xxh3_128()
-            block, view = view[: CHUNK - start % CHUNK], view[CHUNK - start % CHUNK :]
+                self._chunk = _xxh3()()
+            block = view[at : at + CHUNK - start % CHUNK]
             self._chunk.update(block)
-            digests, start = (*digests, self._chunk.digest()), start + len(block)
+            digests, start, at = (*digests, self._chunk.digest()), start + len(block), at + len(block)
         return digests
 
 
@@ -83,25 +90,28 @@ class Log:
 
     def wrote(self, tensor: str, start: int, view: memoryview) -> None:
         last = self.written[-1] if self.written else None
-        if last is None or last.tensor != tensor or last.start + last.size != start:
-            last = Written(tensor, start, 0, 0, ())
-            self.written.append(last)
-        crc = checksum.crc(self.check, view, last.crc) if self.check else 0
-        digests = self._write.more(last.digests, start, view) if self.digest else ()
-        self.written[-1] = Written(tensor, last.start, last.size + len(view), crc, digests)
+        if last is not None and last.tensor == tensor and last.start + last.size == start:
+            _, first, size, crc, digests = self.written.pop()
+        else:
+            first, size, crc, digests = start, 0, 0, ()
+        if self.check:
+            crc = checksum.crc(self.check, view, crc)
+        if self.digest:
+            digests = self._write.more(digests, start, view)
+        self.written.append(Written(tensor, first, size + len(view), crc, digests))
 
     def was_read(self, span: Span, start: int, view: memoryview) -> None:
         kind = span.check.partition(":")[0]
         last = self.read[-1] if self.read else None
-        if last is None or last.span is not span or last.start + last.size != start:
-            last = Read(span, start, 0, 0)
-            self.read.append(last)
-        size = last.size + len(view)
-        if kind != HASH:
-            self.read[-1] = Read(span, last.start, size, checksum.crc(kind, view, last.crc))
+        if last is not None and last.span is span and last.start + last.size == start:
+            _, first, size, crc, digests = self.read.pop()
         else:
-            digests = self._read.more(last.digests, start, view) if last.start % CHUNK == 0 else ()
-            self.read[-1] = Read(span, last.start, size, 0, digests)
+            first, size, crc, digests = start, 0, 0, ()
+        if kind != HASH:
+            crc = checksum.crc(kind, view, crc)
+        elif first % CHUNK == 0:
+            digests = self._read.more(digests, start, view)
+        self.read.append(Read(span, first, size + len(view), crc, digests))
 
     def lost(self, tensor: str, loss: Loss) -> None:
         if any(loss):

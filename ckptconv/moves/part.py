@@ -10,6 +10,7 @@ All offsets and strides of a part count *elements* of `Part.dtype`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -112,6 +113,11 @@ class Part(NamedTuple):
 
 def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a C-contiguous array of this shape, in elements."""
+    return _c_strides(tuple(shape))
+
+
+@lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors, which share their strides
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     out = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
         out[i - 1] = out[i] * shape[i]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import CorruptCheckpoint, UsageError
@@ -44,13 +45,25 @@ def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
 
 
 def _shape(t: Stored) -> str:
-    return f"[{','.join(map(str, t.shape))}]"
+    return _in_json(t.shape)
+
+
+@lru_cache(maxsize=4096)
+def _in_json(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
 
 
 def _hashed(kind: str, shape: str, digests: Iterable[bytes]) -> str:
+    hexdigest, begin = _described(kind, shape)
+    return hexdigest(begin + b"".join(digests))
+
+
+@lru_cache(maxsize=4096)
+def _described(kind: str, shape: str) -> tuple[Callable[[bytes], str], bytes]:
+    """The hash function, and what it hashes before the digests."""
     from xxhash import xxh3_128_hexdigest
 
-    return xxh3_128_hexdigest(f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode() + b"".join(digests))
+    return xxh3_128_hexdigest, f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode()
 
 
 def hash_check(t: Stored, digits: str) -> str:

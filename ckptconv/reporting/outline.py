@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Tensor
+from ..dtypes import DTYPES
 from ..errors import UsageError
 from ..messages import fold
 from ..rules.templates import separator
@@ -60,18 +63,16 @@ class Totals(NamedTuple):
 def totals(checkpoint: Checkpoint) -> Totals:
     """Sum up a checkpoint."""
     tied = {n for group in checkpoint.ties for n in group[1:]}
-    roles, dtypes = dict[str, int](), dict[str, int]()
-    weights = every = nbytes = 0
-    for name, t in checkpoint.tensors.items():
-        roles[t.role] = roles.get(t.role, 0) + 1
-        if name in tied:
-            continue
-        count = t.count
-        size = count * t.dtype.itemsize
-        every, nbytes = every + count, nbytes + size
-        weights += 0 if t.role else count
-        dtypes[t.dtype.name] = dtypes.get(t.dtype.name, 0) + size
-    return Totals(len(checkpoint), nbytes, weights, every, roles, dtypes)
+    kinds = Counter((t.dtype.name, t.shape, t.role) for n, t in checkpoint.tensors.items() if n not in tied)
+    dtypes = dict[str, int]()
+    weights = every = 0
+    for (name, shape, role), many in kinds.items():
+        count = many * prod(shape)
+        every += count
+        weights += 0 if role else count
+        dtypes[name] = dtypes.get(name, 0) + count * DTYPES[name].itemsize
+    roles: Counter[str] = Counter(t.role for t in checkpoint.tensors.values())
+    return Totals(len(checkpoint), sum(dtypes.values()), weights, every, dict(roles), dtypes)
 
 
 # --- folding ----------------------------------------------------------------------------------------------------

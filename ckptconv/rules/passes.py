@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
+from functools import lru_cache
 
 from ..checkpoint import Checkpoint, Note, Role, Tensor
 from ..dtypes import DType
@@ -68,7 +69,16 @@ class _Tails:
         return True
 
 
+@lru_cache(maxsize=4096)
+def _may_have_role(end: str) -> bool:
+    """Whether a name that ends so, from its last separator on, can have a role: the ends of most names repeat."""
+    return any(pattern.fullmatch("_" + end) for pattern in (AVERAGE, SLOT, STEP, STATE))
+
+
 def _role(name: str, tails: _Tails) -> Role:
+    at = max(name.rfind("/"), name.rfind("."))
+    if not _may_have_role(name[at:] if at >= 0 else "/" + name):
+        return ""
     if AVERAGE.fullmatch(name):
         return "average"
     slot = SLOT.fullmatch(name)

@@ -98,8 +98,8 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
     """Note a state dict that is an entry of the entry, and the wrappers' prefixes of all weights, with the options."""
     weights = [n for n, t in checkpoint.tensors.items() if not t.role]
     main = checkpoint.details.get("entry", {}).get("name", "")
-    inner = [e for e in dict.fromkeys(n.partition(".")[0] for n in weights) if e in NESTED]
-    texts = [f"the state dict is an entry of {main!r}; at='{main}.{inner[0]}' takes it"] if main and inner else []
+    inner = [e for e in dict.fromkeys(n.partition(".")[0] for n in weights) if e in NESTED] if main else []
+    texts = [f"the state dict is an entry of {main!r}; at='{main}.{inner[0]}' takes it"] if inner else []
     if found := _wrapped(weights):
         texts.append(f"names have prefixes of wrappers; strip_prefix='{','.join(found)}' removes them")
     notes = tuple(Note("hint", text, tuple(weights[:1])) for text in texts)
@@ -115,5 +115,6 @@ def _wrapped(names: list[str]) -> list[str]:
             break
         names = [n[len(prefix) :] for n in names]
         found.append(prefix)
-    within = [p for p in WRAPPERS if p.startswith("_") and any(n.startswith(p) or "." + p in n for n in names)]
+    text = "\n.".join(["", *names])  # each name after a dot, and none after the dot of another
+    within = [p for p in WRAPPERS if p.startswith("_") and "." + p in text]
     return list(dict.fromkeys([*found, *within]))

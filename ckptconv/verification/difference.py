@@ -127,8 +127,7 @@ class Diff:
         return rows
 
     def __str__(self) -> str:
-        lines = table(self.columns, self.rows(), SIDES) if self.pairs else []
-        return "\n".join([*lines, self.sum()])
+        return "\n".join([*(table(self.columns, self.rows(), SIDES) if self.pairs else ()), self.sum()])
 
     def __repr__(self) -> str:
         return f"<Diff: {self.sum()}>"

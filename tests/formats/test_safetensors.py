@@ -308,13 +308,13 @@ def test_what_only_the_reference_refuses_is_not_published(monkeypatch: pytest.Mo
 
     def spoilt(*given: Any) -> Any:
         made = lay_out(*given)
-        head = made.patches[0].data
         return made._replace(
-            patches=[made.patches[0]._replace(data=head.replace(b'"format":"pt"', b'"format":"\\ud8"'))]
+            patches=[made.patches[0]._replace(data=made.patches[0].data.replace(b'"abcd"', b'"\\ud8"'))]
         )
 
     monkeypatch.setattr(ours, "_lay_out", spoilt)
-    monkeypatch.setattr(ours, "parse_json", lambda raw, url: json.loads(raw.replace(b"\\ud8", b"1234")))
+    parse = ours.parse_json
+    monkeypatch.setattr(ours, "parse_json", lambda raw, *given: parse(raw.replace(b"\\ud8", b"abcd"), *given))
     with pytest.raises(errors.VerifyError, match=r"the reference implementation .* refuses it"):
-        ckptconv.save({"w": np.ones(2)}, tmp_path / "q.safetensors")
+        ckptconv.save({"abcd": np.ones(2)}, tmp_path / "q.safetensors")
     assert not (tmp_path / "q.safetensors").exists()
