@@ -59,7 +59,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         metadata = _metadata(header.pop("__metadata__", None), url)
         tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
         for name in list(header):
-            (row, shape, _), begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
+            (row, shape, *_), begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
             ranges.append((begin, end, name))
             if row is None:
                 skipped.append(name)
@@ -93,22 +93,13 @@ def _metadata(value: Any, url: str) -> dict[str, str]:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """An object of the header: the entry of a tensor as (dtype, shape, offsets), with a third of the memory of a dict.
-
-    Metadata can have these names too, but no lists.
-    """
-    found = unique(pairs)
-    info = found.get("dtype"), found.get("shape"), found.get("data_offsets")
-    return info if (*map(type, info),) == (str, list, list) else found
-
-
 class _Layout(NamedTuple):
     """What all entries of one dtype and shape have in common."""
 
     row: DType | None  # None: see UNSUPPORTED
     shape: tuple[int, ...]
     bits: int
+    text: str
 
 
 @lru_cache(maxsize=4096, typed=True)  # typed: JSON's true is not the size 1
@@ -118,38 +109,48 @@ def _layout(spelling: str, *sizes: int) -> _Layout:
     The row of 4-bit floats counts bytes of two elements, which must not cross the last axis.
     """
     if spelling not in RANK:
-        raise CorruptCheckpoint(f"has the unknown dtype {brief(str(spelling))!r}")
+        raise CorruptCheckpoint(f"has the unknown dtype {brief(spelling)!r}")
     if {*map(type, sizes)} - {int} or min(sizes, default=0) < 0 or max(sizes, default=0) > MAX_ELEMENTS:
         raise CorruptCheckpoint(NUMBERS)
-    row, count = ROWS.get(spelling), checked_count(sizes, arrays=False)
+    row, count, text = ROWS.get(spelling), checked_count(sizes, arrays=False), f"{spelling}{list(sizes)}"
     if spelling != "F4":
-        return _Layout(row, sizes, count * (row.itemsize * 8 if row else 6))
+        return _Layout(row, sizes, count * (row.itemsize * 8 if row else 6), text)
     if not sizes or sizes[-1] % 2:
-        return _Layout(None, sizes, count * 4)
-    return _Layout(row, (*sizes[:-1], sizes[-1] // 2), count * 4)
+        return _Layout(None, sizes, count * 4, text)
+    return _Layout(row, (*sizes[:-1], sizes[-1] // 2), count * 4, text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """An object of the header: the entry of a tensor as (layout, begin, end), which takes a fifth of the memory.
+
+    An error is returned, because the name is not known here. Metadata can have these names too, but no lists.
+    """
+    found = unique(pairs)
+    spelling, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    if type(spelling) is not str or type(shape) is not list or type(offsets) is not list:
+        return found
+    try:
+        return (_layout(spelling, *shape), *offsets)
+    except CorruptCheckpoint as e:
+        return e
+    except TypeError:  # a list within the shape
+        return CorruptCheckpoint(LACKS)
 
 
 def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
     """Check one tensor of the header: its layout, and its range in the buffer."""
-    if type(info) is not tuple:
-        raise CorruptCheckpoint(LACKS, url=url, tensor=name)
-    try:
-        spelling, shape, (begin, end) = info
-        layout = _layout(spelling, *shape)
-    except CorruptCheckpoint as e:
-        raise CorruptCheckpoint(e.message, url=url, tensor=name) from None
-    except (TypeError, ValueError):
-        raise CorruptCheckpoint(LACKS, url=url, tensor=name) from None
+    if type(info) is not tuple or len(info) != 3:
+        message = info.message if isinstance(info, CorruptCheckpoint) else LACKS
+        raise CorruptCheckpoint(message, url=url, tensor=name)
+    layout, begin, end = info
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= MAX_ELEMENTS >= end >= 0:
         raise CorruptCheckpoint(NUMBERS, url=url, tensor=name)
     if not name.isascii():
         _check_text(name, url)
     if (end - begin) * 8 != layout.bits:
         size, rest = divmod(layout.bits, 8)
-        raise CorruptCheckpoint(
-            f"occupies bytes {begin} to {end}, but {spelling}{shape} needs {size}{' and a fraction' * (rest > 0)}",
-            url=url, tensor=name,
-        )  # fmt: skip
+        text = f"occupies bytes {begin} to {end}, but {layout.text} needs {size}{' and a fraction' * (rest > 0)}"
+        raise CorruptCheckpoint(text, url=url, tensor=name)
     return layout, begin, end
 
 

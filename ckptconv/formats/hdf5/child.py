@@ -53,6 +53,7 @@ COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
 RECORD_RATIO = 16  # bytes of records per byte of the file
 PIECE = 1 << 20  # bytes read or sent at once
+PIPE = 1 << 16  # bytes that a pipe holds
 MEMORY = 4 << 30
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
 MAX_IDLE = 2  # children kept for the next request
@@ -165,6 +166,7 @@ class Child:
         self._patience: float = WAITING * (CPU_TOTAL + CPU_PER_MB * (image.size >> 20))
         if os.name != "nt" and self._process.stdin:
             os.set_blocking(self._process.stdin.fileno(), False)  # it may not read what it asked for
+        self._received = bytearray()  # of frames to come: records are many and small
         self._send(json.dumps({"size": image.size}).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
@@ -207,21 +209,22 @@ class Child:
 
     def _receive(self, size: int) -> bytes:
         """Read exactly `size` bytes; the child is killed when nothing comes for `SILENCE` seconds."""
-        pipe = self._process.stdout
-        out = bytearray()
+        pipe, received = self._process.stdout, self._received
         watch = threading.Timer(SILENCE, self._process.kill) if os.name == "nt" else None
         if watch:
             watch.start()
-        while pipe is not None and len(out) < size:
+        while pipe is not None and len(received) < size:
             if not watch:
                 self._wait(pipe, reading=True)
-            piece = pipe.read(min(size - len(out), PIECE))
+            piece = pipe.read(max(PIPE, min(size - len(received), PIECE)))
             if not piece:
                 raise self._lost("")
-            out += piece
+            received += piece
         if watch:
             watch.cancel()
-        return bytes(out)
+        out = bytes(received[:size])
+        del received[:size]
+        return out
 
     def _wait(self, pipe: IO[bytes], *, reading: bool) -> None:
         """Wait until the pipe can be used; for `SILENCE` seconds, and `_patience` seconds in all."""

@@ -133,7 +133,7 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
     for _, body in child.ask(seen, do="scan"):
-        record = json.loads(body)
+        record = json.loads(str(body, "utf-8"))
         path = str(record["path"])
         first = datasets.get(str(record.get("same", "")))
         attrs = first.attrs if first else dict(record.get("attrs", {}))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from .elements import element
@@ -41,20 +42,20 @@ def tree(file: Any, size: int) -> Iterator[Record]:
 
     root = h5py.h5g.open(file.id, b"/")
     yield {"path": "", "group": True, "attrs": attributes(root)}
-    first: dict[int, str] = {_address(root): ""}
+    first: dict[int, str] = {int(h5py.h5o.get_info(root).addr): ""}
     todo = [(root, "", iter(_links(root)))]
     linked: dict[int, Record] = {}  # datasets that have several names
     declared = stored = 0
     while todo:
         group, path, links = todo[-1]
-        name = next(links, None)
-        if name is None:
+        link = next(links, None)
+        if link is None:
             todo.pop()
             continue
+        name, kind, at = link
         here = f"{path}/{name.decode('utf-8', 'surrogateescape')}" if path else name.decode("utf-8", "surrogateescape")
-        _hard(group, name, here)
+        _hard(kind, here)
         thing = h5py.h5o.open(group, name)
-        at = _address(thing)
         if isinstance(thing, h5py.h5g.GroupID):
             if at in first:
                 raise Refused("unsafe", f"the group {here} is the group /{first[at]} again: links go in circles")
@@ -82,27 +83,24 @@ def tree(file: Any, size: int) -> Iterator[Record]:
             raise Refused("unsafe", f"more than {MAX_OBJECTS} objects")
 
 
-def _address(thing: Any) -> int:
+def _links(group: Any) -> list[tuple[bytes, int, int]]:
+    """The name, kind and address of each link of a group, in the order of creation if the file tracks it.
+
+    One call for a group: to ask for each link, and for the group's properties, takes longer than to open the object.
+    """
+    found: list[tuple[int, bytes, int, int]] = []
+
+    def add(name: bytes, info: Any) -> None:
+        order = int(info.corder) if info.corder_valid else 0
+        found.append((order, name, int(info.type), int(info.u)))
+
+    group.links.iterate(add, info=True)
+    return [(name, kind, at) for _, name, kind, at in sorted(found, key=itemgetter(0))]
+
+
+def _hard(kind: int, here: str) -> None:
     import h5py
 
-    return int(h5py.h5o.get_info(thing).addr)
-
-
-def _links(group: Any) -> list[bytes]:
-    """The names in a group, in creation order if the file tracks it."""
-    import h5py
-
-    tracked = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
-    names: list[bytes] = []
-    order = h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME
-    group.links.iterate(names.append, idx_type=order)
-    return names
-
-
-def _hard(group: Any, name: bytes, here: str) -> None:
-    import h5py
-
-    kind = group.links.get_info(name).type
     if kind != h5py.h5l.TYPE_HARD:
         what = {h5py.h5l.TYPE_SOFT: "a soft", h5py.h5l.TYPE_EXTERNAL: "an external"}.get(kind, "a user-defined")
         raise Refused("unsafe", f"{here} is {what} link; only data in the file itself is read")
@@ -130,10 +128,11 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     if space.get_simple_extent_type() == h5py.h5s.NULL:
         return {"path": here, "skip": "an empty dataspace without data", "bytes": 0, "stored": 0, "attrs": attrs}
     shape = [int(n) for n in space.shape]
-    kind, swap, note = element(thing.get_type(), attrs)
+    stored_type = thing.get_type()
+    kind, swap, note = element(stored_type, attrs)
     stored = int(thing.get_storage_size())
     record: Record = {"path": here, "shape": shape, "dtype": kind, "swap": swap, "attrs": attrs, "stored": stored}
-    record["bytes"] = prod(shape) * max(1, int(thing.get_type().get_size()))
+    record["bytes"] = prod(shape) * max(1, int(stored_type.get_size()))
     record["offset"] = -1
     if note:
         record["skip" if not kind else "note"] = note
@@ -162,8 +161,10 @@ def attributes(thing: Any) -> dict[str, Any]:
     import h5py
 
     names: list[bytes] = []
-    h5py.h5a.iterate(thing, names.append)
     out: dict[str, Any] = {}
+    if not h5py.h5a.get_num_attrs(thing):
+        return out
+    h5py.h5a.iterate(thing, names.append)
     for name in sorted(names):
         text = name.decode("utf-8", "surrogateescape")
         one = h5py.h5a.open(thing, name)

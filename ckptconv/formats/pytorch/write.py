@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...checkpoint import Checkpoint, Tensor
 from ...dtypes import DType
@@ -25,6 +25,7 @@ from ..placement import Patch, Placement, Slot, refuse_unheld
 from .flatten import METADATA
 
 ROOT = "archive/"
+PICKLE = ROOT + "data.pkl"
 BATCH = 1000  # items per SETITEMS, as pickle does
 
 
@@ -37,7 +38,7 @@ class TorchWriter:
     crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are not tensors
     owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
     end: int = 0
-    placed: Checkpoint | None = None
+    pickle: tuple[bytes, int] = (b"", 0)  # up to the metadata; and its place in the file
 
     @property
     def file(self) -> str:
@@ -48,11 +49,11 @@ class TorchWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
-        self.placed = checkpoint
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
         keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
+        body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint})
         fixed = {
-            ROOT + "data.pkl": pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}),
+            PICKLE: body + attributes(checkpoint.metadata),
             ROOT + "byteorder": b"little",
             ROOT + "version": b"3\n",
         }
@@ -63,15 +64,19 @@ class TorchWriter:
         self.entries, self.end = lay_out([*sizes[:2], *storages, *sizes[2:]])
         places = {self.owners[e.name]: e for e in self.entries if e.name in self.owners}
         slots = {n: Slot(self.file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
+        self.pickle = body, self.entries[0].start
         patches = [Patch(self.file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
         size = self.end + len(directory(self.entries, {}, self.end))
         return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """All headers, now that the CRC of every member is known; and the pickle again, if there is metadata."""
-        again: Sequence[Patch] = ()
-        if metadata and self.placed is not None:
-            again = self.place(replace(self.placed, metadata=dict(metadata))).patches
+        """All headers, now that the CRC of every member is known; and the end of the pickle, if there is metadata."""
+        again: list[Patch] = []
+        if metadata:
+            body, start = self.pickle
+            end = attributes(metadata)
+            again.append(Patch(self.file, start + len(body), end))
+            self.crcs[PICKLE.encode()] = zlib.crc32(end, zlib.crc32(body))
         crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
         patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
         return [*again, *patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
@@ -84,7 +89,7 @@ ORDERED = b"ccollections\nOrderedDict\n"
 
 
 def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
-    """data.pkl: an OrderedDict from names to tensors, each at the start of the storage that `keys` names."""
+    """data.pkl but for its end: an OrderedDict from names to tensors, each at the start of the storage in `keys`."""
     memo = _Memo()
     out = [b"\x80\x02", memo.once(ORDERED), b")R"]
     heads: dict[DType, tuple[bytes, bytes, int]] = {}
@@ -101,10 +106,15 @@ def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
             heads[t.dtype] = _frame(t.dtype, memo)  # now all references
     if checkpoint:
         out.append(b"u")
-    if checkpoint.metadata:
-        pairs = b"".join(_text(k) + _text(v) for k, v in checkpoint.metadata.items())
-        out += (b"}(", _text("_metadata"), memo.once(ORDERED), b")R", _text(METADATA), b"}(", pairs, b"uub")
-    return b"".join([*out, b"."])
+    return b"".join(out)
+
+
+def attributes(metadata: Mapping[str, str]) -> bytes:
+    """The end of data.pkl: the metadata as an attribute of the OrderedDict, the first thing that was memorised."""
+    if not metadata:
+        return b"."
+    pairs = b"".join(_text(k) + _text(v) for k, v in metadata.items())
+    return b"".join([b"}(", _text("_metadata"), b"h\0)R", _text(METADATA), b"}(", pairs, b"uub."])
 
 
 class _Memo(dict[bytes, bytes]):
