@@ -21,7 +21,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.messages import fold
 from ckptconv.moves.part import Held
-from ckptconv.rules import library
+from ckptconv.rules import library, passes, prefixes
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
 from ckptconv.rules.passes import select
@@ -747,3 +747,22 @@ def test_a_rule_has_its_own_note(name: str, notes: list[str]) -> None:
     assert [n.text for n in made.notes if n.kind == "hint"] == notes
     back = apply(converter.inverse, made)
     assert [n.text for n in back.notes if n.kind == "hint"] == notes, "those of the way there"
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("w/Adam", "slot"), ("scope/w/Adam_1", "slot"), ("a.b/w/adam_v", "slot"), ("w_slot_vr", "slot"),
+        ("m.w_slot_v", "slot"), ("absent/Adam", ""), ("Adam", ""), ("global_step", "step"),
+        ("m/beta1_power_2", "step"), ("m.global_step", ""), ("x/learning_rate", "state"), ("loss_scale", "state"),
+        ("w/ExponentialMovingAverage", "average"), ("w/ExponentialMovingAverage.x", ""), ("w/kernel", ""),
+    ],
+)  # fmt: skip
+def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:
+    named = {n: held(n, np.ones(1)) for n in ("w", "m.w", name)}
+    assert passes.roles(Checkpoint(named))[name].role == role
+
+
+def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
+    named = {n: held(n, np.ones(1)) for n in ("a._orig_mod", "b", "c_orig_mod.d")}
+    assert not prefixes.hinted(Checkpoint(named)).notes
