@@ -16,7 +16,6 @@ from .options import READING, Json, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
-    from ..dtypes import DType
     from ..reporting.outline import GraphVariables, Node, Totals
 
 EXAMPLES = """Examples:
@@ -112,15 +111,21 @@ def _cells(extra: Mapping[str, Any]) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _sizes(kind: DType, shape: tuple[int, ...]) -> tuple[str, str, str, str]:
-    """The cells that tensors of one dtype and shape share."""
+def _sizes(shape: tuple[int, ...], itemsize: int) -> tuple[str, str, str]:
+    """The cells that tensors of one shape and size share."""
     count = prod(shape)
-    return kind.name, in_shape(shape), f"{count:,}", in_bytes(count * kind.itemsize)
+    return in_shape(shape), f"{count:,}", in_bytes(count * itemsize)
 
 
 def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
     columns = list(next(iter(extra.values()))) if extra else []
-    rows = [(t.name, *_sizes(t.dtype, t.shape), t.role, *(_cells(extra[t.name]) if extra else ())) for t in tensors]
+    rows = [
+        (
+            t.name, t.dtype.name, *_sizes(t.shape, t.dtype.itemsize), t.role,
+            *(_cells(extra[t.name]) if extra else ()),
+        )
+        for t in tensors
+    ]  # fmt: skip
     show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))
 
 
