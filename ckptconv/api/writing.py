@@ -27,6 +27,7 @@ from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..rules import passes
 from ..storage import files
+from ..storage.lookups import once
 from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
@@ -107,6 +108,7 @@ def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
 
 
 @takes(*CONVERT)
+@once()
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
     found = bundle(given)
@@ -116,6 +118,7 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
 
 
 @takes(*CONVERT)
+@once()
 def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
     """Convert a checkpoint, or several merged into one; the destination appears complete or not at all.
 

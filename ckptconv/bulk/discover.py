@@ -24,7 +24,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import detect, table
+from ..formats import companions, detect, table
 from ..formats.tensorflow.locate import is_state
 from ..messages import many
 from ..storage.files import (
@@ -51,6 +51,8 @@ WHOLE = {
     "manifest.ocdbt",
 }  # fmt: skip
 ARRAYS = (".zarray", "zarr.json")  # in folders of a folder of arrays
+# Files beside models that are none, which are known by their names: opening each would cost more than all the rest.
+SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 MAX_INDEX = 2**26  # bytes
 
 
@@ -291,7 +293,7 @@ def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
     """Whether a file is a checkpoint, by suffix or content. If only the suffix is right, the conversion reports it."""
     if name.lower().endswith(_suffixes()):
         return True
-    if status.size < 16:
+    if status.size < 16 or name in SIDE:
         return False
     try:
         if name == "checkpoint" and is_state(url):  # TensorFlow's list of checkpoints is not one

@@ -20,6 +20,7 @@ from ..formats import table
 from ..messages import many, redacted, version
 from ..rules.library import texts
 from ..storage import files
+from ..storage.lookups import once
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import NAME, Ledger, LedgerEntry
@@ -51,6 +52,7 @@ class Conversion(NamedTuple):
     options: str = ""  # a hash of the settings, the converter's text and the version of ckptconv
 
 
+@once()
 def plan(
     sources: Sequence[str],
     folder: str,
@@ -87,7 +89,8 @@ def plan(
     items = [i._replace(options=digests[id(i.settings)]) for i in items]
     items, linked = _placed(items, folder, ledger)
     known = known or {}
-    there = sorted(_occupied(folder) | linked) if any(i.at not in known for i in items) else []
+    new = any(i.at not in known for i in items)
+    there = sorted(_occupied(folder) | linked) if new or files.is_remote(folder) else []  # a store lists all at once
     state = partial(_with_state, known=known, folder=folder, there=there, hashed=hashed)
     if not hashed and not any(i.settings.target.verify == "full" for i in items):
         return list(map(state, items))

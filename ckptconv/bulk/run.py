@@ -25,7 +25,8 @@ from ..engine import ray as ray_engine
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
-from ..storage import files
+from ..storage import files, lookups
+from ..storage.lookups import once
 from . import pool, room
 from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
@@ -216,11 +217,13 @@ def _settle() -> None:
         os.sync()
 
 
+@once()
 def work(config: WorkerConfig, item: Conversion) -> Done:
     """Convert one checkpoint, in a worker."""
     began, folder = time.monotonic(), config.folder
     select, change, target = item.settings
     target = replace(target, force=target.force or item.ours, sync=config.sync)
+    lookups.expect(dict(item.found.files))
     try:
         report = api.convert(
             item.found.source, files.join(folder, item.at),

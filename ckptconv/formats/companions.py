@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CkptError, CorruptCheckpoint
 from ..output.destination import OutputFile
-from ..storage.files import Reader, exists, is_remote, join, local, names, sibling, split, stat
+from ..storage.files import Reader, is_remote, join, local, names, sibling, split, stat
 from .placement import Patch, Placement, Writer
 
 MAX_SIZE = 64 * 2**20  # bytes of a file; the largest known tokenizer.json has 35 MB
@@ -55,7 +55,8 @@ def along(writer: Writer, url: str, source: str) -> Writer:
     found: dict[str, tuple[str, int]] = {}
     left: list[str] = []
     wanted = [name for name in names(source) if name in KNOWN]
-    there = tuple(name for name in wanted if exists(join(url, name)))
+    present = frozenset(names(url)) if wanted else ()
+    there = tuple(name for name in wanted if name in present)
     for name in sorted(set(wanted) - set(there)):
         try:
             path = sibling(join(source, "."), name)

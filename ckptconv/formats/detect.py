@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..messages import did_you_mean
 from ..storage.files import Seen, exists, names
+from ..storage.lookups import once
 from . import foreign, shard_index, signatures
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
@@ -59,6 +60,7 @@ PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
+@once()
 def detect(url: str, *, but: str = "") -> Format:
     """Find the format of the checkpoint at `url`, by content first and name second, other than the format `but`.
 
@@ -142,6 +144,7 @@ def _refuse_damaged(seen: Seen) -> None:
         raise CorruptCheckpoint(what, url=seen.url)
 
 
+@once()
 def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None) -> Checkpoint:
     """Open the checkpoint at `url`, as `format` if it is given. Any bytes give a Checkpoint or a CkptError."""
     row = get(format) if format else detect(url)

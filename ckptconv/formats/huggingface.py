@@ -20,12 +20,15 @@ from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownForma
 from ..messages import listing, many
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
+from ..storage.paths import beginning
+from ..storage.remote import peek
 from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot
 from .reading import Reading
 from .safetensors import SafetensorsWriter, prove
 
+PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
 NUMBERED = r"-\d{5}-of-\d{5}"
 SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
@@ -107,11 +110,17 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     paths = {file: sibling(url, file) for file in files}
     if how.salvage:
         return _salvaged(url, weight_map, paths, how)
+    if len(files) > 1:
+        names(split(url)[0], beginning(files))  # all sizes in one request, not one for each
     missing = [file for file in files if not exists(paths[file])]
     if missing:
         raise CorruptCheckpoint(f"{len(missing)} of {many(len(files), 'shard')} missing:\n{listing(missing)}", url=url)
-    kinds = {file: detect(paths[file], but="hf").name for file in files}  # `hf` would claim a shard for its index
-    shards = {file: open_checkpoint(paths[file], how, format=kinds[file]) for file in files}
+    shards: dict[str, Checkpoint] = {}
+    for at in range(0, len(files), PEEKED):
+        peek([paths[file] for file in files[at : at + PEEKED]])
+        for file in files[at : at + PEEKED]:
+            kind = detect(paths[file], but="hf").name  # `hf` would claim a shard for its index
+            shards[file] = open_checkpoint(paths[file], how, format=kind)
     lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
     if lost:
         text = f"{many(len(lost), 'tensor')} not in the file that the index names:\n{listing(lost)}"

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import CorruptCheckpoint, MissingExtra
+from ..storage import lookups
 from ..storage.files import Reader, Stamp
 from .part import Coded
 
@@ -34,6 +35,7 @@ class Sources:
         self._lock = threading.Lock()
         self._nameless: dict[str, Reader] = {}
         self.spool = spool
+        self._run = lookups.kept()  # what this run has read of headers already; jobs run on other threads
 
     def reader(self, url: str) -> Reader:
         """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
@@ -44,7 +46,8 @@ class Sources:
             if found is not None:
                 self._readers.move_to_end(url)
                 return found
-            found = self._readers[url] = Reader(url)
+            with lookups.once(self._run):
+                found = self._readers[url] = Reader(url)
             if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
                 raise CorruptCheckpoint("changed while it was read", url=url)
             if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: closed at the end
@@ -64,10 +67,11 @@ class Sources:
     def changed(self) -> list[str]:
         """The files that have changed since they were first read."""
         out = []
-        for url, stamp in self._stamps.items():
-            with Reader(url) as now:
-                if now.stamp != stamp:
-                    out.append(url)
+        with lookups.fresh():
+            for url, stamp in self._stamps.items():
+                with Reader(url) as now:
+                    if now.stamp != stamp:
+                        out.append(url)
         return out
 
     def close(self) -> None:

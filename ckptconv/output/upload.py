@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import CkptError, StorageError
 from ..messages import redacted
+from ..storage import lookups
 from ..storage.faults import asking, spooling
 from ..storage.files import join, names, split
-from ..storage.paths import is_http
-from ..storage.remote import filesystem
+from ..storage.lookups import filesystem
+from ..storage.paths import beginning, is_http
 from .destination import OutputFile, foreign
 from .staging import Output
 
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 def upload(path: str, url: str) -> None:
     """Send a file; it appears whole or not at all, in parts if it is large (the file system's own multipart)."""
     fs, where = filesystem(url)
+    lookups.forget()
     with asking(url):
         fs.put_file(path, where)
 
 
 def remove(url: str) -> None:
     fs, where = filesystem(url)
+    lookups.forget()
     with asking(url):
         fs.rm_file(where)
 
@@ -47,7 +50,7 @@ class Upload:
     ) -> None:
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
-        self._there = {join(at, n) for at in {split(join(folder, f.name))[0] for f in files} for n in names(at)}
+        self._there = _present(folder, files)
         taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
         if is_http(folder):
             raise StorageError("a web server takes no files", url=folder)
@@ -127,6 +130,21 @@ class Upload:
         if hasattr(self, "_out"):
             self._out.discard()
         self.discard()
+
+
+def _present(folder: str, files: Sequence[OutputFile]) -> set[str]:
+    """What is there now of this output, or of an older one of its name: names that begin as those of its files do."""
+    beginnings: dict[str, list[str]] = {}
+    for f in files:
+        at, base = split(join(folder, f.name))
+        beginnings.setdefault(at, []).append(base)
+    with lookups.fresh():
+        return {join(at, n) for at, bases in beginnings.items() for n in names(at, _beginning(bases))}
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What the names of one output and of older ones with more or fewer shards have in common."""
+    return beginning(re.split(r"-\d{5}-of-|\.", name)[0] for name in names)
 
 
 def _quietly(url: str) -> None:

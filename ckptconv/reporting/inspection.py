@@ -12,6 +12,7 @@ from ..api.values import path as text
 from ..checkpoint import Checkpoint, Tensor, uncollected
 from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
+from ..storage.lookups import once
 from . import outline
 from .outline import GraphVariables, Totals
 
@@ -84,6 +85,7 @@ class Inspection:
 
 
 @takes(*SELECT, "jobs")
+@once()
 @uncollected()
 def inspect(
     path: Path,

@@ -21,11 +21,12 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
 from ..errors import CkptError, CorruptCheckpoint
-from . import remote
+from . import lookups
 from .faults import refused
+from .lookups import Stat, filesystem
 from .paths import is_remote, join, local, sibling, split
 from .ranges import FileObject
-from .remote import RemoteFile, Stat, filesystem
+from .remote import RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
 
@@ -35,13 +36,13 @@ PEEK = 4096  # bytes of a file's head and tail that detection sees
 
 def exists(url: str) -> bool:
     if is_remote(url):
-        return remote.info(url) is not None
+        return lookups.info(url) is not None
     return os.path.lexists(local(url))
 
 
 def is_dir(url: str) -> bool:
     if is_remote(url):
-        return remote.is_dir(url)
+        return lookups.is_dir(url)
     return os.path.isdir(local(url))
 
 
@@ -54,7 +55,7 @@ def walk(
     `failed` is given the folders below that cannot be read, instead of an error.
     """
     if is_remote(folder):
-        yield from remote.walk(folder)
+        yield from lookups.walk(folder)
         return
     todo = [folder]
     while todo:
@@ -89,7 +90,7 @@ def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
 def stat(url: str) -> Stat | None:
     """Size and time of a file, or None if there is none."""
     if is_remote(url):
-        return remote.stat(url)
+        return lookups.stat(url)
     try:
         status = os.stat(local(url))
     except OSError:
@@ -97,12 +98,15 @@ def stat(url: str) -> Stat | None:
     return Stat(status.st_size, status.st_mtime_ns)
 
 
-def names(folder: str) -> list[str]:
-    """Names of the files and folders in a folder, sorted; empty if the folder does not exist."""
+def names(folder: str, prefix: str = "") -> list[str]:
+    """Names of the files and folders in a folder, sorted; empty if the folder does not exist.
+
+    With `prefix`, those that begin with it: of many objects in a store only these are listed.
+    """
     try:
         if is_remote(folder):
-            return remote.names(folder)
-        return sorted(os.listdir(local(folder)))
+            return lookups.names(folder, prefix)
+        return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as e:
@@ -126,6 +130,8 @@ class Seen:
         if not self.is_dir and exists(url):
             with Reader(url) as f:
                 self.size = f.size
+                if f.remote:
+                    f.remote.ends()
                 self.head = f.read(0, min(PEEK, f.size))
                 self.tail = f.read(max(0, f.size - PEEK), min(PEEK, f.size))
 
@@ -134,7 +140,7 @@ class Seen:
         """Listed only on request, so that a folder of a thousand checkpoints is not listed a thousand times."""
         if self.is_dir:
             return names(self.url)
-        return [n for n in names(self.folder) if n.startswith(self.base)]
+        return names(self.folder, self.base)
 
     @property
     def is_zip(self) -> bool:

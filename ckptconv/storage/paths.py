@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from ..errors import UnsafeCheckpoint
@@ -52,6 +53,13 @@ def join(folder: str, *names: str) -> str:
     return first + "/".join(names) + chain + rest
 
 
+def beginning(names: Iterable[str]) -> str:
+    """What all names begin with."""
+    first, last = min(names := list(names)), max(names)
+    same = (i for i, c in enumerate(first) if c != last[i])
+    return first[: next(same, len(first))]
+
+
 def sibling(url: str, name: str) -> str:
     """The path of the file `name`, as a checkpoint's index spells it, in the folder of `url`.
 
@@ -98,4 +106,4 @@ def _quoted(name: str, url: str) -> str:
     return name
 
 
-__all__ = ["file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]
+__all__ = ["beginning", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]

@@ -11,125 +11,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
-from zlib import crc32
 
-from ..errors import CorruptCheckpoint, MissingExtra, StorageError
+from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
-from .faults import STATUS, asking, refused
-from .paths import is_http
+from .faults import asking, refused
+from .lookups import filesystem, info, kept, once
+from .paths import is_http, is_remote
 from .ranges import Spool
 
+HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
-BATCH = 8  # ranges requested at once
+TIMES = ("LastModified", "Last-Modified", "mtime", "updated", "created")  # as file systems call it
+BATCH = 8  # ranges requested at once, and files looked at
 PIECE = 2**23  # bytes of one request
-
-
-class Stat(NamedTuple):
-    """The size and time of a file, which show whether it has changed; `mtime` in ns, 0 if it is not known."""
-
-    size: int
-    mtime: int
-
-
-def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a remote url and the path within it; it caches no listings, since files may change."""
-    with asking(url):
-        try:
-            fs, path = _connected(url)
-        except ImportError as e:
-            scheme = url.split("://")[0]
-            extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
-            raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
-    return fs, str(path)
-
-
-def _connected(url: str) -> tuple[Any, Any]:
-    import fsspec
-
-    schemes = {link.partition("://")[0] for link in url.split("::")}
-    if "reference" in schemes:  # a stranger's list of other urls, local ones among them
-        raise StorageError("reference:// leads to urls that nobody typed, and is not opened", url=url)
-    options = {scheme: dict(web.client()) for scheme in schemes & {"http", "https"} if web.client()}
-    try:
-        found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-    except ValueError as e:
-        raise StorageError(f"cannot be opened: {e}", url=url) from e
-    return found
-
-
-# --- looking ----------------------------------------------------------------------------------------------------
-
-
-def info(url: str) -> dict[str, Any] | None:
-    """The file system's information on a file or folder, or None if there is none."""
-    fs, path = filesystem(url)
-    try:
-        with asking(url):
-            return dict(web.bounded(fs, "info", 0, path))
-    except StorageError as e:
-        if isinstance(e.__cause__, FileNotFoundError) and e.message == STATUS[404]:
-            return None
-        raise
-
-
-def is_dir(url: str) -> bool:
-    """Whether it is a folder; never on the web, where asking would fetch the whole file to look for links."""
-    found = None if is_http(url) else info(url)
-    return bool(found and found.get("type") == "directory")
-
-
-def names(folder: str) -> list[str]:
-    """Names in a folder; FileNotFoundError if there is none."""
-    if is_http(folder):
-        return []
-    fs, path = filesystem(folder)
-    try:
-        with asking(folder):
-            found = web.bounded(fs, "ls", 0, path, detail=False)
-    except StorageError as e:
-        raise e.__cause__ if isinstance(e.__cause__, OSError) else e from None
-    return sorted({str(p).rstrip("/").rpartition("/")[2] for p in found} - {""})
-
-
-def stat(url: str) -> Stat | None:
-    found = info(url)
-    return None if found is None or found.get("type") == "directory" else _stat(found)
-
-
-def _stat(found: dict[str, Any]) -> Stat:
-    when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
-    if hasattr(when, "timestamp"):
-        when = when.timestamp()
-    time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
-    return Stat(int(found.get("size") or 0), time)
-
-
-def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
-    """As files.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
-    if is_http(folder):
-        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=folder)
-    fs, path = filesystem(folder)
-    with asking(folder):
-        found = fs.find(path, detail=True)
-    tree: dict[str, tuple[set[str], dict[str, Stat]]] = {"": (set(), {})}
-    root = path.strip("/") + "/"
-    for where, what in found.items():
-        parts = str(where).strip("/").removeprefix(root).split("/")
-        for depth in range(len(parts) - 1):
-            tree.setdefault("/".join(parts[:depth]), (set(), {}))[0].add(parts[depth])
-        tree.setdefault("/".join(parts[:-1]), (set(), {}))[1][parts[-1]] = _stat(what)
-    todo = [""]
-    while todo:
-        at = todo.pop()
-        folders = sorted(tree[at][0])
-        yield f"{folder.rstrip('/')}/{at}" if at else folder, folders, dict(sorted(tree[at][1].items()))
-        todo += [f"{at}/{name}".lstrip("/") for name in reversed(folders)]
-
-
-# --- reading ----------------------------------------------------------------------------------------------------
 
 
 class RemoteFile:
@@ -148,11 +46,15 @@ class RemoteFile:
         self.size = int(found["size"])
         from hashlib import blake2b
 
-        version = repr([found.get(k) for k in ("ETag", "etag", "LastModified", "mtime", "updated", "created")])
-        self.stamp = (self.size, int.from_bytes(blake2b(version.encode(), digest_size=8).digest(), "little"))
+        version = [found.get("ETag") or found.get("etag")]  # listings and answers agree in it, but not in the time
+        version = version if version[0] else [found.get(k) for k in TIMES]
+        digest = blake2b(repr(version).encode(), digest_size=8).digest()
+        self.stamp = (self.size, int.from_bytes(digest, "little"))
+        self._is_known = any(version)
         self._copy: Spool | None = None
-        if is_http(url) and (self.size <= FIRST or not _ranged(url, self.size)):
-            self._copy = _whole(url, self.stamp)
+        self._ranged = not is_http(url)  # whether the server sends ranges of files
+        run = kept()
+        self._ends = run.ends(url) if run else []
         self._lock, self._spooling = threading.Lock(), threading.Lock()
         self._at, self._window, self._step = 0, b"", FIRST // 2
         self._mine = threading.local()  # .held: ranges fetched for the job of this thread
@@ -171,6 +73,8 @@ class RemoteFile:
         for first, data in getattr(self._mine, "held", ()):
             if first <= start and start + size <= first + len(data):
                 return memoryview(data)[start - first : start - first + size]
+        if (data := self._kept(start, size)) is not None:
+            return data
         for (first, length), spool in list(self._spools.items()):
             if first <= start and start + size <= first + length:
                 return spool.read(start - first, size)
@@ -189,7 +93,8 @@ class RemoteFile:
         """Fetch ranges and serve this thread's reads from them until `release`."""
         if self._copy is None:
             self._mine.held = []
-            inside = [(a, n) for a, n in ranges if n and a >= 0 and a + n <= self.size and not self._spooled(a, n)]
+            new = [(a, n) for a, n in ranges if not self._spooled(a, n) and self._kept(a, n) is None]
+            inside = [(a, n) for a, n in new if n and a >= 0 and a + n <= self.size]
             self._mine.held = [(a, data) for (a, _), data in zip(inside, self.ranges(inside), strict=True)]
 
     def release(self) -> None:
@@ -209,9 +114,35 @@ class RemoteFile:
                     file.write(self._fetch(at, min(LAST * 2, start + size - at)))
             self._spools[start, size] = spool
 
-    def _near(self, start: int, size: int) -> bytes:
+    def ends(self) -> None:
+        """Fetch the beginning and the end, in one request if the file is small and else at once; reads share them."""
+        some = [(a, n) for a, n in dict.fromkeys((self._end(0), self._end(self.size - 1))) if self._kept(a, n) is None]
+        if self.size and self._copy is None:
+            self._ends += [(a, data) for (a, _), data in zip(some, self.ranges(some), strict=True)]
+
+    def _end(self, at: int) -> tuple[int, int]:
+        """The range around the beginning or the end that is fetched at once if the byte `at` is needed."""
+        if self.size <= HEAD + TAIL:
+            return 0, self.size
+        return (0, HEAD) if at < HEAD else (self.size - TAIL, TAIL)
+
+    def _kept(self, start: int, size: int) -> memoryview | None:
+        """The bytes, if they are in the kept beginning or end."""
+        for first, data in list(self._ends):
+            if first <= start and start + size <= first + len(data):
+                return memoryview(data)[start - first : start - first + size]
+        return None
+
+    def _near(self, start: int, size: int) -> bytes | memoryview:
         """Serve a small read from the window; a read that continues at the window's end doubles the next window."""
         with self._lock:
+            if (data := self._kept(start, size)) is not None:
+                return data
+            first, length = self._end(start)
+            if first <= start and start + size <= first + length:
+                self._ends.append((first, self._fetch(first, length)))
+                self._at, self._window, self._step = first + length, b"", HEAD // 2
+                return memoryview(self._ends[-1][1])[start - first : start - first + size]
             skip = start - self._at
             if not 0 <= skip <= len(self._window) - size:
                 onwards = 0 <= skip <= len(self._window) + self._step
@@ -221,29 +152,55 @@ class RemoteFile:
             return self._window[skip : skip + size]
 
     def _fetch(self, start: int, size: int) -> bytes:
-        with asking(self.url):
-            if is_http(self.url):
-                (data,) = web.ranges(self._fs, self._path, [(start, size)])
-            else:
-                data = cast(bytes, web.bounded(self._fs, "cat_file", size, self._path, start=start, end=start + size))
-        return _sized(data, start, size, self.url)
+        return self._get([(start, size)])[0]
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Read several ranges (start, size), concurrently if the file system can."""
-        if len(wanted) == 1:
-            yield self._fetch(*wanted[0])
-            return
         for i in range(0, len(wanted), BATCH):
-            some = wanted[i : i + BATCH]
-            with asking(self.url):
-                if is_http(self.url):
-                    found = web.ranges(self._fs, self._path, some)
-                else:
-                    paths, starts = [self._path] * len(some), [a for a, _ in some]
-                    ends, total = [a + n for a, n in some], sum(n for _, n in some)
-                    found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
-            for (start, size), data in zip(some, found, strict=True):
-                yield _sized(data, start, size, self.url)
+            yield from self._get(wanted[i : i + BATCH])
+
+    def _get(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Request some ranges at once."""
+        with asking(self.url):
+            if self._copy is None and is_http(self.url):
+                found = self._from_web(some)
+            elif self._copy is None:
+                paths, starts, ends = [self._path] * len(some), [a for a, _ in some], [a + n for a, n in some]
+                total = sum(n for _, n in some)
+                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
+            else:
+                found = [self._copy.read(*one) for one in some]
+        return [_sized(data, start, size, self.url) for (start, size), data in zip(some, found, strict=True)]
+
+    def _from_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Ranges from a web server; the first request shows whether it sends any, and else the whole file is copied."""
+        try:
+            found = web.ranges(self._fs, self._path, some)
+        except web.NoRanges as e:
+            if self._ranged:
+                raise StorageError("the server sends ranges of the file no more", url=self.url) from e
+            copied = _whole if self._is_known else _whole.__wrapped__
+            self._copy = copied(self.url, self.stamp)
+            return [self._copy.read(*one) for one in some]
+        self._ranged = True
+        return found
+
+
+def peek(urls: Sequence[str]) -> None:
+    """Fetch the beginnings and ends of remote files, several at a time, for the readers that open them next.
+
+    Where something is missing or refused nothing is said: who opens it says it.
+    """
+    far = [url for url in urls if is_remote(url)]
+    if len(far) < 2 or (run := kept()) is None:
+        return
+
+    def fetch(url: str) -> None:
+        with once(run), suppress(CkptError):
+            RemoteFile(url).ends()
+
+    with ThreadPoolExecutor(BATCH) as pool:
+        list(pool.map(fetch, far))
 
 
 def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
@@ -252,20 +209,9 @@ def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
     return data
 
 
-@lru_cache(maxsize=64)
-def _ranged(url: str, size: int) -> bool:
-    """Whether the web server honours range requests, found by a request for the last byte."""
-    fs, path = filesystem(url)
-    with asking(url):
-        try:
-            return len(web.ranges(fs, path, [(size - 1, 1)])[0]) == 1
-        except ValueError:  # it would send the file from the start
-            return False
-
-
 @lru_cache(maxsize=4)
 def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
-    """A private copy of a file that is small or can only be read whole; it disappears with the last reference."""
+    """A private copy of a file that can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
     fs, path = filesystem(url)
     with spool.filled() as file, asking(url):
@@ -275,4 +221,4 @@ def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     return spool
 
 
-__all__ = ["MAX_GAP", "RemoteFile", "Stat", "filesystem", "info", "is_dir", "names", "stat", "walk"]
+__all__ = ["MAX_GAP", "RemoteFile", "peek"]

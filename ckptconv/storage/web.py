@@ -31,6 +31,10 @@ STORES = {
 }
 
 
+class NoRanges(Exception):
+    """The server answers a request for a range with the whole file."""
+
+
 def seconds(size: int) -> float:
     """The time in seconds that a request for `size` bytes may take."""
     given = os.environ.get("CKPTCONV_TIMEOUT", "60")
@@ -53,7 +57,7 @@ def bounded(fs: Any, what: str, size: int, *args: Any, **options: Any) -> Any:
 def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
     """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
 
-    ValueError if the server does not send ranges, CorruptCheckpoint if it sends another one.
+    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one.
     """
 
     async def all_of_them() -> list[bytes]:
@@ -72,7 +76,7 @@ async def _range(fs: Any, path: str, start: int, size: int) -> bytes:
     async with _asked(fs, path, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         sent = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not sent:
-            raise ValueError("the server does not send ranges of files")
+            raise NoRanges("the server does not send ranges of files")
         if int(sent[1]) != start:
             raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=path)
         while piece := await answer.content.read(PIECE):
@@ -186,4 +190,4 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
         )
 
 
-__all__ = ["bounded", "client", "may_lead", "ranges", "seconds", "whole"]
+__all__ = ["NoRanges", "bounded", "client", "may_lead", "ranges", "seconds", "whole"]

@@ -22,7 +22,7 @@ from ckptconv.bulk.ledger import Ledger, LedgerEntry
 from ckptconv.bulk.manifest import Settings
 from ckptconv.bulk.planning import Conversion
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
-from ckptconv.storage.remote import Stat
+from ckptconv.storage.lookups import Stat
 
 # --- the pool, with workers that are no processes ---------------------------------------------------------------------
 

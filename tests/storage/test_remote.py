@@ -24,7 +24,7 @@ from ckptconv.errors import MissingExtra, StorageError, UsageError
 from ckptconv.formats import detect
 from ckptconv.moves.prefetch import merged
 from ckptconv.output import upload
-from ckptconv.storage import files, remote
+from ckptconv.storage import files, lookups, paths, remote
 
 MB = 10**6
 WRITABLE = {
@@ -66,7 +66,9 @@ class Line:
             while data := source.recv(1 << 16):
                 with self._lock:
                     self.received += len(data) * down
-                    self.requests += 0 if down else sum(data.count(m) for m in (b"GET /", b"HEAD /", b"PUT /"))
+                    self.requests += (
+                        0 if down else sum(data.count(m) for m in (b"GET /", b"HEAD /", b"PUT /", b"POST /"))
+                    )
                 sink.sendall(data)
         except OSError:
             pass
@@ -400,3 +402,78 @@ def test_casting_and_selecting_a_remote_source(bucket: str, tmp_path: Path) -> N
     got = ckptconv.open(f"{bucket}/out/m.safetensors")
     assert same(got["t3"].numpy(), arrays()["t3"].astype("f2"))
     assert list(got) == ["t1", "t3"]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("safetensors", 2), ("npz", 2), ("torch", 2), ("flax", 2), ("hdf5", 2), ("keras", 2), ("tf", 5), ("npy", 9)],
+)
+def test_what_opening_costs(s3: Line, name: str, most: int) -> None:
+    """One question about a file and one range of it, however many parts of the program look at it."""
+    url = f"s3://zoo/costs/{WRITABLE[name]}"
+    ckptconv.save(arrays(), url, format=name)
+    s3.reset()
+    assert len(ckptconv.open(url)) == 6
+    assert 0 < s3.requests <= most
+
+
+def test_a_folder_of_four_shards_costs_twelve_requests(s3: Line) -> None:
+    values = {f"w{i}": np.zeros((256, 256), "f4") for i in range(4)}
+    ckptconv.save(values, "s3://zoo/four/model.safetensors", max_shard_size=2**18)
+    s3.reset()
+    assert len(ckptconv.open("s3://zoo/four")) == 4
+    assert 0 < s3.requests <= 12
+
+
+def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path) -> None:
+    """Side files are not opened, and what the listing said is not asked again."""
+    count, ledger = 4, str(tmp_path / "ledger.jsonl")
+    (tmp_path / "config.json").write_text('{"model_type": "small"}')
+    for n in range(count):
+        ckptconv.save(arrays(), f"s3://zoo/sides/m{n}/model.safetensors")
+        for side in ("config.json", "tokenizer.json", "README.md"):
+            upload.upload(str(tmp_path / "config.json"), f"s3://zoo/sides/m{n}/{side}")
+    s3.reset()
+    assert run.convert(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger).done == count
+    assert s3.requests <= 6 * count + 10
+    s3.reset()
+    assert run.convert(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger, resume=True).skipped == count
+    assert s3.requests <= 10
+
+
+def test_nothing_is_kept_beyond_a_run(bucket: str) -> None:
+    ckptconv.save(arrays(3), f"{bucket}/m.npz")
+    with lookups.once():
+        assert (len(ckptconv.open(f"{bucket}/m.npz")), files.exists(f"{bucket}/n.npz")) == (3, False)
+        fsspec.filesystem("memory").pipe("/bucket/m.npz", b"")
+        assert files.stat(f"{bucket}/m.npz").size > 0
+        with lookups.fresh():
+            assert files.stat(f"{bucket}/m.npz").size == 0
+        ckptconv.save(arrays(4), f"{bucket}/m.npz", force=True)
+        assert len(ckptconv.open(f"{bucket}/m.npz")) == 4
+    fsspec.filesystem("memory").pipe("/bucket/m.npz", b"")
+    assert files.stat(f"{bucket}/m.npz").size == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "is_there"),
+    [("a", True), ("a/", True), ("a/m.npz", True), ("a/n.npz", False), ("b", False), ("b/c/m.npz", False)],
+)
+def test_what_a_listing_lacks_is_not_asked(
+    bucket: str, path: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckptconv.save(arrays(), f"{bucket}/a/m.npz")
+    with lookups.once():
+        list(files.walk(bucket))
+        monkeypatch.setattr(lookups, "_info", lambda url: pytest.fail(f"asked for {url}"))
+        assert files.exists(f"{bucket}/{path}") is is_there
+
+
+@pytest.mark.parametrize(
+    ("names", "begin"), [(["m-1", "m-2"], "m-"), (["m"], "m"), (["a", "b"], ""), (["m", "mm"], "m"), (["mm", "m"], "m")]
+)
+def test_what_names_begin_with(names: list[str], begin: str) -> None:
+    assert paths.beginning(names) == begin

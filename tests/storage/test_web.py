@@ -256,7 +256,7 @@ LIARS = {
     "a bomb": (lying(headers_sent=(
         "Content-Range: bytes {}-/*", "Content-Encoding: gzip", f"Content-Length: {len(PACKED)}"
     ), piece=lambda _: PACKED, most=1), "packed, although that was not requested"),
-    "a short range": (lying(headers_sent=("Content-Range: bytes {}-/*", "Content-Length: 0"), most=0), "length"),
+    "a short range": (lying(headers_sent=("Content-Range: bytes {}-/*", "Content-Length: 0"), most=0), "0 came"),
 }  # fmt: skip
 
 
