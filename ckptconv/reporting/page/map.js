@@ -2,7 +2,7 @@
 const LEAST = 26, TITLE = 18; // pixels: the side of a scope that is opened, and the height of its title
 const pattern = (text) => text.replace(/\d+/g, "#");
 const ruler = document.createElement("canvas").getContext("2d");
-const fits = (text, width) => { ruler.font = "12px system-ui, sans-serif"; return ruler.measureText(text).width <= width - 8; };
+const fits = (text, width) => { ruler.font = "600 12px system-ui, sans-serif"; return ruler.measureText(text).width <= width - 8; };
 const size = (node) => node[state.unit];
 const kind_colour = (node) => { // of the kind that has nearly all of a scope, otherwise of none
   const [first] = [...node.kinds[state.unit]].sort((a, b) => b[1] - a[1]);
