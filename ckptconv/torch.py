@@ -89,6 +89,19 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     and run; the working directory is searched first, as with `python -m`. UsageError if the name is malformed, the code
     raises, it needs arguments, or the result is not a torch.nn.Module.
     """
+    made = imported(name)
+    _callable_as_it_is(name, made)
+    try:
+        module = _called(made, meta) if callable(made) else made
+    except (Exception, SystemExit) as e:
+        raise _blamed(name, e) from e
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{name} returns {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def imported(name: str) -> Any:
+    """What `package.module:callable` names; UsageError if it cannot be imported. The working directory goes first."""
     where, _, attribute = name.partition(":")
     where = where.removesuffix(".py")
     if "" not in sys.path and os.getcwd() not in sys.path:
@@ -103,14 +116,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
         raise UsageError(f"{name}: {e}") from e
     except (Exception, SystemExit) as e:  # importing can run any code
         raise _blamed(name, e) from e
-    _callable_as_it_is(name, made)
-    try:
-        module = _called(made, meta) if callable(made) else made
-    except (Exception, SystemExit) as e:
-        raise _blamed(name, e) from e
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"{name} returns {type(module).__name__}, not a torch.nn.Module")
-    return module
+    return made
 
 
 def _raised_in(e: BaseException) -> str:

@@ -34,7 +34,8 @@ def match(
         typer.Option(
             "--check",
             metavar="INPUTS OUTPUTS",
-            help="Arrays (.npz): run the module, and try what is marked until it computes the same.",
+            help="Arrays (.npz): run the module, and try what is marked until it computes the same. OUTPUTS can be the "
+            "original itself: package.module:callable.",
         ),
     ] = ("", ""),
     as_json: Json = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -38,7 +38,7 @@ def prove(
     """
     from ..torch import Runner
 
-    runner = Runner(module, _arguments(module, list(inputs), inputs))
+    runner = Runner(module, _in_order(module.forward, inputs))
     try:
         got = runner.outputs()
     except RUNNING as e:
@@ -50,10 +50,39 @@ def prove(
     return search(proposal, source, runner, _places(proposal, got, wanted), seconds=seconds)
 
 
-def _arguments(module: Any, names: list[str], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The inputs in the order of the parameters of `forward`, if they are called so."""
-    order = list(inspect.signature(module.forward).parameters)
-    return tuple(inputs[n] for n in (sorted(names, key=order.index) if set(names) <= set(order) else names))
+def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What the original computes for the inputs, given by the names of its parameters or in order, as arrays by name.
+
+    It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
+    """
+    try:
+        found = original(*_in_order(original, inputs))
+        if not isinstance(found, Mapping):
+            several = found if isinstance(found, tuple | list) else [found]
+            found = {f"output {k}": x for k, x in enumerate(several)}
+        return {str(n): _array(x) for n, x in found.items()}
+    except Exception as e:  # the code is the user's, and can raise anything
+        said = str(e).strip().splitlines() or ["no reason given"]
+        raise UsageError(f"the original cannot be run with these inputs: {type(e).__name__}: {said[0]}") from e
+
+
+def _array(value: Any) -> Array:
+    import numpy as np
+
+    found: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if found.dtype == object:
+        raise UsageError(f"it returns {type(value).__name__}, which is not an array")
+    return found
+
+
+def _in_order(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The inputs in the order of the function's parameters, if they are called so."""
+    try:
+        order = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a function in C
+        order = []
+    names = sorted(inputs, key=order.index) if set(inputs) <= set(order) else inputs
+    return tuple(inputs[n] for n in names)
 
 
 def _channels_first(array: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ..output.staging import Output
 from ..rules.library import MAX_FILE
 from ..storage import files
 from . import search, toml
-from .checked import prove
+from .checked import outputs_of, prove
 from .pairs import Proposal
 from .proof import Proof
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..api.options import MatchOptions
 
 Arrays = api.Path | Mapping[str, Any]
+Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 
 
@@ -89,7 +90,7 @@ def match(
     output: api.Path | None = None,
     *,
     values: bool = True,
-    check: tuple[Arrays, Arrays] | None = None,
+    check: tuple[Arrays, Original] | None = None,
     **given: Unpack[MatchOptions],
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
@@ -98,8 +99,9 @@ def match(
     builds one. If both hold the same values, these decide, bit for bit; otherwise names, shapes and the order of
     modules decide, and what they leave open is marked. `include` and `exclude` apply to both. output: a .toml file to
     write the rules to. values: whether to compare values, or only names and shapes. check: the inputs of the module and
-    the outputs of the original for them, each as arrays by name or an .npz file; the module is run, and what is marked
-    is tried until it computes the same (`Match.proof`).
+    the outputs of the original for them, each as arrays by name or an .npz file, or as outputs the original itself, a
+    function or its name package.module:callable; the module is run, and what is marked is tried until it computes the
+    same (`Match.proof`).
 
     Returns a Match; `Match.doubt` says why the two may not be the same model. Raises UsageError if nothing can be
     proposed or a name leads to no module, StorageError if `output` exists and `force` is not given, MissingExtra for a
@@ -128,15 +130,22 @@ def match(
     return Match(found, text, proof)
 
 
-def _proof(found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Arrays]) -> Proof:
+def _proof(found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Original]) -> Proof:
     """Run the module with the proposal and compare; try alternatives until the outputs agree."""
     if isinstance(target, Checkpoint) or (isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))):
         raise UsageError("check runs a module: the target must be one, or name package.module:callable")
-    from ..torch import build
+    from ..torch import build, imported
 
-    arrays = ({n: t.numpy() for n, t in api.open(x).items()} if isinstance(x, str | os.PathLike) else x for x in check)
-    inputs, outputs = arrays
+    inputs, original = _arrays(check[0]), check[1]
+    if isinstance(original, str) and names_code(original):
+        original = imported(original)
+    outputs = outputs_of(original, inputs) if callable(original) else _arrays(original)
     return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs)
+
+
+def _arrays(given: Any) -> Mapping[str, Any]:
+    """Arrays by name, read if they are a file."""
+    return {n: t.numpy() for n, t in api.open(given).items()} if isinstance(given, str | os.PathLike) else given
 
 
 def _opened(target: Any, select: api.Select) -> Checkpoint:

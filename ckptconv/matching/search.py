@@ -37,8 +37,9 @@ from .words import items
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
 FOLDED = (
-    "batch normalisation seems to be folded into {}: that changes values, which no rule does; "
-    "unfold it in the target, or fold the source first"
+    "batch normalisation seems to be folded into {}: that rounds and needs its epsilon, so that no rule computes it; "
+    "convert into a module that still has it, and torch.nn.utils.fusion.fuse_conv_bn_eval folds it: docs/match.md has "
+    "the steps"
 )
 
 

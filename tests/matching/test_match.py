@@ -440,7 +440,35 @@ def test_folded_batch_norm_is_reported_and_not_matched() -> None:
     }
     found = by_name(a, b)
     assert {"conv.weight", "conv.bias"} == set(found.target_only)
-    assert any("folded into conv.weight" in n for n in found.notes)
+    assert any("folded into conv.weight" in n and "fuse_conv_bn_eval" in n for n in found.notes)
+
+
+def test_the_steps_for_folded_batch_norm_lead_there() -> None:
+    """What docs/match.md says: an exact conversion into a module that has the layers, then torch folds them."""
+    torch = pytest.importorskip("torch")
+    from torch import nn
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    from ckptconv.torch import load_into, outline
+
+    class Unfolded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, bias=False)
+            self.bn = nn.BatchNorm2d(8, eps=1e-3)
+
+    unfolded = Unfolded().eval()
+    a = {"conv/kernel": noise(3, 3, 4, 8), "bn/gamma": noise(8), "bn/beta": noise(8)}
+    a |= {"bn/moving_mean": noise(8), "bn/moving_variance": noise(8) ** 2}
+    rules = proposed(match(checkpoint(a), outline(unfolded)))
+    load_into(unfolded, apply(rules, checkpoint(a)), strict=False)
+    folded = fuse_conv_bn_eval(unfolded.conv, unfolded.bn)
+    scale = a["bn/gamma"] / np.sqrt(a["bn/moving_variance"] + 1e-3)
+    x = noise(2, 4, 5, 5)
+    patches = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+    y = np.einsum("nchwij,ijco->nohw", patches, a["conv/kernel"] * scale)
+    y += (a["bn/beta"] - a["bn/moving_mean"] * scale)[:, None, None]
+    assert np.allclose(folded(torch.from_numpy(x)).detach().numpy(), y, atol=1e-3)
 
 
 VOCABULARIES = {  # lengths in the source and in the target, and the rule between them
@@ -674,6 +702,35 @@ class Net(nn.Module):
 """
 
 
+ORIGINAL = """
+import numpy as np
+
+def layers(x):
+    return dict(np.load("outputs.npz"))
+
+def broken(x):
+    raise ValueError("no such thing")
+"""
+
+
+def test_an_original_is_a_function_of_the_inputs() -> None:
+    from ckptconv.matching.checked import outputs_of
+
+    x, y = np.ones(3), np.arange(3.0)
+
+    def swapped(y: Any, x: Any) -> Any:
+        return y - x, x
+
+    found = outputs_of(swapped, {"x": x, "y": y})
+    assert [v.tolist() for v in found.values()] == [[-1, 0, 1], [1, 1, 1]]
+    assert outputs_of(lambda a, b: a - b, {"x": x, "y": y})["output 0"].tolist() == [1, 0, -1]
+    assert list(outputs_of(lambda a: {"dense": a}, {"x": x})) == ["dense"]
+    with pytest.raises(CkptError, match="it returns set, which is not an array"):
+        outputs_of(lambda a: {1}, {"x": x})
+    with pytest.raises(CkptError, match="cannot be run with these inputs: TypeError"):
+        outputs_of(lambda: x, {"x": x})
+
+
 def test_check_proves_and_repairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -714,6 +771,15 @@ def test_check_proves_and_repairs(
     assert "spare/kernel" in marked  # the outputs do not depend on it
     assert "2 tensors stay marked" in said
     (tmp_path / "rules.toml").unlink()
+    (tmp_path / "original.py").write_text(ORIGINAL)
+    code = command(
+        "match", "model.npz", "checked_net:Net", "--check", "inputs.npz", "original:layers", "-o", "two.toml"
+    )
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert (tmp_path / "two.toml").read_text() == text  # the same search, from what the original returns
+    assert command("match", "model.npz", "checked_net:Net", "--check", "inputs.npz", "original:broken") == 2
+    assert "the original cannot be run with these inputs: ValueError: no such thing" in capsys.readouterr().err
     np.savez("outputs.npz", y=np.zeros((4, 5), "f4"))
     assert command("match", "model.npz", "checked_net:Net", "--check", "inputs.npz", "outputs.npz", "-q") == 1
     said = capsys.readouterr()
