@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from ports_common import Arrays, Port, State, dense, gates, ids, image, keras, kernel, norm
 from ports_images import PORTS as IMAGES
+from ports_later import PORTS as LATER
 from ports_sequences import PORTS as SEQUENCES
 from torch import Tensor, nn
 
@@ -552,6 +553,7 @@ PORTS = {
     "moe": Port("T5X mixture of experts, stacked", Moe, moe, ids(40)),
     **IMAGES,
     **SEQUENCES,
+    **LATER,
 }
 
 

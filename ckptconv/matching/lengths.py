@@ -3,11 +3,13 @@
     wte [50257, 768] -> transformer.wte.weight [50304, 768]      pad = { axis = 0, from = 50257, to = 50304 }
     word_embeddings [30528, 768] -> embeddings.weight [30522, 768]      crop
 
-First matrices whose names are alike, then what is as long as they: the bias of a head. Always a real doubt.
+First matrices whose names are alike, or that are the only ones left of their width on both sides; then what is as long
+as they: the bias of a head. Always a real doubt.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
@@ -49,10 +51,13 @@ def _matrices(sides: Sides, known: Known) -> Iterator[Pair]:
     ]
     if not set(groups[0].values()) & set(groups[1].values()):
         return
+    counts = [Counter(g.values()) for g in groups]
     for found in by_name.match(items(*[groups[0]] * 2), items(*[groups[1]] * 2), unique=known.unique):
         a, b = sides[0].tensors[found.a], sides[1].tensors[found.b]
         old, new = max(a.shape), max(b.shape)
-        if found.likeness < ALIKE or not padded(old, new) or b.shape.count(new) > 1:
+        if not padded(old, new) or b.shape.count(new) > 1:
+            continue
+        if found.likeness < ALIKE and not counts[0][groups[0][found.a]] == counts[1][groups[1][found.b]] == 1:
             continue
         like = replace(a, shape=tuple(new if n == old else n for n in a.shape))
         judged = known.judge.order(like, b)

@@ -310,7 +310,7 @@ PORTS = [  # those that load by names alone
     "conv-bn", "mini-x", "splice", "unet", "cred", "tagger", "cells", "gpt", "encoder", "vit", "moe", "resnet",
     "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit", "vgg",
     "eegnet", "ocr", "keras1", "flax-lstm", "cudnn", "gru", "spleeter", "wave", "banks", "conv-lstm", "haiku-gpt",
-    "graph", "flax-resnet", "haiku-resnet",
+    "graph", "flax-resnet", "haiku-resnet", "densenet", "convnext", "masked",
 ]  # fmt: skip
 
 
@@ -508,6 +508,18 @@ def test_a_padded_vocabulary_is_proposed_and_marked(case: str) -> None:
     y = x @ a["model/lm_head/kernel"] + a["model/lm_head/bias"]
     assert np.allclose(got[:, : len(ids)], y[:, : len(ids)], atol=1e-4)
     assert not got[:, old:].any()
+
+
+@pytest.mark.parametrize(("more", "count"), [((), 1), (((20, 16), (30, 16)), 0)])
+def test_names_with_no_word_in_common_are_enough_for_a_lone_vocabulary(
+    more: tuple[tuple[int, ...], ...], count: int
+) -> None:
+    """The only matrix of its width that is left on both sides; two others of that width make it open."""
+    a = {"model/abc": (56, 16), "fc/kernel": (5, 3)} | {f"z{k}": s for k, s in enumerate(more)}
+    b = {"tokens.weight": (50, 16), "fc.weight": (3, 5)}
+    found = by_name(a, b)
+    assert sum(p.length is not None for p in found.pairs) == count
+    assert all(p.real for p in found.pairs if p.length)
 
 
 def test_a_dense_layer_behind_an_image_is_assumed() -> None:
