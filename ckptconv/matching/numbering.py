@@ -47,18 +47,22 @@ def _by_numbers(s: Sort, t: Sort) -> tuple[list[tuple[Item, Item]], str]:
 
 
 def _best(s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers]) -> tuple[list[tuple[Item, Item]], str]:
-    """The order of the numbers and the map between them that pair most."""
+    """The order of the numbers and the map between them that pair most; of those that pair as many, the plainest.
+
+    Numbers that swap and stay what they are come before numbers that all become others: 0_5, 1_5, 0_6 is 5.0, 5.1, 6.0.
+    """
     best: list[tuple[Item, Item]] = []
     how = ""
-    for order in permutations(range(len(rows[0]))):
-        turned = [tuple(r[k] for k in order) for r in rows]
-        for change, assumed in _maps(turned, columns):
-            pairs = _paired(s, t, turned, columns, change)
-            if len(pairs) > len(best):
-                swapped = "" if list(order) == sorted(order) else "the numbers of the names swap"
-                best, how = pairs, assumed or swapped
-        if len(best) == min(len(rows), len(columns)):
-            break
+    orders = list(permutations(range(len(rows[0]))))
+    for kind in (0, 1):
+        for order in orders:
+            turned = [tuple(r[k] for k in order) for r in rows]
+            for change, assumed in list(_maps(turned, columns))[kind : kind + 1]:
+                pairs = _paired(s, t, turned, columns, change)
+                if len(pairs) > len(best):
+                    best, how = pairs, assumed or ("" if order == orders[0] else "the numbers of the names swap")
+            if len(best) == min(len(rows), len(columns)):
+                return best, how
     return best, how
 
 

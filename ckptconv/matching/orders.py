@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
-LETTERS = "abcdefgh"
+LETTERS = "abcdfghi"  # of axes; e is that of a stack
 MAX_RANK = 5  # of tensors whose axes are tried in all orders
 
 

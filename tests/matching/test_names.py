@@ -238,6 +238,8 @@ NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str
     "swapped": (["l_0_5/w", "l_1_5/w", "l_2_5/w", "l_0_6/w"], ["l.5.0.w", "l.5.1.w", "l.5.2.w", "l.6.0.w"],
                 [("l_0_5/w", "l.5.0.w"), ("l_1_5/w", "l.5.1.w"), ("l_2_5/w", "l.5.2.w"), ("l_0_6/w", "l.6.0.w")],
                 (SWAP,)),
+    "swapped rather than shifted": (["l_0_5/w", "l_1_5/w", "l_0_6/w"], ["l.5.0.w", "l.5.1.w", "l.6.0.w"],
+                                    [("l_0_5/w", "l.5.0.w"), ("l_1_5/w", "l.5.1.w"), ("l_0_6/w", "l.6.0.w")], (SWAP,)),
     "a number repeats another": (["b_1/l_1/w", "b_2/l_2/w"], ["b.1.l.2.w", "b.2.l.3.w"],
                                  [("b_1/l_1/w", "b.1.l.2.w"), ("b_2/l_2/w", "b.2.l.3.w")], ()),
     "a number never varies": (["b_7/l_1/w", "b_7/l_2/w"], ["b.7.l.0.w", "b.7.l.1.w"],
