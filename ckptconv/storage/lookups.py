@@ -67,7 +67,7 @@ class Lookups:
 
     def lacks(self, url: str) -> bool:
         """Whether a listing showed that there is nothing at this path: it lacks the path, or a folder above it."""
-        while "::" not in url and not url.endswith(":/"):
+        while "/" in url and "::" not in url and not url.endswith(":/"):
             url, _, base = url.rpartition("/")
             if url in self.folders:
                 return base not in self.folders[url]
