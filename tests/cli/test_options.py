@@ -118,6 +118,6 @@ def test_json_drives_no_terminal(name: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_tables_cut_endless_names() -> None:
-    lines = table(("name", "size"), [("x" * 60_000, "1 B"), ("a", "2 B")])
+    lines = list(table(("name", "size"), [("x" * 60_000, "1 B"), ("a", "2 B")]))
     assert max(map(len, lines)) < 400
     assert "(60000 characters)" in lines[1]
