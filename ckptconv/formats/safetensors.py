@@ -139,9 +139,11 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
 
 def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
     """Check one tensor of the header: its layout, and its range in the buffer."""
+    if isinstance(info, CorruptCheckpoint):
+        raise CorruptCheckpoint(info.message, url=url, tensor=name)
     if type(info) is not tuple or len(info) != 3:
-        message = info.message if isinstance(info, CorruptCheckpoint) else LACKS
-        raise CorruptCheckpoint(message, url=url, tensor=name)
+        spelled = isinstance(info, dict) and {"dtype", "shape", "data_offsets"} <= info.keys()
+        raise CorruptCheckpoint(NUMBERS if spelled and type(info["dtype"]) is str else LACKS, url=url, tensor=name)
     layout, begin, end = info
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= MAX_ELEMENTS >= end >= 0:
         raise CorruptCheckpoint(NUMBERS, url=url, tensor=name)
