@@ -138,5 +138,5 @@ def test_what_no_file_can_be_called_is_refused(name: str, resume: bool, tmp_path
     with pytest.raises(UsageError, match="which the name of no file does"):
         ckptconv.open(f"{tmp_path}/{name}")
     (tmp_path / "list.jsonl").write_text(json.dumps({"source": "m.safetensors", "destination": name}))
-    done = zoo(tmp_path / "list.jsonl", tmp_path / "out")
-    assert [e.error for e in done.failed] == ["UsageError"]
+    with pytest.raises(UsageError, match=r"(?s)row 1: .*which the name of no file does"):
+        zoo(tmp_path / "list.jsonl", tmp_path / "out")
