@@ -40,7 +40,8 @@ from ..storage.files import (
     stat,
     walk,
 )
-from ..storage.paths import file_name, inside, is_http
+from ..storage.lookups import refuse_unlisted
+from ..storage.paths import file_name, inside
 from . import globs, links
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
@@ -145,8 +146,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
 def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
-    if is_http(pattern):
-        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=pattern)
+    refuse_unlisted(pattern)
     if remote:
         fs, path = filesystem(pattern)
         scheme = pattern.split("://")[0] + "://"

@@ -30,6 +30,17 @@ class WorkerDied(CkptError):
     """A worker process ended during a task."""
 
 
+@contextmanager
+def contained(url: str) -> Iterator[None]:
+    """In a worker: a bug fails the task of this url, and does not stop the others."""
+    try:
+        yield
+    except CkptError:
+        raise
+    except Exception as e:
+        raise CkptError(f"unexpected {type(e).__name__}: {e}", url=url) from e
+
+
 def run(
     do: Callable[[Task], Any], tasks: Iterable[Task], workers: int, patience: float | None = None
 ) -> Iterator[tuple[Task, Any] | None]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from .. import api
-from ..errors import CkptError, StorageError
+from ..errors import StorageError
 from ..messages import in_bytes, many
 from ..storage import files
 from . import pool
@@ -47,12 +47,8 @@ def needed(folder: str, item: Conversion) -> int:
     """The bytes that the output takes beyond those of the files that it replaces, in a worker."""
     where = files.join(folder, item.at)
     select, change, target = item.settings
-    try:
+    with pool.contained(item.found.source):
         plan = api.dry_run(item.found.source, where, select=select, change=change, target=target)
-    except CkptError:
-        raise
-    except Exception as e:  # a bug stops this conversion, and not here
-        raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
     above = files.split(where)[0]
     replaced = (files.stat(files.join(above, f.name)) for f in plan.placement.files)
     return max(0, sum(f.size for f in plan.placement.files) - sum(s.size for s in replaced if s))

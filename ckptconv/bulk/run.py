@@ -26,7 +26,6 @@ from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
 from ..storage import files, lookups
-from ..storage.lookups import once
 from . import pool, room
 from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
@@ -75,11 +74,7 @@ def convert(
     each new entry of the ledger; `hashed` compares sources by content; `ledger` is the path of the ledger.
     """
     began = time.monotonic()
-    if files.is_remote(folder) and not ledger:
-        raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
-    if not files.is_remote(folder) and files.exists(folder) and not files.is_dir(folder):
-        raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
-    with Ledger(ledger or files.join(folder, NAME), resume=resume or settings.target.force) as book:
+    with Ledger(_ledger(folder, ledger), resume=resume or settings.target.force) as book:
         items = plan(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
             ledger=book.path,
@@ -109,6 +104,15 @@ def convert(
         for path in new_folders:
             _quietly_rmdir(path)
     return summary(entries, skipped, began)
+
+
+def _ledger(folder: str, given: str) -> str:
+    """The path of the ledger; an error if the outputs cannot go to this folder, or the ledger not there as well."""
+    if files.is_remote(folder) and not given:
+        raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
+    if not files.is_remote(folder) and files.exists(folder) and not files.is_dir(folder):
+        raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
+    return given or files.join(folder, NAME)
 
 
 def _outcomes(
@@ -217,14 +221,14 @@ def _settle() -> None:
         os.sync()
 
 
-@once()
+@lookups.once()
 def work(config: WorkerConfig, item: Conversion) -> Done:
     """Convert one checkpoint, in a worker."""
     began, folder = time.monotonic(), config.folder
     select, change, target = item.settings
     target = replace(target, force=target.force or item.ours, sync=config.sync)
     lookups.expect(dict(item.found.files))
-    try:
+    with pool.contained(item.found.source):
         report = api.convert(
             item.found.source, files.join(folder, item.at),
             select=select, change=change, target=target, resources=Resources(config.memory, config.threads),
@@ -234,10 +238,6 @@ def work(config: WorkerConfig, item: Conversion) -> Done:
         sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content(item.found) if config.hashed else ""
         proof = written(folder, names) if target.verify == "full" else ""
-    except CkptError:
-        raise
-    except Exception as e:  # a bug must not stop the other conversions
-        raise CkptError(f"unexpected {type(e).__name__}: {e}", url=item.found.source) from e
     return Done(
         report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
     )

@@ -64,7 +64,6 @@ def inspect(
     --check it exits with 1 if there are errors or warnings; notes do not count."""
     from ..reporting import inspection
 
-    check = check or bool(limit)
     made = inspection.inspect(
         source, stats=stats, hashes=hashes, graph=graph, check=check, limit=limit or (), sort=sort, **options
     )
@@ -72,7 +71,7 @@ def inspect(
     if as_json:
         drawn = made.graph._asdict() if made.graph else None
         show.as_json(made.to_json() | ({"graph": drawn, "details": found.details} if graph else {}))
-    elif check:
+    elif made.findings is not None:
         _findings(made)
     else:
         _show(source, made, tree, graph)

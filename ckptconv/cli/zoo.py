@@ -65,10 +65,8 @@ def zoo(
     """
     from ..bulk import zoo as many
 
-    options |= {
-        "to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content, "ledger": ledger,
-        "follow_links": follow_links,
-    }  # fmt: skip
+    options |= {"to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
+    options |= {"ledger": ledger, "follow_links": follow_links}
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)
         return

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 from .pairs import Item, Named, Sort
 
 MAX_COLUMNS = 4  # numbers of a name that are permuted
 Numbers = tuple[int, ...]
+Change = Callable[[Numbers], Numbers]  # numbers of the one side as those of the other
 
 
 def aligned(s: Sort, t: Sort, like: float, rivals: tuple[str, ...], unique: Unique) -> list[Named]:
@@ -54,20 +55,19 @@ def _best(s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers])
     best: list[tuple[Item, Item]] = []
     how = ""
     orders = list(permutations(range(len(rows[0]))))
-    for kind in (0, 1):
-        for order in orders:
-            turned = [tuple(r[k] for k in order) for r in rows]
-            for change, assumed in list(_maps(turned, columns))[kind : kind + 1]:
-                pairs = _paired(s, t, turned, columns, change)
-                if len(pairs) > len(best):
-                    best, how = pairs, assumed or ("" if order == orders[0] else "the numbers of the names swap")
-            if len(best) == min(len(rows), len(columns)):
-                return best, how
+    for way, order in product((_same, _ranked), orders):
+        turned = [tuple(r[k] for k in order) for r in rows]
+        change, assumed = way(turned, columns)
+        pairs = _paired(s, t, turned, columns, change)
+        if len(pairs) > len(best):
+            best, how = pairs, assumed or ("" if order == orders[0] else "the numbers of the names swap")
+        if len(best) == min(len(rows), len(columns)):
+            break
     return best, how
 
 
 def _paired(
-    s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers], change: Callable[[Numbers], Numbers]
+    s: Sort, t: Sort, rows: Sequence[Numbers], columns: Sequence[Numbers], change: Change
 ) -> list[tuple[Item, Item]]:
     """Members of one class whose numbers, changed, are the other's."""
     known = dict(zip(columns, t.members, strict=True))
@@ -93,15 +93,19 @@ def _telling(members: Sequence[Item]) -> list[Numbers]:
     return list(zip(*kept, strict=True)) if kept else [()] * len(members)
 
 
-def _maps(rows: Sequence[Numbers], columns: Sequence[Numbers]) -> Iterator[tuple[Callable[[Numbers], Numbers], str]]:
-    """Ways to make numbers of the one side those of the other, the plainest first, with what each assumes."""
-    yield (lambda n: n), ""
+def _same(rows: Sequence[Numbers], columns: Sequence[Numbers]) -> tuple[Change, str]:
+    """Numbers stay what they are; nothing is assumed."""
+    return (lambda n: n), ""
+
+
+def _ranked(rows: Sequence[Numbers], columns: Sequence[Numbers]) -> tuple[Change, str]:
+    """The k-th number of the one side becomes the k-th of the other, and what that assumes."""
     sets = [[sorted(set(c)) for c in zip(*side, strict=True)] for side in (rows, columns)]
     if [len(x) for x in sets[0]] != [len(y) for y in sets[1]]:
-        return
+        return _same(rows, columns)
     tables = [dict(zip(x, y, strict=True)) for x, y in zip(*sets, strict=True)]
     even = all(len({y - x for x, y in t.items()}) == 1 for t in tables)
-    yield (
+    return (
         (lambda n: tuple(t[k] for t, k in zip(tables, n, strict=True))),
         ("" if even else "numbers that are not the same are paired in order"),
     )

@@ -108,7 +108,7 @@ def check(c: Checkpoint, limit: Limits, *, workers: int = 1) -> list[Finding]:
     tensors = list(c.values())
 
     def look(t: Tensor, sources: Sources) -> Picture:
-        return draw(scan(t, sources, heat=False, outlier=limit.get("outliers") or OUTLIER), sources)
+        return draw(scan(t, sources, heat=False, outlier=limit.get("outliers") or OUTLIER), sources, bars=False)
 
     return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers)
 

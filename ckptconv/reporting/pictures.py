@@ -1,7 +1,7 @@
 """What a tensor looks like: a histogram, a heat map, and what is odd about its values and where.
 
     scan(t, sources)           reads it once: statistics, odd values, dead rows, the largest |x| of each cell
-    draw(scanned, sources)     reads it again if it is large: the histogram, and outliers with their places
+    draw(scanned, sources)     reads it again if need be: the histogram, and outliers with their places
 
 A histogram of a few outliers would be one bar and a void. Its bars span what most values span, and what lies below and
 above is counted. Outliers are measured by the middle half of the values, which they cannot move.
@@ -72,7 +72,7 @@ class Picture(NamedTuple):
     """What there is to see of a tensor."""
 
     scan: Scan
-    bars: Bars | None  # None if no value is finite
+    bars: Bars | None  # None if no value is finite, or none were wanted
     outliers: Odd
 
 
@@ -231,34 +231,34 @@ def _span(measured: Stats, sample: Array, fences: tuple[float, float] | None) ->
     if fences and (low < fences[0] or high > fences[1]) and (near := _spread(sample, 3)):
         low, high = max(low, near[0]), min(high, near[1])
     inside = sample[(sample >= low) & (sample <= high)]
-    if len(inside) and low < high and math.isfinite(high - low):
-        counts, _ = np.histogram(inside, BINS, (low, high))
-        if counts.max() > 0.8 * len(inside):
-            first, last = np.quantile(inside, (0.01, 0.99)).tolist()
-            if first < last:
-                low, high = max(low, first - (last - first) / 4), min(high, last + (last - first) / 4)
+    measurable = len(inside) and low < high and math.isfinite(high - low)
+    if measurable and _counted(inside, low, high).max() > 0.8 * len(inside):
+        first, last = np.quantile(inside, (0.01, 0.99)).tolist()
+        if first < last:
+            low, high = max(low, first - (last - first) / 4), min(high, last + (last - first) / 4)
     return low, high
 
 
 # --- the second reading -----------------------------------------------------------------------------------------
 
 
-def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = None) -> Picture:
-    """Make the histogram, from span[0] to span[1] if it is given, and find the outliers."""
-    t, fences, span = scanned.tensor, scanned.fences, span or scanned.span
+def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = None, *, bars: bool = True) -> Picture:
+    """Find the outliers; with `bars` make the histogram, from span[0] to span[1] if it is given."""
+    t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
-    if span is not None:
-        outside = fences if fences and _outside(scanned.stats, fences) else None
+    outside = fences if fences and _outside(scanned.stats, fences) else None
+    if span or outside:
         for flat in scanned.kept if scanned.kept is not None else values(t, sources):
             for lo in range(0, flat.size, BLOCK):
                 block = flat[lo : lo + BLOCK].astype(np.float64)
                 if outside:
                     mask = ((block < outside[0]) | (block > outside[1])) & np.isfinite(block)
                     beyond = _more(beyond, mask, at + lo)
-                counts += _counted(block, *span)
+                if span:
+                    counts += _counted(block, *span)
             at += flat.size
-    bars = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
-    return Picture(replace(scanned, kept=None), bars, beyond)  # the values of all tensors together are many
+    made = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
+    return Picture(replace(scanned, kept=None), made, beyond)  # the values of all tensors together are many
 
 
 def _outside(measured: Stats, fences: tuple[float, float]) -> bool:

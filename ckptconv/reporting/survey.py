@@ -109,7 +109,8 @@ def _pictures(
     tensors: list[Tensor], before: Mapping[str, Tensor], workers: int, progress: Progress | None
 ) -> list[Pair]:
     """The picture of each tensor, without the values that it kept, and of what it is compared with."""
-    mapped = set(_largest(tensors)[:MAX_HEATMAPS])
+    largest = sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
+    mapped, drawn = set(largest[:MAX_HEATMAPS]), set(largest[:MAX_HISTOGRAMS])
     done, total = 0, sum(t.nbytes for t in tensors)
 
     def look(i: int, sources: Sources) -> Pair:
@@ -117,8 +118,8 @@ def _pictures(
         t, other = tensors[i], before.get(tensors[i].name)
         after = scan(t, sources, heat=i in mapped)
         pair: Pair
-        if other is None:
-            pair = draw(after, sources), None
+        if other is None or i not in drawn:
+            pair = draw(after, sources, bars=i in drawn), None
         else:
             old = scan(other, sources, heat=False)
             spans = [s for s in (after.span, old.span) if s]
@@ -132,24 +133,18 @@ def _pictures(
     return each(range(len(tensors)), look, workers)
 
 
-def _largest(tensors: Sequence[Tensor]) -> list[int]:
-    return sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
-
-
 def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
     pictures = [after for after, _ in pairs]
     out: dict[str, Any] = {m: [number(getattr(p.scan.stats, m)) for p in pictures] for m in MEASURES}
-    counted = set(_largest([p.scan.tensor for p in pictures])[:MAX_HISTOGRAMS])
-    drawn = [i in counted for i in range(len(pairs))]
     peaks = [max([*(p.bars.counts if p.bars else ()), *(b.bars.counts if b and b.bars else ())], default=0)
              for p, b in pairs]  # fmt: skip
-    out["bins"] = [_bars(p, peak) if wanted else "" for p, wanted, peak in zip(pictures, drawn, peaks, strict=True)]
-    out["clip"] = {i: clip for i, p in enumerate(pictures) if drawn[i] and (clip := _clip(p))}
+    out["bins"] = [_bars(p, peak) for p, peak in zip(pictures, peaks, strict=True)]
+    out["clip"] = {i: clip for i, p in enumerate(pictures) if (clip := _clip(p))}
     out["heat"] = {i: _heat(p) for i, p in enumerate(pictures) if p.scan.cells is not None}
     out["was"] = {
         i: [_bars(b, peaks[i]), *(number(getattr(b.scan.stats, m)) for m in MEASURES[:4])]
         for i, (_, b) in enumerate(pairs)
-        if b and drawn[i]
+        if b
     }
     return out
 

@@ -240,10 +240,15 @@ def expect(files: Mapping[str, Stat]) -> None:
             run.infos[url] = {"type": "file", "size": status.size, "ETag": status.etag}
 
 
+def refuse_unlisted(url: str) -> None:
+    """StorageError for a place on the web, where nothing can be searched."""
+    if is_http(url):
+        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=url)
+
+
 def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     """As files.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
-    if is_http(folder):
-        raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=folder)
+    refuse_unlisted(folder)
     fs, path = filesystem(folder)
     with asking(folder):
         found = fs.find(path, detail=True)
@@ -278,6 +283,7 @@ __all__ = [
     "kept",
     "names",
     "once",
+    "refuse_unlisted",
     "stat",
     "walk",
 ]
