@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import companions, detect, table
+from ..formats.orbax import locate as orbax
+from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import is_state
 from ..messages import many
 from ..storage.files import (
@@ -47,11 +49,8 @@ from . import globs, links
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 INDEXES = (".index.json", ".weights.json")
-WHOLE = {
-    "saved_model.pb", "saved_model.pbtxt", ".metadata", "zarr.json", ".zgroup", "_METADATA", "_sharding",
-    "manifest.ocdbt",
-}  # fmt: skip
-ARRAYS = (".zarray", "zarr.json")  # in folders of a folder of arrays
+WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
+ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 # Files beside models that are none, which are known by their names: opening each would cost more than all the rest.
 SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 MAX_INDEX = 2**26  # bytes

@@ -41,20 +41,22 @@ from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
-# Any folder can be Orbax's: its arrays lie in folders below, whatever their names.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
-    (lambda seen: seen.is_dir and bool(seen.files), ("orbax",)),
-    (lambda seen: seen.is_dir and _holds(seen, ".index", "checkpoint"), ("tf", "tf-v1")),
-    (lambda seen: seen.is_dir and _holds(seen, "saved_model.pb", "saved_model.pbtxt"), ("tf-graph",)),
-    (lambda seen: seen.is_dir and _holds(seen, ".metadata"), ("dcp",)),
-    (lambda seen: seen.is_dir and _holds(seen, ".npy"), ("npy", "gpt")),
-    (lambda seen: seen.is_dir and _holds(seen, "config.json"), ("keras3",)),
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
     (lambda seen: seen.is_zip, ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
     (signatures.is_hdf5, ("hdf5", "keras", "keras3")),
     (signatures.is_safetensors, ("safetensors",)),
     (signatures.is_npy, ("npy",)),
     (signatures.is_table, ("tf", "tf-v1")),
+)
+# The same for folders, by the ends of names in them. Each can be Orbax's as well, whose arrays lie in folders below.
+FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    ((".index", "checkpoint"), ("tf", "tf-v1")),
+    (signatures.SAVED_MODELS, ("tf-graph",)),
+    ((signatures.DISTRIBUTED,), ("dcp",)),
+    ((".npy",), ("npy", "gpt")),
+    ((signatures.KERAS_WEIGHTS,), ("keras3",)),
+    (("",), ("orbax",)),
 )
 PLAIN = Reading()
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
@@ -88,16 +90,13 @@ def detect(url: str, *, but: str = "") -> Format:
     return get(candidates[0])
 
 
-def _holds(seen: Seen, *ends: str) -> bool:
-    """Whether a folder holds a file with such a name."""
-    return any(name.endswith(ends) for name in seen.files)
-
-
 def _likely(seen: Seen) -> Sequence[Format]:
     """The formats with a signature or the suffix of the file; all formats if it has no known signature."""
     if DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
+    if seen.is_dir:
+        names |= {name for ends, known in FOLDERS for name in known if any(n.endswith(ends) for n in seen.files)}
     suffixed = [f for f in TABLE if f.name in names or f.name == INDEX or seen.base.lower().endswith(f.suffixes)]
     return suffixed if names else TABLE
 

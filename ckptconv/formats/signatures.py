@@ -1,4 +1,7 @@
-"""Signatures of files, each stated once: detection asks for them before any format is imported, formats after that."""
+"""Signatures of files, and names of files that a folder is known by, each stated once.
+
+Detection asks for them before any format is imported; the formats use the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 HDF5_AT = (0, 512, 1024, 2048)  # bytes of a user block before it, of which only some sizes are allowed
 NPY = b"\x93NUMPY"
 TABLE = bytes.fromhex("57fb808b247547db")  # of TensorFlow, at the end
+SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+DISTRIBUTED = ".metadata"  # of PyTorch's distributed checkpoints
+KERAS_WEIGHTS = "model.weights.h5"
 
 
 def is_hdf5(seen: Seen) -> bool:

@@ -226,7 +226,7 @@ CONSTANTS = (
     "keras.naming.TOP",
     "keras.naming.OPTIMIZER",
     "keras.v3.ABOUT",
-    "keras.v3.WEIGHTS",
+    "signatures.KERAS_WEIGHTS",
 )
 SPELLED = (
     b"TREE SNOD HEAP GCOL OHDR OCHK FRHP FHDB FHIB BTHD BTIN BTLF FSHD FSSE SMTB SMLI FAHD EAHD layer_names0 "

@@ -115,7 +115,7 @@ WAYS = (
 CONSTANTS = (
     "pytorch.dcp.ALLOWED",
     "pytorch.arrays.NUMPY",
-    "pytorch.dcp.METADATA",
+    "signatures.DISTRIBUTED",
     "pytorch.oldtar.MEMBERS",
 )
 SPELLED = rb"storage data.pkl byteorder cpu module sys_info }q\x00 (t X\x01\x00\x00\x00" + ZIP

@@ -34,13 +34,12 @@ from ..hdf5 import file as hdf5
 from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
-from ..signatures import is_hdf5
+from ..signatures import KERAS_WEIGHTS, is_hdf5
 from . import legacy, naming, order, paths
 
 if TYPE_CHECKING:
     from .write import Keras3Writer
 
-WEIGHTS = "model.weights.h5"
 PICKLED = "model.weights.npz"
 INDEX = ".weights.json"
 ABOUT: tuple[str, ...] = ("config.json", "metadata.json")
@@ -69,13 +68,13 @@ class Shelf(NamedTuple):
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if {"config.json", WEIGHTS} <= set(seen.files) else 0
+        return 3 if {"config.json", KERAS_WEIGHTS} <= set(seen.files) else 0
     if seen.base.endswith(INDEX):
         return 3 if b'"weight_map"' in seen.head or b"weights.h5" in seen.head else 0
     if is_hdf5(seen):
         found = hdf5.try_look(seen.url)
         return 3 if found and legacy.layers_group(found) is None and any(map(is_vars, found.groups)) else 0
-    return 3 if "config.json" in seen.members and {WEIGHTS, PICKLED} & set(seen.members) else 0
+    return 3 if "config.json" in seen.members and {KERAS_WEIGHTS, PICKLED} & set(seen.members) else 0
 
 
 def is_vars(path: str) -> bool:
@@ -161,22 +160,22 @@ def _natural(path: str) -> tuple[Any, ...]:
 
 
 def _folder(url: str) -> Shelf:
-    tree = hdf5.look(sibling(join(url, "config.json"), WEIGHTS))
+    tree = hdf5.look(sibling(join(url, "config.json"), KERAS_WEIGHTS))
     parts = {n: read_all(sibling(tree.url, n), MAX_JSON) for n in ABOUT if exists(sibling(tree.url, n))}
     return _shelf([tree], **_about(parts, url))
 
 
 def _archive(url: str) -> Shelf:
     inside = member.members(url)
-    if WEIGHTS not in inside:
+    if KERAS_WEIGHTS not in inside:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
-        raise CorruptCheckpoint(f"has no {WEIGHTS}", url=url)
+        raise CorruptCheckpoint(f"has no {KERAS_WEIGHTS}", url=url)
     parts = {n: member.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
-    rest = tuple(n for n in inside if n not in (WEIGHTS, *ABOUT) and not n.endswith("/"))
+    rest = tuple(n for n in inside if n not in (KERAS_WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are not weights", rest),) if rest else ()
-    return _shelf([hdf5.look(url, WEIGHTS)], notes=notes, **about)
+    return _shelf([hdf5.look(url, KERAS_WEIGHTS)], notes=notes, **about)
 
 
 def _about(parts: Mapping[str, bytes], url: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibli
 from ...storage.ranges import Slice
 from .. import tiling
 from ..reading import Reading
+from ..signatures import DISTRIBUTED
 from ..tiling import overlap
 from .archive import enter
 from .entries import Leaf, unwrap
@@ -35,7 +36,6 @@ from .values import record
 from .views import View
 from .walk import segment
 
-METADATA = ".metadata"
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
 OPEN = 64  # files of a thousand processes are not all open at a time
@@ -55,15 +55,15 @@ ALLOWED = {
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if METADATA in seen.files and any(n.endswith(SUFFIX) for n in seen.files) else 0
-    if seen.base.endswith(SUFFIX) and exists(sibling(seen.url, METADATA)):
+        return 3 if DISTRIBUTED in seen.files and any(n.endswith(SUFFIX) for n in seen.files) else 0
+    if seen.base.endswith(SUFFIX) and exists(sibling(seen.url, DISTRIBUTED)):
         return 4
-    return 3 if seen.base == METADATA and b"torch.distributed.checkpoint.metadata" in seen.head else 0
+    return 3 if seen.base == DISTRIBUTED and b"torch.distributed.checkpoint.metadata" in seen.head else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
-    path = sibling(inside, METADATA) if inside else url
+    path = sibling(inside, DISTRIBUTED) if inside else url
     root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=how.opaque, url=path)
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")

@@ -21,21 +21,21 @@ from ...messages import brief
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
 from ...storage.ranges import InMemory, Ranges
 from ..reading import Reading
+from ..signatures import SAVED_MODELS
 from . import locate, saved_model
 from .saved_model import Regions, constants
 from .table import read_varint
 from .wire import fields, messages
 
 FORMAT = "tf-graph"
-MODELS = ("saved_model.pb", "saved_model.pbtxt")
 TEXT_LIMIT = 1 << 28  # text is parsed in memory, by Python
 TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_version", b"meta_graphs {", b"versions {")
 
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if any(name in seen.files for name in MODELS) else 0
-    if seen.base in MODELS:
+        return 3 if any(name in seen.files for name in SAVED_MODELS) else 0
+    if seen.base in SAVED_MODELS:
         return 3 if seen.size else 1
     if seen.base.endswith(".pbtxt"):
         return 2 if any(word in seen.head for word in TEXT) else 1
@@ -49,7 +49,7 @@ def sniff(seen: Seen) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a SavedModel, .meta or GraphDef; `how.opaque` reads every constant, weight or not."""
     if is_dir(url):
-        url = sibling(join(url, "."), next((n for n in MODELS if exists(join(url, n))), MODELS[0]))
+        url = sibling(join(url, "."), next((n for n in SAVED_MODELS if exists(join(url, n))), SAVED_MODELS[0]))
     with _message(url) as f:
         regions = _regions(f)
         if regions.saved_model:

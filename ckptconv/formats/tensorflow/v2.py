@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...checkpoint import Checkpoint
 from ...storage.files import Seen, exists, is_remote
 from ..reading import Reading
-from ..signatures import is_table
+from ..signatures import SAVED_MODELS, is_table
 from . import locate
 from .bundle import read
 from .table import first_value_tag
@@ -37,7 +37,7 @@ def sniff(seen: Seen) -> int:
 def _in_folder(seen: Seen) -> bool:
     """Whether a folder holds a checkpoint, or has the name of the prefix of one."""
     folder = seen.url.rstrip("/")
-    if "saved_model.pb" in seen.files or "saved_model.pbtxt" in seen.files:
+    if any(name in seen.files for name in SAVED_MODELS):
         return False
     return (
         any(n.endswith(".index") for n in seen.files)
