@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..dtypes import DTYPES, DType, of_numpy
 from ..messages import brief, in_bytes, printable
-from ..moves.part import Data, Held, Part, c_strides
+from ..moves.part import Data, Held, Part, Stored, c_strides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +18,7 @@ Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the ot
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Tensor:
+class Tensor(Stored):
     """A reference to one tensor of a file; its values are read only on request.
 
     name, shape: as in the file, or as a converter made them; the shape counts elements.
@@ -31,21 +30,7 @@ class Tensor:
     `t[0:2, ..., 5]` reads a slice, whose checksum cannot be verified.
     """
 
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
     role: Role = ""
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor when C-contiguous; 0 for strings, whose lengths are not known before they are read."""
-        return self.count * self.dtype.itemsize
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Read the whole tensor; strings become an object array of bytes.

@@ -37,7 +37,7 @@ def compared(copies: Sequence[Stored]) -> Data:
     return Coded(__name__, recorded.url(copies), key, copies[0].nbytes)
 
 
-def of(data: Data) -> list[recorded.Recorded]:
+def of(data: Data) -> list[Stored]:
     """The copies that reading the data compares; none if it is other data."""
     if not isinstance(data, Coded) or data.module != __name__:
         return []

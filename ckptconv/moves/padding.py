@@ -47,7 +47,7 @@ def without(kept: Stored, padding: Stored, axis: int, value: float) -> Data:
     return Coded(__name__, recorded.url(both), key, kept.nbytes)
 
 
-def of(data: Data) -> list[recorded.Recorded]:
+def of(data: Data) -> list[Stored]:
     """What is kept and what is cut off as padding; nothing if it is other data."""
     if not isinstance(data, Coded) or data.module != __name__:
         return []

@@ -10,34 +10,36 @@ All offsets and strides of a part count *elements* of `Part.dtype`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint
 
 
-class Stored(Protocol):
-    """The properties of a tensor that the kernel needs; `checkpoint.Tensor` has them."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the kernel needs of a tensor; `checkpoint.Tensor` adds what people do with it.
+
+    name; shape: in elements; parts: where the elements are stored.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
 
     @property
-    def name(self) -> str: ...
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     @property
-    def dtype(self) -> DType: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def parts(self) -> tuple[Part, ...]: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of the tensor when C-contiguous; 0 for strings, whose lengths are not known before they are read."""
+        return self.count * self.dtype.itemsize
 
 
 class Piece(NamedTuple):

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from ..dtypes import DTYPES, DType
+from ..dtypes import DTYPES
 from .part import Coded, Held, Part, Span, Stored
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A tensor that was written down."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-    @property
-    def count(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
 
 
 def rows(tensors: Sequence[Stored]) -> list[Any]:
@@ -34,9 +14,9 @@ def rows(tensors: Sequence[Stored]) -> list[Any]:
     return [[t.name, t.dtype.name, t.shape, [[*p[:1], p.dtype.name, *p[2:]] for p in t.parts]] for t in tensors]
 
 
-def tensors(found: Sequence[Any]) -> list[Recorded]:
+def tensors(found: Sequence[Any]) -> list[Stored]:
     """What `rows` wrote down."""
-    return [Recorded(name, DTYPES[kind], tuple(shape), tuple(map(_part, parts))) for name, kind, shape, parts in found]
+    return [Stored(name, DTYPES[kind], tuple(shape), tuple(map(_part, parts))) for name, kind, shape, parts in found]
 
 
 def _part(row: Any) -> Part:
@@ -55,4 +35,4 @@ def in_memory(tensors: Sequence[Stored]) -> bool:
     return any(isinstance(p.data, Held) for t in tensors for p in t.parts)
 
 
-__all__ = ["Recorded", "in_memory", "rows", "tensors", "url"]
+__all__ = ["in_memory", "rows", "tensors", "url"]
