@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,14 @@ settings.load_profile("unhurried")  # a busy machine is no failure
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With less effort, run only a share of the cases of a test that is marked `many`, evenly spread."""
+    """With less effort, run only a share of the cases of a test that is marked `many`: evenly spread, at least one."""
     count: Counter[str] = Counter()
     kept = []
     for item in items:
         if item.get_closest_marker("many"):
             name = item.nodeid.split("[")[0]
             count[name] += 1
-            if int(count[name] * EFFORT) == int((count[name] - 1) * EFFORT):
+            if ceil(count[name] * EFFORT) == ceil((count[name] - 1) * EFFORT):
                 continue
         kept.append(item)
     items[:] = kept

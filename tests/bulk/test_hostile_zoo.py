@@ -126,6 +126,7 @@ def test_two_ways_to_one_place_clash(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.many
 def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str, force: bool, tmp_path: Path) -> None:
     for name in ("a.npz", "b.npz", "t/c.npz", "t/d.npz", "sound.npz"):
         save(tmp_path / name)
@@ -218,6 +219,7 @@ class Space(NamedTuple):
     f_frsize: int = 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("free", "dtype", "missing"),
     [

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -175,7 +176,8 @@ def test_the_tree_of_errors_says_what_their_docstrings_say() -> None:
 
 def explained() -> Iterator[tuple[str, Any]]:
     """The functions and classes that others use, with the methods and properties of the classes."""
-    for module in (ckptconv, import_module("ckptconv.plugin"), import_module("ckptconv.torch")):
+    modules = ["ckptconv", "ckptconv.plugin"] + ["ckptconv.torch"] * bool(find_spec("torch"))
+    for module in map(import_module, modules):
         own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
         for name in getattr(module, "__all__", own):
             value = getattr(module, name)

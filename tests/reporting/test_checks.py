@@ -44,6 +44,7 @@ def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Find
 
 @pytest.mark.parametrize("shape", [(7, 5), (100, 3), (3, 100), (1, 1), (30, 4, 5), (2, 3, 4, 50), (1, 999)])
 @pytest.mark.parametrize("window", [4, 52, 2**20])
+@pytest.mark.many
 def test_cells_rows_and_columns_are_those_of_a_brute_force(
     shape: tuple[int, ...], window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

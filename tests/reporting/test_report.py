@@ -131,12 +131,16 @@ def test_equal_input_gives_equal_pages(hostile: str) -> None:
 
 
 @pytest.mark.slow
-def test_page_stays_small() -> None:
-    """Pictures are bounded: 40,000 tensors have histograms for half of them and heat maps for a few hundred."""
-    data = survey.survey(checkpoint({f"w{i}": np.eye(2, dtype="f4") for i in range(40_000)}), values=True)
-    assert sum(map(bool, data["bins"])) == survey.MAX_HISTOGRAMS
-    assert len(data["heat"]) == survey.MAX_HEATMAPS
-    assert len(render(data | {"url": "x"})) < 6_000_000
+def test_page_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are bounded: 40,000 tensors have histograms for half of them and heat maps for a few hundred, and take
+    less than 6 MB. Here it is a tenth of all that."""
+    most, heats = survey.MAX_HISTOGRAMS // 10, survey.MAX_HEATMAPS // 10
+    monkeypatch.setattr(survey, "MAX_HISTOGRAMS", most)
+    monkeypatch.setattr(survey, "MAX_HEATMAPS", heats)
+    data = survey.survey(checkpoint({f"w{i}": np.eye(2, dtype="f4") for i in range(4_000)}), values=True)
+    assert sum(map(bool, data["bins"])) == most == 2_000
+    assert len(data["heat"]) == heats
+    assert len(render(data | {"url": "x"})) < 600_000
 
 
 def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
@@ -244,9 +248,9 @@ def test_hostile_names_are_only_text(hostile: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @browser
-def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
+def test_thirty_thousand_rows(tmp_path: Path) -> None:
     one = np.zeros((2, 3), "f4")
-    arrays = {f"model/layer_{i // 100}/block_{i % 100}/kernel": one for i in range(100_000)}
+    arrays = {f"model/layer_{i // 100}/block_{i % 100}/kernel": one for i in range(30_000)}
     arrays["model/needle"] = np.zeros((1000, 3), "f4")
     page = render(survey.survey(checkpoint(arrays), values=False) | {"url": "many"})
     driver = (
@@ -270,7 +274,7 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     assert found["first"] < 100
     assert found["rows"] < 100
     assert (found["one"]["count"], found["one"]["name"]) == (1, "model/needle")
-    assert found["one"]["text"].startswith("1 of 100,001 tensors")
+    assert found["one"]["text"].startswith("1 of 30,001 tensors")
     assert found["sorted"]["name"] == "model/needle"
     assert found["sorted"]["ms"] < 5000
     assert found["last"] == "model/needle"

@@ -99,6 +99,7 @@ def test_what_it_says_is_unsafe_is(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "\x1b" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -121,6 +122,7 @@ def test_it_cannot_keep_us_waiting(code: str, file: Path, monkeypatch: pytest.Mo
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_what_it_asks_for_is_sent_in_pieces(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a file of a gigabyte, which takes no room on the disk, nor in memory."""
     os.truncate(file, 2**30)

@@ -191,7 +191,7 @@ def test_metadata_may_not_lose_a_weight(weights: list[str], tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_long_order_is_compressed(tmp_path: Path) -> None:
-    names = [f"{'a_long_name_' * 5}{i}/kernel" for i in range(1200, 0, -1)]
+    names = [f"{'a_long_name_' * 20}{i}/kernel" for i in range(300, 0, -1)]
     ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", format="keras")
     for via in ("x.npz", "x.ckpt", "x.hdf5"):
         (tmp_path / via[2:]).mkdir()
