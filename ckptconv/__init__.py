@@ -77,7 +77,10 @@ def __getattr__(name: str) -> Any:
     if name == "torch":  # a module, which imports torch
         return import_module(f"{__name__}.torch")
     if name not in __all__:
-        hint = "; open(path) opens a checkpoint, and its torch() is a state dict" if name.startswith("load") else ""
+        from .messages import did_you_mean
+
+        hint = "" if name.startswith("_") else did_you_mean(name, __all__)
+        hint = "; open(path) opens a checkpoint, and its torch() is a state dict" if name.startswith("load") else hint
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     home = next((module for module, names in _HOME.items() if name in names), "errors")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -48,8 +48,21 @@ class DType(NamedTuple):
         """The number of bytes that are swapped as a unit: half of a complex number, otherwise the element."""
         return self.itemsize // 2 if self.kind == "c" else self.itemsize
 
+    def __eq__(self, other: object) -> bool:
+        """Also to its name, and to the dtype of NumPy or torch that is called so."""
+        return self is other or self.name == str(getattr(other, "__name__", other)).rpartition(".")[2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<DType {self.name}>"
 
 
 @cache

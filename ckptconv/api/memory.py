@@ -6,6 +6,7 @@ contiguous and on the CPU.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,7 +51,9 @@ def gathered(tensors: Any) -> Checkpoint:
 def _state_dict(owner: Any) -> Mapping[str, Any]:
     give = getattr(owner, "state_dict", None)
     if not callable(give):
-        raise UsageError(f"save takes a mapping of arrays or a module, not {type(owner).__name__}")
+        hint = "; give it a name: {'NAME': array}" if hasattr(owner, "__array__") else ""
+        hint = "; convert takes paths" if isinstance(owner, (str, os.PathLike)) else hint
+        raise UsageError(f"save takes a mapping of arrays or a module, not {type(owner).__name__}{hint}")
     found: Mapping[str, Any] = give()
     return found
 
@@ -74,7 +77,9 @@ def _array(value: Any) -> Any:
         from ..moves.torch import to_array
 
         return to_array(value)
-    if isinstance(value, (str, bytes, Mapping)) or value is None:
+    if isinstance(value, Mapping):
+        raise TypeError("it is a mapping itself; give each of its arrays a name, such as 'a/b'")
+    if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"it is {'None' if value is None else f'of type {type(value).__name__}'}")
     if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         return np.from_dlpack(value)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 
 from ..errors import UsageError
 from ..messages import did_you_mean
+from .elsewhere import elsewhere
 from .values import Verify, bar, kind, params, renames, several, size, verification
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
         if name in groups:
             groups[name] = value
         elif name not in allowed:
-            raise UsageError(f"there is no option {name!r}{did_you_mean(name, allowed, 'options', count=3)}")
+            meant = elsewhere(name, allowed)
+            hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, "options", count=3)
+            raise UsageError(f"there is no option {name!r}{hint}")
     for name in given.keys() - groups.keys():
         known, value = KNOWN[name], given[name]
         if value is not None:

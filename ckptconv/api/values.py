@@ -28,6 +28,7 @@ def path(value: Any) -> str:
     if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
         return found
     hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
+    hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else hint
     raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
 
 

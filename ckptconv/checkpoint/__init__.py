@@ -13,7 +13,7 @@ parts. All offsets and strides of a part count *elements* of `Part.dtype`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -98,6 +98,24 @@ class Checkpoint(Mapping[str, Tensor]):
     def get(self, name: str, default: Any = None) -> Any:
         """The tensor, or the default if none has this name."""
         return self.tensors.get(name, default)
+
+    def keys(self) -> KeysView[str]:
+        """The names; a notebook shows them."""
+        return self.tensors.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """The tensors, not yet read."""
+        return self.tensors.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names and tensors."""
+        return self.tensors.items()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, word: str) -> Any:
+            what = "; it maps names to tensors: c[name].numpy(), c.numpy(), c.torch(); ckptconv.save writes it"
+            raise AttributeError(f"'Checkpoint' object has no attribute {word!r}{'' if word[0] == '_' else what}")
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -32,6 +32,16 @@ class Tensor(Stored):
 
     role: Role = ""
 
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.count
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Read the whole tensor; strings become an object array of bytes.
 
@@ -55,6 +65,12 @@ class Tensor(Stored):
         """Read the whole tensor for numpy.asarray(t), cast to `dtype` if one is given."""
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, word: str) -> Any:
+            hint = "" if word.startswith("_") else "; a Tensor is not yet read: numpy(), torch() and t[0:2] read it"
+            raise AttributeError(f"'Tensor' object has no attribute {word!r}{hint}")
 
     def __len__(self) -> int:
         if not self.shape:

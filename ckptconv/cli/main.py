@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -137,13 +138,21 @@ def _run(argv: list[str]) -> None:
         if not argv:  # prints the help
             e.show()
             sys.exit(e.exit_code)
-        if option := meant.OPTIONS.get(getattr(e, "option_name", "")):
-            raise UsageError(f"no such option: {e.option_name}; {option} does that") from e
+        if (option := getattr(e, "option_name", "")) and e.ctx:
+            known = [flag for p in e.ctx.command.params for flag in p.opts]
+            hint = meant.option(_typed(option, argv), known)
+            see = "" if hint else f"; see `{e.ctx.command_path} --help`"
+            raise UsageError(f"no such option: {_typed(option, argv)}{hint}{see}") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise meant.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
         what = e.format_message().rstrip(".")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e
+
+
+def _typed(option: str, argv: Sequence[str]) -> str:
+    """An option as it was typed: of `-dash.pt` the parser names `-d`."""
+    return next((a for a in argv if a.startswith(option)), option)
 
 
 def fail(e: CkptError, *, as_json: bool) -> None:

@@ -7,28 +7,31 @@ import shlex
 from collections.abc import Iterable, Sequence
 from glob import glob
 
+from ..api.elsewhere import elsewhere
 from ..errors import UsageError
-from ..messages import nearest
+from ..messages import did_you_mean, nearest
 
 # verbs of other programs: the command that does the same; {} is the rest of the line
 VERBS = {
     "list": "inspect {}", "ls": "inspect {}", "info": "inspect {}", "show": "inspect {}", "cat": "inspect {}",
-    "dump": "inspect {}", "view": "inspect {}", "print": "inspect {}", "keys": "inspect {}",
+    "dump": "inspect {}", "view": "inspect {}", "print": "inspect {}", "keys": "inspect {}", "head": "inspect {}",
+    "open": "inspect {}", "read": "inspect {}", "describe": "inspect {}", "summary": "inspect {} --tree",
     "tree": "inspect {} --tree",
     "stats": "inspect {} --stats", "hash": "inspect {} --hash", "sha256": "inspect {} --hash",
     "checksum": "verify {}", "check": "verify {}", "validate": "verify {}", "test": "verify {}",
     "compare": "diff {}", "cmp": "diff {}", "merge": "{} -o DST", "join": "{} -o DST", "concat": "{} -o DST",
     "cp": "{} -o DST", "copy": "{} -o DST", "export": "{} -o DST", "save": "{} -o DST", "load": "{} -o DST",
     "transform": "{} -o DST", "rename": "{} -o DST --rename FROM=TO", "cast": "{} -o DST --dtype float16",
-    "html": "report {} -o report.html", "batch": "zoo {} -o DIR",
+    "extract": "{} -o DST --include GLOB", "shard": "{} -o DIR --to hf --max-shard-size 5GB",
+    "split": "{} -o DIR --to hf --max-shard-size 5GB", "html": "report {} -o report.html", "batch": "zoo {} -o DIR",
 }  # fmt: skip
 QUESTIONS = {"help": "--help", "version": "--version"}
-# options of other programs
+# options of other programs, beside those that functions know as well
 OPTIONS = {
-    "--overwrite": "--force", "--replace": "--force", "--yes": "--force", "--format": "--to", "--output-format": "--to",
-    "--precision": "--dtype", "--half": "--dtype float16", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16",
-    "--filter": "--include", "--only": "--include", "--ignore": "--exclude", "--skip": "--exclude",
-    "--threads": "--jobs", "--workers": "--jobs", "--out": "--output", "--dst": "--output", "--prefix": "--rename",
+    "--half": "--dtype float16", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16",
+    **dict.fromkeys(("--out", "--dst", "--dest", "--destination", "--target", "--save"), "--output"),
+    **dict.fromkeys(("--input", "--src", "--source", "-i"), "the source without an option"),
+    "--depth": "--tree", "-f": "--json", "--recursive": "the verb zoo", "-r": "the verb zoo",
 }  # fmt: skip
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
@@ -36,18 +39,38 @@ REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
     """What is wrong with the first word, which is not a verb; '' if it may be a source."""
     word, rest = argv[0], [a for a in argv[1:] if a not in ("-h", "--help")]
-    if not word.replace("-", "").isalnum() or word.startswith("-") or glob(f"{glob_safe(word)}*"):
+    if not word.replace("-", "").isalnum() or word.startswith("-"):
         return ""
-    if word in VERBS:
+    if word in VERBS and not is_there(word):
         form = VERBS[word]
         words = " ".join(map(shlex.quote, rest)) or REST.get(form, "SRC")
         return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
+    if glob(f"{glob_safe(word)}*"):
+        return ""
     near = nearest(word, [*verbs, *QUESTIONS])
     if near:
         return f"no verb is called {word!r}; did you mean `ckptconv {QUESTIONS.get(near[0], near[0])}`?"
     if len(rest) < len(argv) - 1:  # --help of what is neither a verb nor a file
         return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
     return ""
+
+
+def is_there(word: str) -> bool:
+    """Whether a word is a path, or the prefix of a checkpoint."""
+    return "://" in word or os.path.exists(word) or bool(glob(f"{glob_safe(word)}.index*"))
+
+
+def option(name: str, known: Sequence[str]) -> str:
+    """The end of a message about an unknown option of a verb that has the options `known`."""
+    flags = {k.removeprefix("--").replace("-", "_"): k for k in known if k.startswith("--")}
+    flags["from_"] = flags.get("from", "")
+    word = elsewhere(name.removeprefix("--").replace("-", "_"), [k for k, flag in flags.items() if flag])
+    other = OPTIONS.get(name, "") or flags.get(word, "")
+    if other and (other.partition(" ")[0] in known or other[0] != "-"):
+        return f"; {other} does that"
+    if os.path.exists(name):
+        return f"; a file that is called so is ./{name}"
+    return did_you_mean(name, flags.values(), count=3)
 
 
 def glob_safe(word: str) -> str:
@@ -63,6 +86,8 @@ def without_destination(sources: Sequence[str], verb: str) -> UsageError:
         return UsageError(
             f"where to? `ckptconv {shown[0]} -o DST` converts; `ckptconv inspect {shown[0]}` lists what is inside"
         )
+    if not is_there(sources[0]):
+        return UsageError(f"neither a verb nor a file is called {sources[0]!r}; `ckptconv --help` lists the verbs")
     first, last = " ".join(shown[:-1]), shown[-1]
     lines = [f"`ckptconv {first} -o {last}` converts"]
     if os.path.exists(sources[-1]) or glob(f"{glob_safe(sources[-1])}*"):

@@ -60,7 +60,4 @@ def _show(found: Checked, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json({"sound": True, "tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked})
     elif not quiet:
-        proof = [many(found.hashed, "hash")] if found.hashed else []
-        proof += [f"checksums of {in_bytes(found.checked)}"] if found.checked else []
-        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
-        show.talk(f"verified: {many(found.tensors, 'tensor')}, by {by}")
+        show.talk(str(found))

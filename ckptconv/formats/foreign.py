@@ -9,6 +9,7 @@ Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlo
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -42,7 +43,9 @@ def missing(url: str) -> str:
     if any(c in url for c in "*?["):
         return "; `ckptconv zoo` takes globs, other verbs take paths"
     if url.startswith("~"):
-        return "; a shell expands ~ only if it is not quoted"
+        return f"; ~ stands for itself here, did you mean {os.path.expanduser(url)}?"
+    if "\\" in url:
+        return "; folders are separated by /"
     if found := CLASS.fullmatch(url):
         return f"; `ckptconv match` takes a class of Python as {found[1]}:{found[2]}"
     if REPOSITORY.fullmatch(url):
@@ -74,7 +77,7 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
     single = [n for n in files if n.lower().endswith(suffixes)]
     if single:
         return f"is not a checkpoint itself; give a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
-    return f"holds no checkpoint itself, but {_some(files)}; name one of them, or find all below with `ckptconv zoo`"
+    return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"
 
 
 def _deepspeed(files: Sequence[str]) -> str:
@@ -85,6 +88,11 @@ def _deepspeed(files: Sequence[str]) -> str:
         return ""
     model = states[0] if states else f"{steps[-1]}/mp_rank_00_model_states.pt"
     return f"is a DeepSpeed checkpoint; its weights are in {model} (of ZeRO-3 what its zero_to_fp32.py writes)"
+
+
+def packed(members: Sequence[str]) -> str:
+    """A description of a zip that is not a checkpoint itself."""
+    return f"is a zip of other files, which can be checkpoints once unpacked: {_some(members)}"
 
 
 def _some(files: Sequence[str]) -> str:
@@ -103,7 +111,7 @@ def damaged(seen: Seen) -> str:
 def other(seen: Seen) -> str:
     """A description of a file that no format claims, not even by its name, or ''."""
     if seen.members:
-        return f"is a zip of other files, which can be checkpoints once unpacked: {_some(seen.members)}"
+        return packed(list(seen.members))
     if seen.head.startswith((b"(dp", b"(lp")):
         return "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
     return ""

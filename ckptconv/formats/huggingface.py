@@ -92,8 +92,11 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     # the Keras format handles its own spelling of names in shards
     ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
     whole = open_index(path, how) if ours else open_checkpoint(path, how)
-    alone = [n for n in files if n.lower().endswith(OTHERS) and not re.search(rf"{NUMBERED}\.", n)]
-    others = candidates[1:] + [n for n in alone if n not in candidates]
+    alone = [
+        n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
+    ]
+    used = {split(u)[1] for u in whole.urls}
+    others = candidates[1:] + [n for n in alone if n not in candidates and n not in used]
     if not others:
         return whole
     note = Note("hint", f"{candidates[0]} is read; give another file to read that one", tuple(others))

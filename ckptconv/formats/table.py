@@ -102,11 +102,14 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         if not row.writes:
             raise UsageError(f"the format {name} can be read but not written")
         return row
+    if not url:
+        raise UsageError("the path to write is empty")
     fits = _fitting(TABLE, url) or _fitting(table().values(), url)
     if not fits and (url.endswith("/") or is_dir(url)):
         raise UsageError(f"{url!r} is a folder; give a file in it, or use to='hf' or to='npy', which write folders")
     if not fits and (suffix := next((s for s in UNWRITTEN if url.lower().endswith(s)), "")):
-        raise UsageError(f"{url!r}: {suffix} files are not written: they hold a program beside the weights")
+        why = "they are of another program" if suffix.startswith(".gg") else "they hold a program beside the weights"
+        raise UsageError(f"{url!r}: {suffix} files are not written: {why}")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
         raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import UsageError
-from ..messages import fold
+from ..messages import did_you_mean, fold
 from ..rules.templates import separator
 
 # The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
@@ -45,7 +45,7 @@ def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
     """Sort by a column; `-key` reverses the order. UsageError lists the columns."""
     word = key.removeprefix("-")
     if word not in KEYS:
-        raise UsageError(f"sort= takes one of {', '.join(KEYS)}, not {key!r}")
+        raise UsageError(f"sort= takes a column, not {key!r}{did_you_mean(word, KEYS, 'columns')}")
     return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
 
 

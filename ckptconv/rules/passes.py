@@ -15,6 +15,7 @@ A pass notes what it drops; an error lists all tensors concerned.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
@@ -148,14 +149,25 @@ def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:
     return matches, unused
 
 
+ROLES: dict[Role, str] = {
+    "slot": "optimizer slot", "step": "step counter", "average": "moving average", "state": "training value",
+}  # fmt: skip
+
+
+def _by_role(tensors: Iterable[Tensor]) -> str:
+    """What tensors are that are not weights: 74 optimizer slots, 1 step counter."""
+    counts = Counter(t.role for t in tensors)
+    return ", ".join(many(counts[r], noun) for r, noun in ROLES.items() if counts[r])
+
+
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """Drop optimizer slots, steps, averages and other training state."""
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     if left and not keep:
-        roles = ", ".join(sorted({t.role for t in checkpoint.tensors.values()}))
-        raise UsageError(f"weights_only=True leaves none of {many(len(left), 'tensor')}; their roles are {roles}")
-    return checkpoint.with_tensors(keep, *([Note("dropped", "not weights, by role", left)] if left else []))
+        raise UsageError(f"weights_only=True leaves nothing: there are only {_by_role(checkpoint.values())}")
+    dropped = Note("dropped", _by_role(checkpoint[n] for n in left), left)
+    return checkpoint.with_tensors(keep, *([dropped] if left else []))
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
 from ..messages import did_you_mean
+from ..storage.paths import beginning
 from .passes import renamed
 
 MAX_ENTRIES = 12  # that an error lists
@@ -72,11 +73,23 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     """Remove prefixes from all names, repeatedly and in any order; UsageError for one that no name has."""
     wanted = [p for text in prefixes for p in text.split(",") if p]
     used: set[str] = set()
-    new = {name: _stripped(name, wanted, used) for name in checkpoint.tensors}
+    head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
+    new = {
+        name: head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
+        for name in checkpoint.tensors
+    }
     unused = [p for p in wanted if p not in used]
     if unused:
         raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
     return renamed(checkpoint, new.__getitem__)
+
+
+def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
+    """What all names begin with before one of the prefixes, if none begins with one: `model.` of `model.module.fc`."""
+    if not names or any(n.startswith(p) for n in names for p in prefixes):
+        return ""
+    common = beginning(names)
+    return next((common[: at + 1] for p in prefixes if (at := common.find("." + p)) >= 0), "")
 
 
 def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
@@ -109,6 +122,8 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
 def _wrapped(names: list[str]) -> list[str]:
     """The wrappers' prefixes that begin all names, one after the other, and those within some names."""
     found: list[str] = []
+    head = _owner(names, WRAPPERS)
+    names = [n[len(head) :] for n in names]
     while names:
         prefix = next((p for p in WRAPPERS if all(n.startswith(p) for n in names)), "")
         if not prefix:

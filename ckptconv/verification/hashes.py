@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
-from ..messages import many
+from ..messages import in_bytes, many
 from ..moves.log import HASH
 from ..moves.part import Span
 from ..moves.read import hash_check, hash_tensor, spans_of
@@ -35,6 +35,13 @@ class Checked(NamedTuple):
     tensors: int
     hashed: int
     checked: int
+
+    def __str__(self) -> str:
+        """What the command line prints."""
+        proof = [many(self.hashed, "hash")] if self.hashed else []
+        proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
+        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
+        return f"verified: {many(self.tensors, 'tensor')}, by {by}"
 
 
 def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> Checked:

@@ -13,6 +13,7 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.api import options
+from ckptconv.api.elsewhere import ELSEWHERE
 from ckptconv.cli import show
 from ckptconv.cli.options import SPELLINGS, spelled
 from ckptconv.messages import table
@@ -30,6 +31,11 @@ def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
     typed = vars(options)[f"{group.__name__}Options"].__annotations__
     declared = [k.keyword for k in options.KNOWN.values() if k.group is group]
     assert [k for k in typed if k != group.__name__.lower()] == declared
+
+
+def test_words_of_other_programs_lead_to_options_of_ours() -> None:
+    assert {k for keywords in ELSEWHERE.values() for k in keywords} <= options.KNOWN.keys()
+    assert ELSEWHERE.keys().isdisjoint(options.KNOWN)
 
 
 def test_every_spelling_is_of_an_option() -> None:

@@ -229,7 +229,8 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
             {"w": np.ones(2), "opt": {"lr": 1}, "none": None, "note": "x", "any": object()}, tmp_path / "m.pt"
         )
     assert str(e.value) == (
-        "4 of 5 values are not arrays that a checkpoint can hold:\n  opt: it is of type dict\n  none: it is None\n"
+        "4 of 5 values are not arrays that a checkpoint can hold:\n"
+        "  opt: it is a mapping itself; give each of its arrays a name, such as 'a/b'\n  none: it is None\n"
         "  note: it is of type str\n  any: it is of type object"
     )
     with pytest.raises(ckptconv.UsageError, match="takes a mapping of arrays or a module, not int"):
@@ -281,6 +282,34 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
             call()
     with pytest.raises(AttributeError, match=r"no attribute 'load_file'; open\(path\) opens a checkpoint"):
         ckptconv.load_file  # noqa: B018
+    assert not out.exists()
+
+
+def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> None:
+    """What works, and an answer where something else is meant."""
+    c, out = ckptconv.open(path), tmp_path / "o.npz"
+    t = c["layer_1/kernel"]
+    assert repr(c.keys()).startswith("dict_keys(['layer_0/kernel', ")
+    assert (t.ndim, t.size, repr(t.dtype)) == (2, 12, "<DType float32>")
+    for same in ("float32", np.float32, np.dtype("f4"), c["layer_2/kernel"].dtype):
+        assert t.dtype == same
+    for other in ("float16", np.float64, None, 4):
+        assert t.dtype != other
+    assert {t.dtype: 1}["float32"] == 1
+    for call, error, says in (
+        (lambda: t.mean(), AttributeError, r"no attribute 'mean'; .* numpy\(\), torch\(\) and t\[0:2\] read it"),
+        (lambda: c.state_dict(), AttributeError, r"'state_dict'; it maps names to tensors: .* c\.torch\(\)"),
+        (lambda: ckptconv.opne, AttributeError, "did you mean open?"),
+        (lambda: ckptconv.convert(path, out, overwrite=True), ckptconv.UsageError, "'overwrite'; force= does that"),
+        (lambda: ckptconv.convert(path, out, format="npz"), ckptconv.UsageError, "'format'; to= does that"),
+        (lambda: ckptconv.open(path, format=None, filter="a"), ckptconv.UsageError, "'filter'; include= does that"),
+        (lambda: ckptconv.save(path, out), ckptconv.UsageError, "not PosixPath; convert takes paths"),
+        (lambda: ckptconv.save(np.ones(2), out), ckptconv.UsageError, "give it a name: {'NAME': array}"),
+        (lambda: ckptconv.open(path.open("rb")), ckptconv.UsageError, "the path of the file instead of the open file"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
+    assert str(ckptconv.verify(path)) == "verified: 30 tensors, by 30 hashes"
     assert not out.exists()
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CorruptCheckpoint, UnknownFormat, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
@@ -25,6 +25,7 @@ from ...storage.ranges import Ranges
 from ..containers.inflate import contents
 from ..containers.zip import STORED, Member, members
 from ..containers.zip_cut import whole_members
+from ..foreign import packed
 from ..placement import Writer
 from ..reading import Reading
 from .dense import densified
@@ -157,6 +158,8 @@ def enter(f: Ranges, base: int = 0, *, salvage: bool = False) -> Archive:
     found, cut = _found(f, salvage)
     roots = {name.partition("/")[0] if "/" in name else "" for name in found}
     if len(roots) != 1 or "" in roots:
+        if any(name.endswith((".pt", ".pth")) for name in found):
+            raise UnknownFormat(packed(list(found)), url=f.url)
         raise UnsafeCheckpoint("the zip's members do not lie in one folder; torch reads only the first's", url=f.url)
     root = roots.pop()
     inner = {name[len(root) + 1 :]: m for name, m in found.items()}

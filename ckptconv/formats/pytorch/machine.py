@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...messages import listing
+from ...messages import listing, many
 from .plain import SCALARS, Inert, Known, Ordered
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
@@ -50,8 +50,9 @@ class Machine:
     def complain(self) -> None:
         """Name every global that is not allowed, if there is one."""
         if self.unknown:
+            what = many(len(self.unknown), "class or function", "classes or functions")
             raise UnsafeCheckpoint(
-                f"it names {len(self.unknown)} classes or functions that a checkpoint of plain tensors does not need; "
+                f"it names {what} that a checkpoint of plain tensors does not need; "
                 f"none was imported or run:\n{listing(self.unknown, MAX_LISTED)}\n"
                 "opaque=True reads the tensors and keeps these as inert placeholders",
                 url=self.url,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import CkptError, CorruptCheckpoint, StorageError
-from ...messages import listing, many
+from ...messages import fold, listing, many
 from ...storage.files import Reader, exists, names, sibling, split
 from . import locate
 
@@ -86,7 +86,7 @@ class Shards:
     def _problem(self, shard: int, url: str, entries: list[tuple[bytes, BundleEntry]]) -> str:
         file = split(url)[1]
         if not exists(url):
-            names = listing(_text(k) for k, _ in entries)
+            names = listing(map(str, fold(_text(k) for k, _ in entries)))
             return f"the shard {file} is missing; it holds {many(len(entries), 'tensor')}:\n{names}"
         with Reader(url) as f:
             size = f.size
