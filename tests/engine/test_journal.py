@@ -25,6 +25,7 @@ from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
+from ckptconv.output.destination import OutputFile
 
 BUDGET = Budget(limit=1 << 20, workers=1, window=64, whole=96)
 JOURNAL, STAGE = ".m.safetensors.resume.journal", ".m.safetensors.resume.part"
@@ -238,6 +239,12 @@ def test_what_another_plan_left_goes_and_nothing_else(plan: Plan, sources: Sourc
         assert j.receipts == []
     assert Path(plan.folder, STAGE).exists() is not gone
     assert (sub / "m.safetensors").read_text() == "a stranger's"
+
+
+def test_the_last_file_gives_the_name(plan: Plan, sources: Sources) -> None:
+    files = [OutputFile("a.safetensors", 8), *plan.placement.files]
+    with Journal(replace(plan, placement=plan.placement._replace(files=files)), sources, digest=False):
+        assert os.listdir(plan.folder) == [JOURNAL]
 
 
 def test_one_run_at_a_time(plan: Plan, sources: Sources, tmp_path: Path) -> None:

@@ -1,0 +1,537 @@
+"""Which bytes are asked for, in which requests, what is logged of them, and the limits of shapes and boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import examples
+from xxhash import xxh3_128_digest
+
+from ckptconv.dtypes import DTYPES
+from ckptconv.errors import CorruptCheckpoint, UsageError
+from ckptconv.moves import gather
+from ckptconv.moves.boxes import Box, clip, slabs
+from ckptconv.moves.budget import Budget
+from ckptconv.moves.cast import cast, numbers, transform
+from ckptconv.moves.copy import TILE, _direct, _tile
+from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
+from ckptconv.moves.part import Coded, Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
+from ckptconv.moves.prefetch import MAX_REQUEST, merged
+from ckptconv.moves.read import check_reads, hash_check, hash_tensor
+from ckptconv.moves.slices import box
+from ckptconv.storage import checksum
+from ckptconv.storage.remote import MAX_GAP
+
+F32, U8 = DTYPES["float32"], DTYPES["uint8"]
+MB = 2**20
+
+
+# --- shapes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        ((), 1),
+        ((0,), 0),
+        ((3, 4), 12),
+        ((1,) * 64, 1),
+        ((2**63 - 1,), 2**63 - 1),
+        ((7, 7, 73, 127, 337, 92737, 649657), 2**63 - 1),
+        ((0, 2**59 - 1), 0),
+        ((2**30, 0, 2**29 - 1), 0),
+        ((1,) * 65, "its shape has 65 axes, more than 64"),
+        ((-1,), r"shape \[-1\] has a negative dimension"),
+        ((0, -3), r"shape \[0, -3\] has a negative dimension"),
+        ((2**63,), r"shape \[9223372036854775808\] has more than 2\^63 elements"),
+        ((2**32, 2**31), r"shape \[4294967296, 2147483648\] has more than 2\^63 elements"),
+        ((2**63, 0), "has more than 2.63 elements"),
+        ((0, 2**59), r"shape \[0, 576460752303423488\] is empty, yet exceeds 2\^63 bytes"),
+        ((2**30, 0, 2**29), "is empty, yet exceeds 2.63 bytes"),
+    ],
+)
+def test_how_many_elements_a_shape_has(shape: Sequence[int], count: int | str) -> None:
+    if isinstance(count, int):
+        assert checked_count(shape) == count
+        return
+    with pytest.raises(CorruptCheckpoint, match=count) as e:
+        checked_count(shape, url="file", tensor="w")
+    assert (e.value.url, e.value.tensor) == ("file", "w")
+
+
+def test_a_shape_that_numpy_cannot_have_may_be_asked_for_by_others() -> None:
+    assert checked_count((0, 2**59), arrays=False) == 0
+    assert [is_vast(s) for s in ((2**59 - 1,), (2**59,), (0, 2**59 - 1), (0, 2**59))] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "want"),
+    [
+        (16_000_000, 9, (1, 4 * MB, 4 * MB)),
+        (24 * MB - 1, 9, (1, 4 * MB, 4 * MB)),
+        (24 * MB, 9, (2, 4 * MB, 4 * MB)),
+        (24 * MB, 0, (1, 8 * MB, 8 * MB)),
+        (64 * MB, 2, (2, 8 * MB, 8 * MB)),
+        (100 * MB, 1, (1, 8 * MB, 32 * MB)),
+        (72 * MB - 1, 2, (2, 8 * MB, 8 * MB)),
+        (72 * MB, 2, (2, 8 * MB, 12 * MB)),
+        (2**40, 1, (1, 8 * MB, 32 * MB)),
+    ],
+)
+def test_how_memory_is_divided(limit: int, workers: int, want: tuple[int, int, int]) -> None:
+    assert Budget.of(limit, workers) == Budget(limit, *want)
+
+
+def test_memory_has_a_least() -> None:
+    with pytest.raises(UsageError, match="must be at least 16MB"):
+        Budget.of(15_999_999, 1)
+
+
+# --- boxes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 7, 100])
+def test_axes_of_one_element_step_anywhere(step: int) -> None:
+    """No element has another place, so neither cutting nor slicing may look at the step."""
+    part = Part(Held(None), F32, (1, 4, 1, 3), 5, (step, 3, 9, 1), 0, (step, 3, step, 1))
+    for lo, hi in ((0, 12), (1, 12), (0, 11), (4, 8), (2, 3), (12, 20)):
+        got = [(p.start, p.offset, p.shape) for p in clip(part, lo, hi)]
+        plain = Part(Held(None), F32, (4, 3), 5, (3, 1), 0, (3, 1))
+        want = [(p.start, p.offset, (1, p.shape[0], 1, p.shape[1])) for p in clip(plain, lo, hi)]
+        assert got == want
+    t = Stored("t", F32, (1, 4, 1, 3), (part,))
+    (found,) = box(t, [(0, 1), (1, 3), (0, 1), (1, 2)]) or ()
+    assert (found.shape, found.offset, found.start, found.steps) == ((1, 2, 1, 1), 9, 0, (1, 1, 1, 1))
+
+
+@st.composite
+def tiled(draw: st.DrawFn) -> tuple[Stored, list[tuple[int, int]]]:
+    """A tensor in tiles, whose axes may be in any order, and a box of it."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    axis, steps = draw(st.integers(0, len(shape) - 1)), c_strides(shape)
+    cuts = sorted({0, shape[axis], draw(st.integers(0, shape[axis]))})
+    parts, offset = [], 0
+    for a, b in pairwise(cuts):
+        tile = (*shape[:axis], b - a, *shape[axis + 1 :])
+        order = draw(st.permutations(range(len(shape))))
+        strides = c_strides(tile)
+        data = Span("x", 4 * offset, 4 * int(np.prod(tile)), "crc32:0")
+        parts.append(Part(data, F32, tuple(tile[i] for i in order), offset, tuple(strides[i] for i in order),
+                          a * steps[axis], tuple(steps[i] for i in order)))  # fmt: skip
+        offset += int(np.prod(tile))
+    ranges = [tuple(sorted((draw(st.integers(0, n)), draw(st.integers(0, n))))) for n in shape]
+    return Stored("t", F32, shape, tuple(parts)), ranges  # type: ignore[return-value]
+
+
+def places(parts: Sequence[Part], count: int) -> list[int]:
+    """For each element of a tensor the element of the data that fills it; -1 for none."""
+    out = np.full(count, -1)
+    for p in parts:
+        for index in np.ndindex(*p.shape):
+            at = p.start + sum(i * s for i, s in zip(index, p.steps, strict=True))
+            assert out[at] == -1
+            out[at] = p.offset + sum(i * s for i, s in zip(index, p.strides, strict=True))
+    found: list[int] = out.tolist()
+    return found
+
+
+@examples(100)
+@given(tiled())
+def test_a_box_of_tiles_is_that_of_numpy(given: tuple[Stored, list[tuple[int, int]]]) -> None:
+    t, ranges = given
+    whole = np.array(places(t.parts, t.count)).reshape(t.shape)
+    want = whole[tuple(slice(*r) for r in ranges)]
+    found = box(t, ranges)
+    assert found is not None
+    assert places(found, want.size) == want.ravel().tolist()
+    assert all(isinstance(p.data, Span) and not p.data.check for p in found)
+
+
+def test_parts_across_axes_have_no_box() -> None:
+    flat = Part(Held(None), F32, (12,), 0, (1,), 0, (1,))
+    diagonal = Part(Held(None), F32, (3,), 0, (1,), 0, (4,))
+    late = Part(Held(None), F32, (2, 3), 0, (3, 1), 2, (3, 1))  # begins in the last column
+    for part in (flat, diagonal, late):
+        assert box(Stored("t", F32, (4, 3), (part,)), [(0, 2), (0, 3)]) is None
+    assert box(Stored("t", F32, (4, 3), (flat,)), [(0, 2), (3, 3)]) == ()
+    empty = flat._replace(shape=(0,))
+    assert box(Stored("t", F32, (4, 3), (empty,)), [(0, 2), (0, 3)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "limit", "shapes"),
+    [
+        ((4, 6), (6, 1), 96, [(4, 6)]),
+        ((4, 6), (6, 1), 95, [(3, 6), (1, 6)]),
+        ((4, 6), (6, 1), 24, [(1, 6)] * 4),
+        ((4, 6), (1, 4), 32, [(4, 2)] * 3),
+        ((4, 6), (6, 1), 12, [(1, 3), (1, 3)] * 4),
+        ((2, 2), (1, 1), 8, [(1, 2), (1, 2)]),
+        ((4, 2), (1, 1), 8, [(1, 2)] * 4),
+        ((2, 4), (1, 1), 8, [(2, 1)] * 4),
+        ((1, 3), (9, 1), 4, [(1, 1)] * 3),
+    ],
+)
+def test_slabs_follow_the_source(shape: Any, strides: Any, limit: int, shapes: Any) -> None:
+    part = Part(Held(None), F32, shape, 0, strides, 0, c_strides(shape))
+    assert [p.shape for p in slabs(part, limit)] == shapes
+
+
+# --- the copy: when it goes through tiles, and through which -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "item", "direct"),
+    [
+        ((), (), 4, True),
+        ((9**9,), (7,), 4, True),
+        ((4096, 16), (1, 4096), 4, True),  # sixteen lines stay in the cache
+        ((4096, 17), (1, 4096), 4, False),
+        ((4096, 30, 3), (1, 4096, 8), 4, True),  # a stream of 32 bytes
+        ((4096, 30, 3), (1, 4096, 9), 4, False),
+        ((4096, 30, 3), (1, 4096, 8), 8, False),
+        ((256, 256), (1, 256), 4, True),  # all of it stays in the cache
+        ((257, 256), (1, 257), 4, False),
+        ((256, 256), (1, 256), 1, False),
+        ((256, 256), (1, 256), 2, True),
+        ((512, 256), (1, 512), 2, True),
+        ((512, 257), (1, 512), 2, False),
+        ((9, 64, 1024), (1, 9 * 1024, 9), 4, False),
+        ((64, 1024, 1024), (2**20, 1024, 1), 4, True),
+        ((64, 1024, 1024), (2**20, 1, 1024), 4, False),
+        ((64, 256, 256), (2**16, 1, 256), 4, True),  # each time the same 256 KiB
+        ((64, 256, 257), (2**17, 1, 256), 4, False),
+        ((64, 1024, 1024), (0, 1, 1024), 4, False),
+    ],
+)
+def test_when_a_copy_needs_no_tiles(shape: Any, strides: Any, item: int, direct: bool) -> None:
+    assert _direct(Box(shape, strides, c_strides(shape)), item) is direct
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "item", "sizes"),
+    [
+        ((1024, 1024), (1, 1024), 4, [128, 256]),
+        ((1024, 1024), (1, 1024), 1, [512, 256]),
+        ((1024, 1024), (1, 1024), 8, [64, 256]),
+        ((1024, 1024), (1, 1024), 16, [64, 128]),
+        ((100, 1024), (1, 100), 4, [100, 256]),
+        ((1024, 100), (1, 1024), 4, [256, 100]),
+        ((4096, 3, 3), (9, 3, 1), 4, [3640, 3, 3]),
+        ((64, 64, 64), (1, 4096, 64), 4, [64, 8, 64]),
+        ((3, 3, 96, 130), (1, 3, 9 * 130, 9), 4, [3, 3, 28, 130]),
+        ((8, 0, 8), (1, 8, 8), 4, [8, 1, 8]),
+    ],
+)
+def test_tiles(shape: Any, strides: Any, item: int, sizes: list[int]) -> None:
+    found = _tile(Box(shape, strides, c_strides(shape)), item)
+    assert found == sizes
+    assert np.prod(found) * item <= TILE
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Sources with one file, that record what is read of it."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw, self.calls, self.spool = raw, list[tuple[int, int]](), 0
+
+    def reader(self, url: str) -> Recorded:
+        return self
+
+    def into(self, start: int, view: memoryview) -> None:
+        self.calls.append((start, len(view)))
+        view[:] = self.raw[start : start + len(view)]
+
+    def read(self, start: int, size: int) -> bytes:
+        self.calls.append((start, size))
+        return self.raw[start : start + size]
+
+
+RAW = bytes(range(256)) * 4096  # 1 MiB
+
+
+PLAIN = Span("x", 16, MB - 16)
+
+
+def plain(offset: int, count: int, start: int, span: Span = PLAIN) -> Part:
+    return Part(span, U8, (count,), offset, (1,), start, (1,))
+
+
+CHECKED = Span("x", 100, 50, "crc32:0")
+FILLS = [
+    # parts of a tensor of bytes, what is read, and what is logged
+    ([plain(0, 9, 0)], [(16, 9)], []),
+    ([plain(0, 9, 0), plain(9, 4, 9)], [(16, 13)], []),  # adjacent on both sides
+    ([plain(0, 9, 0), plain(10, 4, 9)], [(16, 9), (26, 4)], []),
+    ([plain(9, 4, 9), plain(0, 9, 0)], [(25, 4), (16, 9)], []),
+    ([plain(0, 9, 0), plain(8, 4, 9), plain(12, 1, 13)], [(16, 9), (24, 5)], []),
+    ([plain(0, 9, 0), plain(9, 4, 9, Span("y", 16, 99))], [(16, 9), (25, 4)], []),
+    ([plain(0, 50, 0, CHECKED), plain(84 + 50, 9, 50)], [(100, 59)], [(0, 50)]),
+    ([plain(3, 4, 0, CHECKED), plain(20, 5, 4, CHECKED)], [(103, 4), (120, 5)], [(3, 4), (20, 5)]),
+    ([plain(3, 4, 0, CHECKED), plain(7, 5, 4, CHECKED)], [(103, 9)], [(3, 9)]),
+    # strided: by its extent, or run by run
+    ([Part(CHECKED, U8, (5, 10), 0, (1, 5), 0, (10, 1))], [(100, 50)], [(0, 50)]),
+    ([Part(CHECKED, U8, (4, 10), 1, (1, 4), 0, (10, 1))], [(101, 40)], [(1, 40)]),
+    ([Part(CHECKED, U8, (4, 10), 0, (1, 5), 0, (10, 1))], [(100, 49)], []),  # with holes: not a range to check
+    ([Part(Span("x", 0, MB), U8, (2, 16384), 3, (140_000, 1), 0, (16384, 1))], [(3, 16384), (140_003, 16384)], []),
+    ([Part(Span("x", 0, MB), U8, (3, 2), 5, (32768, 1), 0, (2, 1))], [(5, 2), (32773, 2), (65541, 2)], []),
+    ([Part(Span("x", 0, MB), U8, (3, 2), 5, (32767, 1), 0, (2, 1))], [(5, 65536)], []),
+    ([Part(Span("x", 0, MB), U8, (2, 2, 3), 1, (99_999, 40_000, 1), 0, (6, 3, 1))],
+     [(1, 3), (40_001, 3), (100_000, 3), (140_000, 3)], []),
+    ([Part(Span("x", 0, MB), U8, (3, 2, 2), 1, (1, 99_999, 40_000), 0, (4, 2, 1))],
+     [(1, 3), (40_001, 3), (100_000, 3), (140_000, 3)], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(FILLS)))
+def test_what_is_read_to_fill_a_buffer(case: int) -> None:
+    parts, calls, logged = FILLS[case]
+    count = max(p.start + sum((n - 1) * s for n, s in zip(p.shape, p.steps, strict=True)) + 1 for p in parts)
+    piece = Piece("t", U8, 0, count, 7, tuple(parts))
+    sources, log, target = Recorded(RAW), Log(), memoryview(bytearray(b"?" * (count + 7)))
+    gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), log)  # type: ignore[arg-type]
+    want = bytearray(b"\0" * 7 + b"?" * count)
+    for p in parts:
+        assert isinstance(p.data, Span)
+        for index in np.ndindex(*p.shape):
+            at = p.data.start + p.offset + sum(i * s for i, s in zip(index, p.strides, strict=True))
+            want[7 + p.start + sum(i * s for i, s in zip(index, p.steps, strict=True))] = RAW[at]
+    assert bytes(target) == bytes(want)
+    assert [(r.start, r.size) for r in log.read] == logged
+    assert sources.calls == calls
+
+
+@pytest.mark.parametrize(("count", "extent"), [(100, 65536), (100, 65537), (20_000, 80_000), (20_000, 80_001)])
+def test_a_sparse_box_is_read_by_its_extent_up_to_a_limit(count: int, extent: int) -> None:
+    half = count // 2
+    part = Part(Span("x", 0, MB), U8, (2, half), 0, (extent - half, 1), 0, (half, 1))
+    sources, target = Recorded(RAW), memoryview(bytearray(count))
+    piece = Piece("t", U8, 0, count, 0, (part,))
+    gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), Log())  # type: ignore[arg-type]
+    whole = extent <= max(65536, 4 * count)
+    assert sources.calls == ([(0, extent)] if whole else [(0, half), (extent - half, half)])
+    assert bytes(target) == RAW[:half] + RAW[extent - half : extent]
+
+
+@pytest.mark.parametrize("text", [[b"a"], [b"a", b"b", b"c"]])
+def test_texts_are_as_many_as_the_shape_says(text: list[bytes]) -> None:
+    string = DTYPES["string"]
+    t = Stored("t", string, (2,), (Part(Held(np.array(text, object)), string, (2,), 0, (1,), 0, (1,)),))
+    with pytest.raises(CorruptCheckpoint, match="holds another number of texts than its shape says"):
+        gather.read_strings(t)
+    two = Stored("t", string, (2,), (t.parts[0]._replace(data=Held(np.array(["ä", b"\xff"], object))),))
+    assert gather.read_strings(two).tolist() == ["ä".encode(), b"\xff"]
+
+
+def test_data_of_the_wrong_kind_is_a_mistake_of_the_program() -> None:
+    part = Part(Coded("m", "x", "k", 4), U8, (4,), 0, (1,), 0, (1,))
+    with pytest.raises(TypeError, match="must be resolved before it is gathered"):
+        gather._gather(part, "t", Recorded(RAW), Log())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the strings of a tensor are decoded or held"):
+        gather.read_strings(Stored("t", DTYPES["string"], (4,), (part._replace(data=Span("x", 0, 4)),)))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "want"),
+    [
+        ([], []),
+        ([(5, 3)], [(5, 3)]),
+        ([(5, 3), (0, 2)], [(0, 8)]),
+        ([(0, 10), (2, 3)], [(0, 10)]),
+        ([(0, 10), (2, 30)], [(0, 32)]),
+        ([(0, 10), (10 + MAX_GAP, 5)], [(0, 15 + MAX_GAP)]),
+        ([(0, 10), (11 + MAX_GAP, 5)], [(0, 10), (11 + MAX_GAP, 5)]),
+        ([(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 5)], [(0, MAX_REQUEST)]),
+        ([(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 6)], [(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 6)]),
+        ([(7, MAX_REQUEST - 5), (MAX_REQUEST + 2, 5)], [(7, MAX_REQUEST)]),
+    ],
+)
+def test_ranges_that_are_fetched_together(ranges: Any, want: Any) -> None:
+    assert merged(ranges) == want
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def digest(raw: bytes) -> bytes:
+    return xxh3_128_digest(raw)
+
+
+@pytest.mark.parametrize("check", ["", "crc32", "crc32c"])
+@pytest.mark.parametrize("digested", [False, True])
+def test_what_was_written_is_logged(check: str, digested: bool) -> None:
+    log, big = Log(check, digested), memoryview(RAW * 5)
+    for tensor, start, end in (("a", 0, 3), ("a", 3, 9), ("b", 9, 10), ("a", 10, 12), ("a", 13, 14), ("c", 0, 5 * MB)):
+        log.wrote(tensor, start, big[start:end])
+    ranges = [("a", 0, 9), ("b", 9, 1), ("a", 10, 2), ("a", 13, 1), ("c", 0, 5 * MB)]
+    crcs = [checksum.crc(check, big[a : a + n]) if check else 0 for _, a, n in ranges]
+    digests = [tuple(digest(big[at : min(a + n, at + CHUNK)]) for at in range(a, a + n, CHUNK)) for _, a, n in ranges]
+    rows = zip(ranges, crcs, digests, strict=True)
+    assert log.written == [Written(*r, crc, d if digested else ()) for r, crc, d in rows]
+
+
+@pytest.mark.parametrize("cuts", [[], [MB], [CHUNK], [CHUNK - 1, CHUNK + 1], [3, CHUNK + 3, 2 * CHUNK], [1, 2, CHUNK]])
+def test_digests_are_of_whole_chunks_however_they_arrive(cuts: list[int]) -> None:
+    log, size = Log(digest=True), 2 * CHUNK + MB
+    raw = RAW * (size // MB)
+    span = Span("x", 0, size, "xxh3:0:uint8:[1]")
+    for a, b in pairwise([0, *cuts, size]):
+        log.wrote("t", a, memoryview(raw)[a:b])
+        log.was_read(span, a, memoryview(raw)[a:b])
+    want = tuple(digest(raw[i : i + CHUNK]) for i in range(0, size, CHUNK))
+    assert log.written == [Written("t", 0, size, 0, want)]
+    assert log.read == [Read(span, 0, size, 0, want)]
+
+
+def test_what_was_read_is_logged() -> None:
+    one, other = Span("x", 0, 40, "crc32:0"), Span("x", 0, 40, "crc32:0")
+    hashed, log, view = Span("x", 0, 2 * CHUNK, "xxh3:0:uint8:[1]"), Log(), memoryview(RAW)
+    for span, start, size in (
+        (one, 0, 4), (one, 4, 6), (one, 11, 2), (other, 13, 2), (hashed, 0, 8), (hashed, 9, 5), (hashed, CHUNK, 7),
+    ):  # fmt: skip
+        log.was_read(span, start, view[start % MB : start % MB + size])
+    crc = [checksum.crc("crc32", RAW[a:b]) for a, b in ((0, 10), (11, 13), (13, 15))]
+    assert log.read == [
+        Read(one, 0, 10, crc[0]), Read(one, 11, 2, crc[1]), Read(other, 13, 2, crc[2]),
+        Read(hashed, 0, 8, 0, (digest(RAW[:8]),)), Read(hashed, 9, 5, 0), Read(hashed, CHUNK, 7, 0, (digest(RAW[:7]),)),
+    ]  # fmt: skip
+
+
+def test_losses_are_summed() -> None:
+    log = Log()
+    for name, loss in (("a", Loss(1, 0)), ("b", Loss()), ("a", Loss(2, 5)), ("c", Loss(0, 1))):
+        log.lost(name, loss)
+    assert log.loss == {"a": Loss(3, 5), "c": Loss(0, 1)}
+
+
+# --- checksums ----------------------------------------------------------------------------------------------------
+
+
+def reads(span: Span, *ranges: tuple[int, int]) -> list[Read]:
+    """What a log would hold if these ranges of the span were read."""
+    out = []
+    for start, size in ranges:
+        log, view = Log(), memoryview(RAW)[span.start + start : span.start + start + size]
+        log.was_read(span, start, view)
+        out += log.read
+    return out
+
+
+@pytest.mark.parametrize(
+    ("ranges", "again"),
+    [
+        ([(0, 1000)], False),
+        ([(0, 400), (400, 600)], False),
+        ([(400, 600), (0, 400)], False),
+        ([(400, 600), (0, 400), (0, 400)], False),
+        ([(0, 400), (401, 599)], True),
+        ([(0, 400), (399, 601)], True),
+        ([(0, 999)], True),
+        ([(1, 999)], True),
+        ([], True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["crc32", "crc32c", "xxh3"])
+def test_checksums_of_ranges_are_combined(kind: str, ranges: list[tuple[int, int]], again: bool) -> None:
+    """What was read once is not read again unless the ranges leave something out."""
+    raw, t = RAW[300:1300], Stored("t", U8, (1000,), ())
+    whole = Stored("t", U8, (1000,), (Part(Held(np.frombuffer(raw, "u1")), U8, (1000,), 0, (1,), 0, (1,)),))
+    hashed = hash_tensor(whole, Recorded(b""))  # type: ignore[arg-type]
+    check = hash_check(t, hashed) if kind == "xxh3" else f"{kind}:{checksum.crc(kind, raw):08x}"
+    span = Span("x", 300, 1000, check)
+    again = again or (kind == "xxh3" and len(set(ranges)) > 1)  # a digest is of a whole chunk
+    for damage in (False, True):
+        sources = Recorded(RAW if not damage else bytes(len(RAW)))
+        spoiled = [r._replace(crc=r.crc ^ 1, digests=tuple(d[::-1] for d in r.digests)) for r in reads(span, *ranges)]
+        found = spoiled if damage else reads(span, *ranges)
+        if not damage:
+            assert check_reads(found, sources, [span]) == 1000  # type: ignore[arg-type]
+        else:
+            words = rf"1 damaged tensor, by the file's own .*\n.*bytes 300 to 1300: {kind} is .*, should be "
+            with pytest.raises(CorruptCheckpoint, match=words):
+                check_reads(found, sources, [span])  # type: ignore[arg-type]
+        assert sources.calls == ([(300, 1000)] if again else [])
+
+
+# --- elements -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "low", "high"),
+    [
+        ("int8", -128, 127), ("uint8", 0, 255), ("int16", -32768, 32767), ("uint16", 0, 65535), ("int4", -8, 7),
+        ("uint4", 0, 15), ("int2", -2, 1), ("uint2", 0, 3), ("int32", -(2**31), 2**31 - 1), ("uint32", 0, 2**32 - 1),
+    ],
+)  # fmt: skip
+def test_integers_up_to_their_limits(to: str, low: int, high: int) -> None:
+    kind = DTYPES["int64"]
+    out, loss = cast(np.array([low, high], "i8"), kind, DTYPES[to])
+    assert ([int(x) for x in out], loss) == ([low, high], Loss())
+    for bad in (low - 1, high + 1):
+        with pytest.raises(Exception, match=f"values from {min(0, bad)} to {max(0, bad)} do not fit {to}"):
+            cast(np.array([0, bad], "i8"), kind, DTYPES[to])
+
+
+OPERATIONS = [
+    # op, dtype, elements, what becomes of them
+    ("neg", "float32", [1.5, -0.0], [-1.5, 0.0]),
+    ("conj", "complex64", [1 + 2j], [1 - 2j]),
+    ("bool", "bool", [False, True], [False, True]),
+    ("add:1.5", "float32", [1, -2], [2.5, -0.5]),
+    ("mul:3", "float16", [1, -2], [3, -6]),
+    ("fill:7", "int16", [1, -2], [7, 7]),
+    ("swap", "uint8", [1, 2], [1, 2]),
+    ("swap", "uint16", [1, 0xFF00], [0x100, 0xFF]),
+    ("swap", "complex64", [0], [0]),
+]
+
+
+@pytest.mark.parametrize(("op", "kind", "given", "want"), OPERATIONS)
+def test_operations_by_name(op: str, kind: str, given: list[Any], want: list[Any]) -> None:
+    dt = DTYPES[kind]
+    out, loss = transform(np.array(given, dt.np).view(dt.carrier), dt, (op,), dt)
+    assert out.tobytes() == np.array(want, dt.np).tobytes()
+    assert loss == Loss()
+
+
+@pytest.mark.parametrize(
+    ("op", "want"),
+    [
+        ("int4", [0x08 - 16, 7, -1, 0]), ("uint4", [8, 7, 15, 0]), ("int2", [0, -1, -1, 0]), ("uint2", [0, 3, 3, 0]),
+    ],
+)  # fmt: skip
+def test_the_low_bits_of_a_byte(op: str, want: list[int]) -> None:
+    out, _ = transform(np.array([0x08, 0x17, 0xFF, 0xF0], "u1"), DTYPES[op], (op,), DTYPES["int8"])
+    assert out.view("i1").tolist() == want
+
+
+def test_any_byte_but_zero_is_true() -> None:
+    assert transform(np.array([0, 1, 2, 255], "u1"), DTYPES["bool"], ("bool",), DTYPES["bool"])[0].tolist() == [
+        0,
+        1,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "want", "made"),
+    [
+        ("float32", [1.5], [1.5], "float32"), ("float64", [1.5], [1.5], "float64"),
+        ("float16", [1.5], [1.5], "float32"),
+        ("bfloat16", [1.5], [1.5], "float32"), ("complex64", [3 + 4j], [5], "float32"), ("bool", [True], [1], "uint8"),
+        ("int32", [-7], [-7], "int32"), ("uint64", [2**64 - 1], [2**64 - 1], "uint64"), ("int4", [-3], [-3], "int8"),
+    ],
+)  # fmt: skip
+def test_elements_as_numbers(kind: str, given: list[Any], want: list[Any], made: str) -> None:
+    out = numbers(np.array(given, DTYPES[kind].np).view("u1"), DTYPES[kind])
+    assert (out.tolist(), out.dtype.name) == (want, made)
