@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,9 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CorruptCheckpoint
+from ckptconv.errors import CorruptCheckpoint, UnknownFormat, Unrepresentable
 from ckptconv.formats import table
 from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
 from ckptconv.formats.reading import Reading
@@ -23,7 +26,7 @@ from ckptconv.moves.part import Span, checked_count
 from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
 from ckptconv.storage.files import Reader, Seen, split
-from ckptconv.testing import FormatTests, Subject
+from ckptconv.testing import NAMES, FormatTests, Subject, bits, edges, files_of, odd_names, write, zoo
 
 # --- the format: a line of JSON, then everything one after the other ---------------------------------------------
 
@@ -102,6 +105,271 @@ class TestLine(FormatTests):
     @pytest.fixture
     def subject(self) -> Subject:
         return Subject("line", "x.line", metadata=False)
+
+
+# --- that the contract notices what is wrong with a format --------------------------------------------------------
+
+HERE = sys.modules[__name__]
+OPEN, PLACE = open, LineWriter.place
+Change = Callable[[Any], Any]
+
+
+def reading(change: Callable[[Checkpoint], Checkpoint]) -> Any:
+    """The fault of a reader: what it opens is changed."""
+    return HERE, "open", lambda url, how: change(OPEN(url, how))
+
+
+def placing(change: Callable[[Placement, Checkpoint], Placement]) -> Any:
+    """The fault of a writer: what it places is changed."""
+    return LineWriter, "place", lambda self, whole: change(PLACE(self, whole), whole)
+
+
+def holding(refusal: Callable[[Tensor], str]) -> Any:
+    """The fault of a writer: what it says that it cannot hold."""
+    return LineWriter, "cannot_hold", lambda self, tensor: refusal(tensor)
+
+
+def each(change: Callable[[Tensor], Tensor]) -> Any:
+    return reading(lambda found: found.with_tensors({n: change(t) for n, t in found.items()}))
+
+
+def without(name: str) -> Any:
+    return reading(lambda found: found.with_tensors({n: t for n, t in found.items() if n != name}))
+
+
+def other_bits(tensor: Tensor) -> Tensor:
+    array = tensor.numpy().reshape(-1).copy()
+    array.view("u1")[-1:] ^= 1
+    return held(tensor.name, array.reshape(tensor.shape))
+
+
+def flat(tensor: Tensor) -> Tensor:
+    return held(tensor.name, tensor.numpy().reshape(-1))
+
+
+def flipped_kind(tensor: Tensor) -> Tensor:
+    return held(tensor.name, tensor.numpy().view("u4")) if tensor.dtype.name == "float32" else tensor
+
+
+class Lying(Tensor):
+    def numpy(self) -> np.ndarray[Any, Any]:
+        raise ValueError("a format raises CkptErrors only")
+
+
+class Wrong(Tensor):
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return np.ones((1, 1), "f4")
+
+
+def moved(by: int) -> Any:
+    """The last slot and the end of the file lie elsewhere; only the slot if `by` is negative."""
+
+    def change(placed: Placement, whole: Checkpoint) -> Placement:
+        last = list(placed.slots)[-1]
+        slot = placed.slots[last]
+        return placed._replace(slots=placed.slots | {last: slot._replace(start=slot.start + by)})
+
+    return placing(change)
+
+
+def first_slot(change: Callable[[Slot], Slot]) -> Any:
+    return placing(
+        lambda p, whole: p._replace(slots={n: change(s) if n == "dtype/float64" else s for n, s in p.slots.items()})
+    )
+
+
+def stamped(placed: Placement, whole: Checkpoint) -> Placement:
+    """The time is in the header, in place of a space."""
+    head = placed.patches[0].data.replace(b'": ', b'":%c' % (b"\t" if time.time() >= 2e9 else b" "), 1)
+    return placed._replace(patches=[placed.patches[0]._replace(data=head)])
+
+
+def lazy(self: LineWriter, whole: Checkpoint) -> Placement:
+    """A writer that leaves out what it cannot hold."""
+    return PLACE(self, whole.with_tensors({n: t for n, t in whole.items() if not self.cannot_hold(t)}))
+
+
+def terse(self: LineWriter, whole: Checkpoint) -> Placement:
+    """A writer that refuses without names."""
+    if any(self.cannot_hold(t) for t in whole.values()):
+        raise Unrepresentable("some tensors cannot be held")
+    return PLACE(self, whole)
+
+
+def only_alone(self: LineWriter, whole: Checkpoint) -> Placement:
+    """A writer that accepts a tensor that it cannot hold if there is no other."""
+    return PLACE(self, whole) if len(whole) > 1 else Placement([], {}, [])
+
+
+HOSTILE = ("truncated", "flipped", "spliced", "random_bytes")
+ONE: Any = ("a", DTYPES["float32"], (1,), ())
+
+FAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "a tensor is lost": (without("shape/s0"), ("zoo_round_trip",)),
+    "the first tensor is lost": (without("dtype/float64"), ("zoo_round_trip", "every_tensor_alone")),
+    "a name is lost": (without("tab\tline\nbreak"), ("odd_names_round_trip",)),
+    "a name of another table is lost": (without("file"), ("more_names_round_trip",)),
+    "a bit is lost": (each(other_bits), ("zoo_round_trip", "every_tensor_alone", "odd_names_round_trip")),
+    "a shape is lost": (each(flat), ("zoo_round_trip", "what_was_tied_and_changed_apart")),
+    "a dtype is lost": (each(flipped_kind), ("zoo_round_trip", "ties")),
+    "a tensor too many": (
+        reading(lambda f: f.with_tensors({**f.tensors, "more": held("more", np.ones(1))})),
+        ("zoo_round_trip", "nothing_at_all", "order"),
+    ),
+    "another order": (reading(lambda f: f.with_tensors(dict(sorted(f.items())))), ("order",)),
+    "ties that were none": (
+        reading(lambda f: replace(f, ties=(tuple(f),) if len(f) > 1 else ())), ("what_was_tied_and_changed_apart",)
+    ),
+    "no metadata": (reading(lambda f: f), ("metadata", "ties")),
+    "what it cannot hold is left out": ((LineWriter, "place", lazy), ("everything_unheld_is_named",)),
+    "a refusal without names": ((LineWriter, "place", terse), ("everything_unheld_is_named",)),
+    "a refusal among others only": ((LineWriter, "place", only_alone), ("everything_unheld_is_named",)),
+    "it is not recognised": ((HERE, "sniff", lambda seen: 0), ("it_is_recognised",)),
+    "a slot over another": (moved(-1), ("slots_are_apart_and_inside",)),
+    "a slot beyond the file": (moved(1), ("slots_are_apart_and_inside",)),
+    "a slot before the file": (moved(-(2**20)), ("slots_are_apart_and_inside",)),
+    "a slot too small": (first_slot(lambda s: s._replace(size=s.size - 1)), ("slots_are_apart_and_inside",)),
+    "a slot of another payload": (first_slot(lambda s: s._replace(payload=b"")), ("slots_are_apart_and_inside",)),
+    "a slot that is missing": (
+        placing(lambda p, whole: p._replace(slots={n: s for n, s in p.slots.items() if n != "shape/s0"})),
+        ("slots_are_apart_and_inside",),
+    ),
+    "a header over the slots": (
+        placing(lambda p, whole: p._replace(patches=[p.patches[0]._replace(data=p.patches[0].data + b"x")])),
+        ("slots_are_apart_and_inside",),
+    ),
+    "the time in the header": (placing(stamped), ("output_is_determined",)),
+    "an exception while reading": ((HERE, "open", lambda url, how: Checkpoint({"a": Lying(*ONE)})), HOSTILE),
+    "an array of another shape": ((HERE, "open", lambda url, how: Checkpoint({"a": Wrong(*ONE)})), HOSTILE),
+}  # fmt: skip
+
+
+SMALL = {"b/w": np.arange(6, dtype="f4").reshape(2, 3), "a/w": np.array(7, "i4"), "c/e": np.zeros((0, 2), "f4")}
+
+
+def judged(what: str, folder: Path, subject: Subject) -> None:
+    """Run one test of the contract."""
+    path = folder / "out" / "x.line"
+    if what in {*HOSTILE, "it_is_recognised"}:
+        write(Checkpoint({n: held(n, a) for n, a in SMALL.items()}), path, "line")
+    names = {"odd_names_round_trip": [NAMES], "more_names_round_trip": [("", "..", "file")]}.get(what, [])
+    monkeypatch = [pytest.MonkeyPatch()] if what == "output_is_determined" else []
+    try:
+        getattr(FormatTests(), f"test_{what.replace('more', 'odd')}")(subject, path, *names, *monkeypatch)
+    finally:
+        for m in monkeypatch:
+            m.undo()
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_is_noticed(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, noticed = FAULTS[what]
+    subject = Subject("line", "x.line", metadata="metadata" in noticed, ties="ties" in noticed, tries=100)
+    monkeypatch.setattr(*fault)
+    for test in noticed:
+        with pytest.raises((AssertionError, pytest.fail.Exception, ValueError, UnknownFormat)):
+            judged(test, tmp_path / test, subject)
+
+
+def test_a_format_may_lose_what_its_subject_does_not_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*FAULTS["another order"][0])
+    judged("order", tmp_path, Subject("line", "x.line", order=False))
+
+
+def test_what_hostile_tests_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many variants as asked for, each changed in the way that the test is named for; then the file is as before."""
+    seen: list[bytes] = []
+    subject = Subject("line", "x.line", tries=40)
+    monkeypatch.setattr("ckptconv.testing.contract.survives", lambda path, name: seen.append(path.read_bytes()))
+    file, lengths = tmp_path / "out" / "x.line", {}
+    for what in HOSTILE:
+        seen.clear()
+        judged(what, tmp_path, subject)
+        whole = file.read_bytes()
+        assert list(ckptconv.open(file)) == list(SMALL)
+        if what == "truncated":
+            assert seen == [whole[:n] for n in range(0, len(whole), len(whole) // 40)]
+            continue
+        assert len(seen) == 40
+        if what == "flipped":
+            apart = [sum((a ^ b).bit_count() for a, b in zip(raw, whole, strict=True)) for raw in seen]
+            assert {1, 2, 8} <= set(apart) <= set(range(9))
+            assert apart.count(1) > 15
+        elif what == "spliced":
+            lengths = {len(raw) - len(whole) for raw in seen}
+            assert min(lengths) < -8
+            assert max(lengths) > 8
+        else:
+            assert {0, 4, 8, 16, 64} <= {next((n for n in (64, 16, 8, 4) if raw[:n] == whole[:n]), 0) for raw in seen}
+            assert {0, 1, 7, 100, 5000} <= {len(raw) - n for raw in seen for n in (0, 4, 8, 16, 64)}
+    judged("truncated", tmp_path, subject._replace(tries=0))
+    assert seen[-1] == b""
+
+
+# --- the samples ---------------------------------------------------------------------------------------------------
+
+
+FEW = {  # the bytes of types of less than a byte
+    "bool": {0, 1}, "int4": {*range(8), *range(248, 256)}, "int2": {0, 1, 254, 255}, "uint4": set(range(16)),
+    "uint2": set(range(4)), "float4_e2m1fn": set(range(16)),
+}  # fmt: skip
+
+
+def test_bits_of_every_dtype() -> None:
+    """All of its values can be there, no others are, and they are the same each time."""
+    for row in DTYPES.values():
+        array = bits(row, (60, 50))
+        assert array.shape == (60, 50)
+        if row.kind == "s":
+            assert array.tolist() == bits(row, (60, 50)).tolist() != bits(row, (60, 50), 1).tolist()
+            assert {len(text) for text in array.flat} == set(range(9))
+            continue
+        assert array.tobytes() == bits(row, (60, 50)).tobytes() != bits(row, (60, 50), 1).tobytes()
+        assert array.dtype == row.np
+        found = set(array.tobytes())
+        want = FEW.get(row.name, set(range(256)))
+        assert found == want, row.name
+
+
+def test_edges() -> None:
+    assert edges(DTYPES["float16"]).view("u2").tolist() == [0, 0x8000, 1, 0x8001, 0xFFFF, 0x7FFF, 0xFFFD]
+
+
+def test_the_zoo() -> None:
+    whole = zoo()
+    f4 = [n for n in whole if n.startswith("edges/")]
+    assert f4 == ["edges/float64", "edges/float32", "edges/float16", "edges/bfloat16"]
+    assert {n: t.shape for n, t in whole.items() if n.startswith(("shape/s", "view/"))} == {
+        "shape/s0": (), "shape/s1": (1,), "shape/s2": (0,), "shape/s3": (0, 3), "shape/s4": (3, 0, 2),
+        "shape/s5": (1, 1, 1), "shape/s6": (2, 1, 3, 1, 2), "shape/s7": (7, 5),
+        "view/transposed": (4, 3, 2), "view/sliced": (3, 2), "view/expanded": (4, 3),
+    }  # fmt: skip
+    assert [n.removeprefix("dtype/") for n in whole if n.startswith("dtype/")] == list(DTYPES)
+    assert {t.shape for n, t in whole.items() if n.startswith("dtype/")} == {(2, 3)}
+    base = bits(DTYPES["float32"], (24,)).view("u4")
+    for name, want in (
+        ("transposed", base.reshape(2, 3, 4).T), ("sliced", base[5:23].reshape(3, 6)[:, :4:3]),
+        ("expanded", np.stack([base[2:5]] * 4)),
+    ):  # fmt: skip
+        assert whole[f"view/{name}"].numpy().view("u4").tolist() == want.tolist(), name
+    shapes = [whole[f"shape/s{i}"].numpy() for i in (0, 1)]
+    assert shapes[0].tobytes() != shapes[1].tobytes()
+
+
+def test_files_of_a_destination(tmp_path: Path) -> None:
+    (tmp_path / "out" / "inner").mkdir(parents=True)
+    (tmp_path / "out" / "a").write_bytes(b"1")
+    (tmp_path / "out" / "inner" / "b").write_bytes(b"2")
+    assert files_of(tmp_path / "out" / "a") == {"a": b"1", "inner/b": b"2"}
+
+
+def test_odd_names_have_values_of_their_own() -> None:
+    whole = odd_names(("a", "b"))
+    assert {n: t.numpy().tolist() for n, t in whole.items()} == {"a": [0, 0], "b": [1, -1]}
+    assert set(odd_names()) == set(NAMES)
+
+
+# --- that it takes part ----------------------------------------------------------------------------------------
 
 
 def test_it_takes_part(tmp_path: Path) -> None:
