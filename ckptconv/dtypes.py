@@ -117,18 +117,18 @@ DTYPES: dict[str, DType] = {
 
 def dtype(name: str) -> DType:
     """Look up a dtype by its name here or in other programs; UsageError suggests a similar name or lists all."""
-    if row := DTYPES.get(name) or DTYPES.get(_long(name)):
+    word = name.lower().rpartition(".")[2]
+    if row := DTYPES.get(word) or DTYPES.get(_long(word)):
         return row
-    raise UsageError(f"unknown dtype {name!r}{did_you_mean(name.rpartition('.')[2], DTYPES, 'dtypes')}")
+    raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, DTYPES, 'dtypes')}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",
           "fp": "float", "i": "int", "u": "uint"}  # fmt: skip
 
 
-def _long(name: str) -> str:
-    """The name here for another program's: fp16, bf16, f32, half, torch.float16; it need not exist."""
-    word = name.lower().rpartition(".")[2]
+def _long(word: str) -> str:
+    """The name here for another program's: fp16, bf16, f32, half; it need not exist."""
     stem = word.rstrip("0123456789")
     return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 

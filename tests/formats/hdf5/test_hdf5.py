@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import ml_dtypes
@@ -23,7 +24,7 @@ import ckptconv
 from ckptconv import errors
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
-from ckptconv.formats.hdf5 import child, file, skeleton
+from ckptconv.formats.hdf5 import child, elements, file, skeleton
 from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Coded, Span
 
@@ -573,3 +574,128 @@ def test_one_child_serves_a_file_again(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "a.h5")["w"].numpy()
         served.append(child._idle[os.getpid()][-1])
     assert served[0] is served[1]
+
+
+# --- types of elements, asked where they are defined (only the child does so otherwise) -----------------------------
+
+H5T = h5py.h5t
+
+
+def floating(size: int, *fields: int, bias: int, order: int = 0, norm: int = H5T.NORM_IMPLIED) -> Any:
+    kind = H5T.IEEE_F64LE.copy()
+    kind.set_fields(*fields)
+    kind.set_size(size)
+    kind.set_ebias(bias)
+    kind.set_norm(norm)
+    kind.set_order(order)
+    return kind
+
+
+def compound(*members: tuple[bytes, Any], size: int = 0, gap: int = 0) -> Any:
+    kind = H5T.create(H5T.COMPOUND, size or sum(t.get_size() for _, t in members) + gap)
+    at = 0
+    for name, member in members:
+        kind.insert(name, at, member)
+        at += member.get_size() + gap
+    return kind
+
+
+def enumeration(base: Any, **names: int) -> Any:
+    kind = H5T.enum_create(base)
+    for name, value in names.items():
+        kind.enum_insert(name.encode(), value)
+    return kind
+
+
+def narrow(base: Any, precision: int, offset: int = 0) -> Any:
+    kind = base.copy()
+    kind.set_precision(precision)
+    kind.set_offset(offset)
+    return kind
+
+
+def sized(base: Any, size: int) -> Any:
+    kind = base.copy()
+    kind.set_size(size)
+    return kind
+
+
+F2, F4, F8, F4BE, I4 = H5T.IEEE_F16LE, H5T.IEEE_F32LE, H5T.IEEE_F64LE, H5T.IEEE_F32BE, H5T.STD_I32LE
+NUMBERED = "an enumeration, read as its numbers; their names are dropped"
+OTHER = "its elements are of the HDF5 class {}, which is not a tensor"
+FIELDS = "a float of {} bytes with the fields {}, which no framework uses"
+UNIMPLIED = "a float of {} bytes whose mantissa has no implied bit, which no framework uses"
+BITS = "an integer of {} bits, which no framework uses"
+ELEMENTS: dict[str, tuple[Any, tuple[str, bool, str]]] = {
+    "float16": (floating(2, 15, 10, 5, 0, 10, bias=15), ("float16", False, "")),
+    "float16, big-endian": (H5T.IEEE_F16BE, ("float16", True, "")),
+    "bfloat16": (floating(2, 15, 7, 8, 0, 7, bias=127), ("bfloat16", False, "")),
+    "float32": (F4, ("float32", False, "")),
+    "float32, big-endian": (F4BE, ("float32", True, "")),
+    "float64": (F8, ("float64", False, "")),
+    "float8_e4m3fn": (floating(1, 7, 3, 4, 0, 3, bias=7), ("float8_e4m3fn", False, "")),
+    "float8_e5m2": (floating(1, 7, 2, 5, 0, 2, bias=15), ("float8_e5m2", False, "")),
+    "another bias": (floating(1, 7, 3, 4, 0, 3, bias=8), ("", False, FIELDS.format(1, (7, 3, 4, 0, 3)))),
+    "other fields": (floating(2, 15, 9, 6, 0, 9, bias=15), ("", False, FIELDS.format(2, (15, 9, 6, 0, 9)))),
+    "no implied bit": (floating(4, 31, 23, 8, 0, 23, bias=127, norm=H5T.NORM_NONE), ("", False, UNIMPLIED.format(4))),
+    "a float of 31 bits": (narrow(floating(4, 30, 23, 7, 0, 23, bias=63), 31), ("", False, UNIMPLIED.format(4))),
+    **{
+        f"{name}{8 * size}{order}": (
+            getattr(H5T, f"STD_{letter}{8 * size}{order}"), (f"{name}{8 * size}", order == "BE" and size > 1, "")
+        )
+        for name, letter in (("int", "I"), ("uint", "U")) for size in (1, 2, 4, 8) for order in ("LE", "BE")
+    },
+    "15 bits": (narrow(H5T.STD_I16LE, 15), ("", False, BITS.format(15))),
+    "bits at an offset": (narrow(H5T.STD_U32LE, 24, 8), ("", False, BITS.format(24))),
+    "3 bytes": (sized(H5T.STD_U32LE, 3), ("", False, BITS.format(24))),
+    "bool": (enumeration(H5T.STD_I8LE, FALSE=0, TRUE=1), ("bool", False, "")),
+    "bool of two bytes": (enumeration(H5T.STD_I16BE, FALSE=0, TRUE=1), ("int16", True, NUMBERED)),
+    "bool the other way round": (enumeration(H5T.STD_I8LE, FALSE=1, TRUE=0), ("int8", False, NUMBERED)),
+    "three values": (enumeration(H5T.STD_U8LE, FALSE=0, TRUE=1, PERHAPS=2), ("uint8", False, NUMBERED)),
+    "texts": (H5T.C_S1, ("string", False, "")),
+    "complex64": (compound((b"r", F4), (b"i", F4)), ("complex64", False, "")),
+    "complex128": (compound((b"r", F8), (b"i", F8)), ("complex128", False, "")),
+    "complex64, big-endian": (compound((b"r", F4BE), (b"i", F4BE)), ("complex64", True, "")),
+    "complex of halves": (compound((b"r", F2), (b"i", F2)), ("", False, OTHER.format("compound"))),
+    "complex with a gap": (compound((b"r", F4), (b"i", F4), gap=4), ("", False, OTHER.format("compound"))),
+    "complex with bytes behind": (compound((b"r", F4), (b"i", F4), size=12), ("", False, OTHER.format("compound"))),
+    "complex of two orders": (compound((b"r", F4), (b"i", F4BE)), ("", False, OTHER.format("compound"))),
+    "complex of whole numbers": (compound((b"r", I4), (b"i", I4)), ("", False, OTHER.format("compound"))),
+    "other members": (compound((b"r", F4), (b"j", F4)), ("", False, OTHER.format("compound"))),
+    "three members": (compound((b"r", F4), (b"i", F4), (b"k", F4)), ("", False, OTHER.format("compound"))),
+    "a reference": (H5T.STD_REF_OBJ, ("", False, OTHER.format("reference"))),
+    "lists": (H5T.vlen_create(F4), ("", False, OTHER.format("variable-length"))),
+    "arrays": (H5T.array_create(F4, (2,)), ("", False, OTHER.format("array"))),
+    "bits": (H5T.STD_B8LE, ("", False, OTHER.format(4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ELEMENTS)
+def test_types_of_elements(what: str) -> None:
+    kind, expected = ELEMENTS[what]
+    assert elements.element(kind, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "expected"),
+    [
+        (2, "bfloat16", ("bfloat16", "")),
+        (1, "float8_e5m2", ("float8_e5m2", "")),
+        (1, "int4", ("int4", "")),
+        (1, "uint8", ("uint8", "")),
+        (2, "", ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it")),
+        (2, "float8_e5m2", ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it")),
+        (1, "", ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8")),
+        (
+            1,
+            "bool",
+            ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"),
+        ),
+        (8, "complex64", ("", "8 opaque bytes per element")),
+        (3, "", ("", "3 opaque bytes per element")),
+    ],
+)
+def test_opaque_elements(size: int, dtype: str, expected: tuple[str, str]) -> None:
+    kind = H5T.create(H5T.OPAQUE, size)
+    attrs = {"dtype": dtype} if dtype else {}
+    assert elements.element(kind, attrs) == (expected[0], False, expected[1])

@@ -18,6 +18,7 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.formats.detect import open_checkpoint
+from ckptconv.formats.pytorch import export
 from ckptconv.formats.reading import Reading
 
 torch = pytest.importorskip("torch")
@@ -291,6 +292,16 @@ def test_exported_programs(tmp_path: Path) -> None:
     assert all(got[n].numpy().tobytes() == bits(t) for n, t in expected.items())
     assert {frozenset(group) for group in got.ties} >= {frozenset({"fc.weight", "tied.weight"})}
     assert any(n.names == ("transient",) for n in got.notes)
+
+
+def test_dtypes_of_exported_programs() -> None:
+    """Each number means what torch means by it, and none is left out but halves of complex numbers."""
+    schema, serialize = (pytest.importorskip(f"torch._export.serde.{name}") for name in ("schema", "serialize"))
+    theirs = {int(kind): torch_kind for torch_kind, kind in serialize._TORCH_TO_SERIALIZE_DTYPE.items()}
+    assert {n: str(kind) for n, kind in theirs.items() if n != 9} == {
+        n: f"torch.{row}" for n, row in export.TYPES.items()
+    }
+    assert int(schema.Layout.Strided) == export.STRIDED
 
 
 @pytest.mark.parametrize(
