@@ -1,0 +1,327 @@
+"""What only a terminal shows, and how the program ends: in this process, so that each word can be compared."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from kit import Run
+
+import ckptconv
+from ckptconv import StorageError, UsageError
+from ckptconv.cli import complete, show
+from ckptconv.messages import version
+
+main = import_module("ckptconv.cli.main")  # the package's own `main` is the function
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    ckptconv.save({"dense/kernel": np.ones((2, 3), "f4"), "dense/bias": np.full(3, 1e9, "f4")}, tmp_path / "m.npz")
+    return tmp_path / "m.npz"
+
+
+# --- on a terminal ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "shown"),
+    [
+        (80, "x" * 60, "x" * 60),
+        (68, "x" * 60, "x" * 60),
+        (67, "abcdefghij" * 6, "abcdefghijabcdefghi…" + "bcdefghij" + "abcdefghij" * 3),
+        (30, "abcdefghij" * 6, "abcdefg…" + "fghijabcdefghij"[-14:]),
+        (9, "abcdefghij" * 6, "abcde…abcdefghij"[:6] + "abcdefghij"),
+    ],
+)
+def test_long_names_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch, columns: int, name: str, shown: str) -> None:
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(show, "get_terminal_size", lambda: os.terminal_size((columns, 9)))
+    show.table(("name", "size"), [(name, "123456"), ("b", "1")], "lr")
+    head, first, second = out.getvalue().splitlines()
+    assert first == f"{shown}  123456"
+    assert (head.split(), second.split()) == (["name", "size"], ["b", "1"])
+    assert len(first) <= max(columns, 24)
+
+
+def test_the_widest_columns_are_cut_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    for columns, widths in (
+        (102, [50, 30, 18]),
+        (92, [40, 30, 18]),
+        (82, [30, 30, 18]),
+        (72, [25, 25, 18]),
+        (9, [16] * 3),
+    ):
+        monkeypatch.setattr(show, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 9)))
+        (row,) = show._fitted(["a", "b", "c"], [["x" * 50, "y" * 30, "z" * 18]])
+        assert sum(map(len, row)) <= max(columns - 4, 48)
+        assert [len(cell) for cell in row] == widths
+    assert show._fitted(["a"], []) == []
+
+
+def test_nothing_is_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "get_terminal_size", lambda: os.terminal_size((9, 9)))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert show._fitted(["a"], [["x" * 90]]) == [["x" * 90]]
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "painted"),
+    [
+        (Terminal(), {}, "\x1b[31mx\x1b[0m"), (io.StringIO(), {}, "x"), (Terminal(), {"NO_COLOR": "1"}, "x"),
+        (Terminal(), {"TERM": "dumb"}, "x"), (Terminal(), {"NO_COLOR": "", "TERM": "xterm"}, "\x1b[31mx\x1b[0m"),
+    ],
+)  # fmt: skip
+def test_colours(monkeypatch: pytest.MonkeyPatch, stream: Any, environment: Any, painted: str) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert show.paint("x", "red") == painted
+    assert {how: show.paint("", how).removesuffix("\x1b[0m") for how in show.PAINT} == (
+        {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m", "bold": "\x1b[1m", "faint": "\x1b[2m"}
+        if painted != "x" else dict.fromkeys(show.PAINT, "")
+    )  # fmt: skip
+
+
+def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    for stream, quiet, watched in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with show.progress(quiet) as move:
+            assert (move is not None) is watched
+            if move:
+                move(5, 10)
+        assert bool(stream.getvalue()) is watched
+
+
+def test_a_hint_on_a_terminal_only(cli: Run, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    from ckptconv.rules import library
+
+    monkeypatch.setattr(library, "suggestion", lambda found: "bert-tf" if "dense/bias" in found else "")
+    hint = "hint: these are bert-tf's names"
+    for watched in (False, True):
+        monkeypatch.setattr(show, "is_watched", lambda watched=watched: watched)
+        monkeypatch.setattr(show, "progress", lambda quiet: nullcontext())
+        ends = ([], ["-q"], ["--json"], ["--rename", "dense/{x}=d/{x}"])
+        said = [cli(model, "-o", f"{watched}{i}.npz", *more).stderr for i, more in enumerate(ends)]
+        assert [hint in text for text in said] == [watched, False, False, False]
+
+
+# --- what a report says ---------------------------------------------------------------------------------------------
+
+
+def test_losses_and_all_names_with_verbose(cli: Run, model: Path) -> None:
+    done = cli(model, "-o", "n.npz", "--dtype", "float16", "--verbose")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "lossy: dense/bias: 3 values became infinite or NaN, 0 became zero\n" in done.stderr
+    assert "lossy: dense/kernel" not in done.stderr
+    short = cli(model, "-o", "o.npz", "--dtype", "float16").stderr
+    assert "lossy: of 1 tensor, 3 values became infinite or NaN: dense/bias\n" in short
+
+
+MODULE = """
+import torch
+def net():
+    made = torch.nn.Module()
+    made.w = torch.nn.Parameter(torch.zeros(2, 3))
+    return made
+"""
+
+
+def test_a_module_is_checked_before_it_is_written(cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "into_net.py").write_text(MODULE)
+    ckptconv.save({"w": np.ones((2, 3), "f4")}, tmp_path / "w.npz")
+    dry = cli("w.npz", "-o", "w.pt", "--into", "into_net:net", "--dry-run")
+    assert (dry.returncode, dry.stdout) == (0, "")
+    assert dry.stderr.startswith("into_net:net: ")
+    assert not (tmp_path / "w.pt").exists()
+    wrong = cli("w.npz", "-o", "w.pt", "--into", "net")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: --into takes package.module:callable, not 'net'\n")
+    for options, said in ((["-q"], False), ([], True)):
+        done = cli("w.npz", "-o", "w.pt", "--force", "--into", "into_net:net", *options)
+        assert (done.returncode, "into_net:net: " in done.stderr) == (0, said)
+    assert (ckptconv.open(tmp_path / "w.pt")["w"].numpy() == 1).all()
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    heard = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in heard.items():
+        signal.signal(number, handler)
+
+
+def ended(argv: list[str]) -> int:
+    with pytest.raises(SystemExit) as e:
+        main.main(argv)
+    return int(e.value.code or 0)
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert ended([option]) == 0
+    assert capsys.readouterr() == (f"ckptconv {version()}\n", "")
+
+
+def raising(error: BaseException) -> Callable[[list[str]], None]:
+    def run(argv: list[str]) -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (typer.Exit(3), 3, ""),
+        (KeyboardInterrupt(), 130, "interrupted; nothing was written\n"),
+        (KeyboardInterrupt(143), 143, "interrupted; nothing was written\n"),
+        (OSError(28, "No space left on device"), 9,
+         "error: cannot write the output of this command: No space left on device\n"),
+        (OSError("strange"), 9, "error: cannot write the output of this command: strange\n"),
+        (UsageError("no"), 2, "error: no\n"),
+    ],
+)  # fmt: skip
+def test_how_it_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+) -> None:
+    monkeypatch.setattr(main, "_run", raising(error))
+    assert ended(["formats"]) == code
+    assert capsys.readouterr() == ("", words)
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(main, "_run", raising(BrokenPipeError()))
+        assert ended(["formats"]) == 141
+        out.write("what is left goes nowhere")
+    assert (tmp_path / "out").read_text() == ""
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    main._tidy_when_ended()
+    with pytest.raises(KeyboardInterrupt) as e:
+        signal.raise_signal(number)
+    assert e.value.args == (128 + number,)
+    signal.signal(number, signal.SIG_IGN)  # nohup
+    main._tidy_when_ended()
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("given", "code"), [((), 130), ((143,), 143)])
+def test_a_zoo_that_is_interrupted(
+    cli: Run, model: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[int, ...], code: int
+) -> None:
+    from ckptconv.bulk import zoo
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt(*given)
+
+    monkeypatch.setattr(zoo, "zoo", interrupted)
+    done = cli("zoo", model, "-o", "out", "--to", "npz")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == "interrupted; what is done is in the ledger; --resume continues with the rest\n"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "as_json", "quiet", "exits", "said"),
+    [
+        (False, False, False, False, "err"), (False, False, True, False, ""), (False, True, False, False, "out"),
+        (True, False, True, True, "err"), (True, True, True, True, "out"), (True, False, False, True, "err"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_is_always_said(
+    capsys: pytest.CaptureFixture[str], damaged: bool, as_json: bool, quiet: bool, exits: bool, said: str
+) -> None:
+    from ckptconv.cli.convert import _show_done
+
+    class Done(SimpleNamespace):
+        def __str__(self) -> str:
+            return "done"
+
+    done: Any = Done(damaged=["w"] if damaged else [], to_json=lambda: {"a": 1})
+    if exits:
+        with pytest.raises(typer.Exit) as e:
+            _show_done(done, as_json, quiet, False)
+        assert e.value.exit_code == 1
+    else:
+        _show_done(done, as_json, quiet, False)
+    out, err = capsys.readouterr()
+    assert (bool(out), bool(err)) == (said == "out", said == "err")
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "changed"),
+    [
+        ({"COMP_WORDS": "ckptconv m.npz -", "COMP_CWORD": "2"},
+         {"COMP_WORDS": "ckptconv convert m.npz -", "COMP_CWORD": "3"}),
+        ({"_TYPER_COMPLETE_ARGS": "ckptconv m.npz "}, {"_TYPER_COMPLETE_ARGS": "ckptconv convert m.npz "}),
+        ({"COMP_WORDS": "ckptconv m.n", "COMP_CWORD": "1"}, {}),
+        ({"COMP_WORDS": "ckptconv zoo a", "COMP_CWORD": "2"}, {}),
+        ({"COMP_WORDS": "ckptconv --version a", "COMP_CWORD": "2"}, {}),
+        ({"COMP_WORDS": "ckptconv -h a", "COMP_CWORD": "2"}, {}),
+        ({"COMP_WORDS": "ckptconv", "COMP_CWORD": "1"}, {}),
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_the_default_verb_is_put_in_for_completion(environment: dict[str, str], changed: dict[str, str]) -> None:
+    assert complete.with_verb(environment, {"zoo"}) == changed
+
+
+@pytest.mark.parametrize(
+    ("argv", "want"),
+    [
+        ([], []), (["zoo", "a"], ["zoo", "a"]), (["-h"], ["-h"]), (["--help"], ["--help"]), (["-V"], ["-V"]),
+        (["--version"], ["--version"]), (["--install-completion"], ["--install-completion"]),
+        (["--show-completion", "zsh"], ["--show-completion", "zsh"]), (["a.npz"], ["convert", "a.npz"]),
+        (["-o", "x"], ["convert", "-o", "x"]), (["converters"], ["converters"]),
+    ],
+)  # fmt: skip
+def test_the_default_verb(argv: list[str], want: list[str]) -> None:
+    assert main.with_verb(argv) == want
+
+
+def test_a_verb_that_is_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="inspect"):
+        main.with_verb(["inspct", "a"])
+
+
+def test_what_is_printed_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main.fail(StorageError("is away", url="a.npz"), as_json=False)
+    assert (e.value.code, capsys.readouterr()) == (9, ("", "error: a.npz: is away\n"))

@@ -1,0 +1,370 @@
+"""What is asked of a Ray cluster, without one: addresses, tasks in flight, what nodes answer, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptconv import CkptError, MissingExtra, StorageError, UsageError
+from ckptconv.dtypes import DTYPES
+from ckptconv.engine import ray as engine
+from ckptconv.engine.job import Receipt
+from ckptconv.engine.plan import Job
+from ckptconv.engine.run import Work
+from ckptconv.messages import version
+from ckptconv.moves.budget import Budget
+from ckptconv.moves.part import Coded, Held, Part, Piece, Span
+from ckptconv.moves.sources import Sources
+
+F32 = DTYPES["float32"]
+
+
+class Lost(Exception):
+    """What Ray raises for a task that it could not run."""
+
+
+class Failed(Lost):
+    """What Ray raises for a task that raised."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Cluster(ModuleType):
+    """As much of `ray` as is used; tasks run when they are waited for, the newest first."""
+
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed)
+    util = SimpleNamespace(scheduling_strategies=SimpleNamespace(
+        NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft)
+    ))  # fmt: skip
+
+    def __init__(self, answers: Any = None, cpus: float = 2, connected: bool = True) -> None:
+        super().__init__("ray")
+        self.answers, self.cpus, self.connected = answers or {}, cpus, connected
+        self.said = list[Any]()
+        self.flying = set[int]()
+        self.most, self.count = 0, 0
+        self.tasks = dict[int, Any]()
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def init(self, **how: Any) -> None:
+        self.said.append(("init", how["address"]))
+        if isinstance(self.answers, Exception):
+            raise self.answers
+
+    def shutdown(self) -> None:
+        self.said.append("shutdown")
+
+    def remote(self, **how: Any) -> Any:
+        self.said.append(how)
+
+        def wrapped(function: Any) -> Any:
+            def begin(*given: Any, where: Any = None) -> int:
+                self.count += 1
+                self.tasks[self.count] = (function, given, where)
+                self.flying.add(self.count)
+                self.most = max(self.most, len(self.flying))
+                return self.count
+
+            return SimpleNamespace(
+                remote=begin, options=lambda scheduling_strategy: SimpleNamespace(
+                    remote=lambda *given: begin(*given, where=scheduling_strategy)
+                )
+            )  # fmt: skip
+
+        return wrapped
+
+    def put(self, what: Any) -> Any:
+        return what
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus} if self.cpus else {}
+
+    def wait(self, references: list[int], num_returns: int) -> tuple[list[int], list[int]]:
+        assert num_returns == 1
+        assert set(references) == self.flying
+        return [references[-1]], references[:-1]
+
+    def get(self, reference: int, timeout: float | None = None) -> Any:
+        self.flying.discard(reference)
+        function, given, where = self.tasks[reference]
+        if where is not None:
+            assert timeout == engine.PATIENCE
+            answer = self.answers.get(where[0])
+            assert where[1] is False
+            if isinstance(answer, Exception):
+                raise answer
+            return answer or function(*given)
+        try:
+            return function(*given)
+        except Lost:
+            raise
+        except Exception as e:
+            raise Failed(e) from e
+
+    def cancel(self, reference: int) -> None:
+        self.said.append(("cancel", reference))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": f"{name}-0123456789", "Alive": name != "dead", "NodeManagerHostname": name * (name != "bare"),
+             "Resources": {"CPU": 4.0} if name != "head" else {}}
+            for name in ("one", "dead", "head", "bare")
+        ]  # fmt: skip
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(3, 6), (1, 2), (1.9, 2), (0, 2), (0.5, 2)])
+def test_twice_as_many_tasks_as_processors_are_in_flight(cpus: float, most: int) -> None:
+    ray, taken = Cluster(cpus=cpus), list[int]()
+
+    def tasks() -> Iterator[int]:
+        for i in range(9):
+            taken.append(i)
+            yield i
+
+    found = engine.apply(ray, lambda shared, task: shared + task, 100, tasks(), 77)
+    assert next(found) == (most - 1, 100 + most - 1)
+    assert len(taken) == most
+    assert sorted([(most - 1, 100 + most - 1), *found]) == [(i, 100 + i) for i in range(9)]
+    assert ray.most == most
+    assert ray.said == [{"num_cpus": 1, "memory": 77, "max_retries": 3, "retry_exceptions": [StorageError]}]
+
+
+def test_tasks_in_flight_are_cancelled_when_nobody_waits() -> None:
+    ray = Cluster()
+    found = engine.apply(ray, lambda shared, task: task, None, iter("abcdef"), 1)
+    assert next(found) == ("d", "d")
+    found.close()  # type: ignore[attr-defined]
+    assert ray.said[1:] == [("cancel", 1), ("cancel", 2), ("cancel", 3)]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (UsageError("no such thing"), UsageError, "no such thing"),
+        (ValueError("first\nsecond"), CkptError, "a worker failed: ValueError: first"),
+        (ValueError(" \n"), CkptError, "a worker failed: ValueError: no reason given"),
+        (Lost("\n the node is gone\nmore"), CkptError, "the cluster lost a task 4 times: Lost: the node is gone"),
+    ],
+)
+def test_how_tasks_fail(error: Exception, kind: type, words: str) -> None:
+    def fails(shared: object, task: object) -> object:
+        raise error
+
+    ((task, got),) = engine.apply(Cluster(), fails, None, ["t"], 1)
+    assert (task, type(got), str(got)) == ("t", kind, words)
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------
+
+
+def test_only_living_nodes_that_compute_are_asked() -> None:
+    ray = Cluster()
+    engine.probe(ray, {}, [])
+    assert [where[0] for _, _, where in ray.tasks.values()] == ["one-0123456789", "bare-0123456789"]
+    assert ray.said == [{"num_cpus": 0, "max_retries": 1}]
+
+
+def test_all_that_is_wrong_with_nodes_is_said_at_once() -> None:
+    old = ("0.0.1", ["cannot read x", "cannot write y"])
+    lost = Cluster({"one-0123456789": old, "bare-0123456789": Failed(ImportError("no ckptconv\nhere"))})
+    with pytest.raises(UsageError) as e:
+        engine.probe(lost, {}, [])
+    assert str(e.value).splitlines() == [
+        "the cluster's workers cannot do this; source, destination and (for a remote destination) TMPDIR must lie on "
+        "storage that all of them reach by the same path:",
+        f"  one: has ckptconv 0.0.1, not {version()}",
+        "  one: cannot read x",
+        "  one: cannot write y",
+        "  bare-012: cannot run ckptconv (ImportError: no ckptconv)",
+    ]
+    with pytest.raises(UsageError, match=r"one: cannot run ckptconv \(Lost: no answer\)"):
+        engine.probe(Cluster({"one-0123456789": Lost("no answer")}), {}, [])
+
+
+def test_what_a_node_sees(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    file, none = str(tmp_path / "file"), str(tmp_path / "none")
+    assert engine.reach({file: 3}, [file]) == (version(), [])
+    problems = [f"sees another file at {file}: 3 bytes, not 4", f"cannot read {none}", f"cannot write {none}"]
+    want = {file: 4}, [file, none]
+    assert engine.reach({**want[0], none: 3}, want[1]) == (version(), problems)
+
+
+def job(*data: Any, start: int = 0) -> Job:
+    parts = tuple(Part(d, F32, (1,), 0, (1,), 0, (1,)) for d in data)
+    return Job("file", start, 4, (Piece("w", F32, 0, 1, 0, parts),))
+
+
+def test_the_files_that_jobs_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "b").write_bytes(b"12345")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    jobs = [job(Span(a, 0, 1), Held(np.ones(1))), job(Coded("m", b, "k", 1), Span(a, 1, 1), Span("gone", 0, 1))]
+    assert engine._sources(jobs) == {a: 3, b: 5}
+
+
+def test_arrays_travel_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "SHIPPED", 16)
+    one, two = Held(np.ones(2)), Held(np.ones(2))
+    text = Held(b"1")
+    engine._check_shipped(job(one, one, one, Span("x", 0, 99)))  # the same array travels once
+    for odd, size in ((job(one, two), 32), (job(one, text), 17)):
+        with pytest.raises(UsageError, match=f"{size} bytes of arrays in memory would travel") as e:
+            engine._check_shipped(odd)
+        assert e.value.tensor == "w"
+
+
+# --- the cluster ---------------------------------------------------------------------------------------------------
+
+
+def test_the_engines() -> None:
+    assert engine.engine("local") is None
+    for name in ("ray", "ray://host:1"):
+        with pytest.raises(TypeError, match="a cluster runs the jobs of a plan"):
+            list(engine.engine(name)(print, []))  # type: ignore[misc, arg-type]
+    for name in ("rays", "Ray", "ray:/host", "", "spark"):
+        with pytest.raises(
+            UsageError, match=f"unknown engine {name!r}; the engines are local, ray and ray://HOST:PORT"
+        ):
+            engine.engine(name)
+
+
+def test_paths_that_mean_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert engine.absolute("a/../b") == os.path.join(os.getcwd(), "b")
+    assert engine.absolute("s3://bucket/a") == "s3://bucket/a"
+    assert engine.absolute("file:///x/y") == "/x/y"
+
+
+class Sink:
+    def paths(self) -> dict[str, str]:
+        return {"file": __file__}
+
+
+class Done:
+    """A job's work that only says which it was."""
+
+    def __call__(self, job: Job) -> Receipt:
+        if job.start == 13:
+            raise UsageError("an unlucky job")
+        return Receipt(job, (), (), {})
+
+
+def work() -> Work:
+    budget = Budget(1, 1, 3, 4)
+    return Work(Sources(), Sink(), budget, "", False)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "__call__", Done.__call__)
+
+
+@pytest.mark.usefixtures("_work")
+def test_jobs_become_tasks_and_come_back_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    jobs = [job(Span(__file__, 0, 1), start=i) for i in range(3)]
+    run = engine.engine("ray")
+    assert run is not None
+    found = sorted(run(work(), jobs), key=lambda r: r.job.start)
+    assert [r.job for r in found] == jobs
+    assert ray.said[-1]["memory"] == 3 + 4 + 128 * 2**20
+    assert engine._job(work(), jobs[1]).job.pieces == ()  # what a worker sends back is small
+    with pytest.raises(UsageError, match="an unlucky job"):
+        list(run(work(), [job(start=13)]))
+    monkeypatch.setattr(engine, "SHIPPED", 1)
+    with pytest.raises(UsageError, match="would travel"):
+        list(run(work(), [job(Held(np.ones(1)))]))
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_connection_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
+    for name, address in (("ray", "auto"), ("ray://host:1", "ray://host:1")):
+        ray = Cluster(connected=connected)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        knocks = list[str]()
+        monkeypatch.setattr(engine, "_knock", knocks.append)
+        with suppress(KeyError), engine.cluster(name) as found:
+            assert found is ray
+            raise KeyError
+        assert ray.said == ([] if connected else [("init", address), "shutdown"])
+        assert knocks == ([] if connected else [name])
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away\nfor good"), RuntimeError("away"), ValueError("away")])
+def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Cluster(error, connected=False))
+    monkeypatch.setattr(engine, "_knock", str)
+    words = r"^no Ray cluster answers \(away\)\. Start one with `ray start --head`, or say where it is: engine='ray://"
+    with pytest.raises(UsageError, match=words), engine.cluster("ray"):
+        pass
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"needs a package: .*pip install 'ckptconv\[ray\]'"), engine.cluster("ray"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "left", "asked"),
+    [
+        ("ray://[::1]:10001/x", "", "", ("::1", 10001)),
+        ("ray://host:7", "other:1", "other:2", ("host", 7)),
+        ("ray", "host:8", "other:2", ("host", 8)),
+        ("ray", "ray://host:8", "", ("host", 8)),
+        ("ray", "", "host:9", ("host", 9)),
+        ("ray", "", None, None),
+        ("ray", "host", "", None),
+        ("ray", ":7", "", None),
+        ("ray", "host:port", "", None),
+        ("ray", "host:", "", None),
+    ],
+)
+def test_which_address_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch, name: str, variable: str, left: str | None, asked: Any
+) -> None:
+    utils = ModuleType("ray._private.utils")
+    utils.read_ray_address = lambda: left  # type: ignore[attr-defined]
+    for module in (Cluster(), ModuleType("ray._private"), utils):
+        title = module.__name__
+        monkeypatch.setitem(sys.modules, title, module)
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    tried = list[Any]()
+
+    def answers(address: Any, patience: float) -> Any:
+        tried.append((address, patience))
+        return SimpleNamespace(close=lambda: tried.append("closed"))
+
+    monkeypatch.setattr(socket, "create_connection", answers)
+    engine._knock(name)
+    assert tried == ([(asked, 10.0), "closed"] if asked else [])
+
+    def refuses(address: Any, patience: float) -> Any:
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(socket, "create_connection", refuses)
+    if asked:
+        with pytest.raises(UsageError, match=r"no Ray cluster answers \(.*: nobody is there\)"):
+            engine._knock(name)
+    else:
+        engine._knock(name)
+    monkeypatch.setitem(sys.modules, "ray._private.utils", None)  # of another version of Ray
+    engine._knock(name)
