@@ -18,8 +18,8 @@ from ..errors import LayoutError
 from ..messages import many
 from ..moves import copies
 from ..moves.part import Part
+from . import doubts, provenance, resize, sizes, ties
 from . import layout as layouts
-from . import provenance, resize, sizes, ties
 from .assign import Assignment, Group, Names, assign, translated
 from .problems import Problems, refuse_unmatched
 from .provenance import Moved
@@ -231,6 +231,7 @@ class _Builder:
         used = {g.rule for g in found.groups}
         yield from self._idle(used)
         if not self.converter.forward:
+            yield from doubts.notes(self.converter, self.checkpoint, found)
             own = (self.converter.rules[i].note for i in sorted(used))
             yield from (Note("hint", text) for text in dict.fromkeys((*self.converter.notes, *own)) if text)
 

@@ -115,6 +115,8 @@ class Rule:
     shared: bool = False  # several names may lead to one target: the first is taken
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
+    doubts: Mapping[str, str] = field(default_factory=dict)  # the same, where doubts.py finds a tensor doubtful
+    refuse: str = ""  # why tensors with these names cannot be converted
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
     @cached_property

@@ -14,7 +14,7 @@ from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
 from ..messages import Fold, did_you_mean, fold, listing
 from .apply import apply
-from .assign import resembles, takes
+from .assign import assign, resembles, takes
 from .converter import Converter, Rule
 from .lint import lint
 from .templates import Matcher, template
@@ -70,9 +70,18 @@ def auto(checkpoint: Checkpoint) -> Converter:
     if fits:
         shown = [f"{c.name}: {c.title}" for c in fits]
         raise UsageError(f"several converters take every tensor; choose one with converter=:\n{listing(shown)}")
-    raise UsageError(
-        "no converter takes every tensor; `ckptconv converters` lists them, and converter=NAME says what one lacks"
-    )
+    raise UsageError(f"no converter takes every tensor; {_closest(checkpoint) or '`ckptconv converters` lists them'}")
+
+
+def _closest(checkpoint: Checkpoint) -> str:
+    """The converter that takes most tensors, if that is more than half of the weights."""
+    weights = sum(1 for t in checkpoint.values() if not t.role)
+    known = (c for c in map(load, names()) if resembles(c, checkpoint))
+    left = {c.name: n for c in known if (n := len(assign(c, checkpoint).unmatched))}
+    name = min(left, key=lambda n: (left[n], not checkpoint.format.startswith(n.partition("-")[0])), default="")
+    if not name or 2 * left[name] > weights:
+        return ""
+    return f"{name} takes all but {left[name]} of {weights}, which converter={name!r} lists"
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Converter]:

@@ -45,7 +45,7 @@ _TOP = {
 }  # fmt: skip
 _RULE = {
     "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
-    "crop", "pad", "same", "shared", "optional", "note",
+    "crop", "pad", "same", "shared", "optional", "note", "doubts", "refuse",
 }  # fmt: skip
 
 
@@ -222,6 +222,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         same=bool(table.get("same", False)),
         shared=bool(table.get("shared", False)),
         optional=bool(table.get("optional", False)), note=str(table.get("note", "")),
+        doubts=_known(table.get("doubts", {}), ("class", "flatten"), "doubts"), refuse=str(table.get("refuse", "")),
     )  # fmt: skip
     try:
         rule.check(layout)

@@ -1,0 +1,53 @@
+"""What a rule cannot know of the tensors that it takes. The note says so, and only where it applies.
+
+doubts = { class = "TEXT", flatten = "TEXT" }          in a [[rule]]; TEXT is the note
+
+class      neither the file nor a default name (conv2d_transpose_3) tells the layer's class
+flatten    the rows of a dense layer can be those of flattened images, and no config says whether they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ..checkpoint import Checkpoint, Note
+from .assign import Assignment, layer_kind
+from .converter import Converter
+
+PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
+CONFIGS = {"config", "model_config"}  # metadata of Keras: which layer feeds which
+
+
+def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
+    """The doubts of rules about tensors that they took."""
+    taken: dict[tuple[str, str], list[str]] = {}
+    for group in found.groups:
+        for doubt, text in converter.rules[group.rule].doubts.items():
+            taken.setdefault((doubt, text), []).extend(n for members in group.members for n in members.values())
+    for (doubt, text), names in taken.items():
+        if doubtful := tuple(DOUBTS[doubt](checkpoint, names)):
+            yield Note("assumed", text, doubtful)
+
+
+def _unclassed(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
+    told = checkpoint.details.get("kinds", {})
+    return (n for n in names if not told.get(n) and layer_kind(checkpoint, n) not in PLAIN)
+
+
+def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
+    """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer here."""
+    if CONFIGS & checkpoint.metadata.keys():
+        return ()
+    channels = {
+        t.shape[-1]
+        for n, t in checkpoint.tensors.items()
+        if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and layer_kind(checkpoint, n) == "conv1d"))
+    }
+    outputs = channels | {checkpoint[n].shape[-1] for n in names}
+    rows = {n: checkpoint[n].shape[0] for n in names if len(checkpoint[n].shape) == 2}
+    return (n for n, size in rows.items() if size not in outputs and any(c and not size % c for c in channels - {1}))
+
+
+DOUBTS: dict[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]]] = {"class": _unclassed, "flatten": _flattened}
+
+__all__ = ["DOUBTS", "notes"]

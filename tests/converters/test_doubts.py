@@ -1,0 +1,63 @@
+"""What names and shapes do not tell is said where it applies, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.api.memory import gathered
+from ckptconv.checkpoint import Checkpoint
+from ckptconv.rules import library
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def built(shapes: Shapes, format: str = "keras3", **metadata: str) -> Checkpoint:
+    whole = gathered({name: np.zeros(shape, "f4") for name, shape in shapes.items()})
+    return replace(whole, format=format, metadata=metadata)
+
+
+def doubted(found: Checkpoint, words: str) -> list[str]:
+    return [name for note in found.notes if note.kind == "assumed" and words in note.text for name in note.names]
+
+
+@pytest.mark.parametrize("converter", ["keras-torch", "tf-torch"])
+@pytest.mark.parametrize(
+    ("shapes", "classes", "rows"),
+    [
+        ({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}, [], ["dense/kernel"]),
+        ({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (8, 10)}, [], []),  # after global pooling
+        ({"conv2d/kernel": (3, 3, 3, 8), "a/kernel": (288, 16), "b/kernel": (16, 10)}, [], ["a/kernel"]),
+        ({"a/kernel": (4, 288), "b/kernel": (288, 10)}, [], []),  # no images
+        ({"conv2d/kernel": (3, 3, 3, 7), "dense/kernel": (288, 10)}, [], []),
+        ({"conv3d_1/kernel": (2, 2, 2, 1, 4), "dense/kernel": (8, 2)}, [], ["dense/kernel"]),
+        ({"conv1d_2/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, [], ["dense/kernel"]),
+        ({"stem/kernel": (3, 3, 3, 8), "conv2d_7/kernel": (3, 3, 8, 8)}, ["stem/kernel"], []),
+        ({"conv2d_transpose_3/kernel": (3, 3, 3, 8)}, [], []),
+    ],
+)
+def test_doubts(converter: str, shapes: Shapes, classes: list[str], rows: list[str]) -> None:
+    found = library.change(built(shapes), converter)
+    assert doubted(found, "taken for a plain convolution") == classes
+    assert doubted(found, "follows a Flatten") == rows
+
+
+def test_a_config_leaves_no_doubt() -> None:
+    shapes: Shapes = {"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}
+    assert not doubted(library.change(built(shapes, config="{}"), "keras-torch"), "follows a Flatten")
+    told = replace(built({"stem/kernel": (3, 3, 3, 8)}), details={"kinds": {"stem/kernel": "conv2d"}})
+    assert not doubted(library.change(told, "keras-torch"), "plain convolution")
+
+
+def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:
+    norm: Shapes = {f"norm/{v}": (3,) for v in ("var_0", "moving_mean", "moving_variance")}
+    whole = built({"dense/kernel": (4, 3), "dense/bias": (3,), **norm})
+    with pytest.raises(ckptconv.ConversionError, match=r"norm/var_0 \[3\] - .* gamma or beta .*: convert the .keras"):
+        library.change(whole, "keras-torch")
+    with pytest.raises(ckptconv.UsageError, match="keras-torch takes all but 1 of 5, which converter='keras-torch'"):
+        library.change(whole, "auto")
+    with pytest.raises(ckptconv.UsageError, match="no converter takes every tensor; `ckptconv converters` lists them"):
+        library.change(built({"x": (2,), "y": (2,)}), "auto")
