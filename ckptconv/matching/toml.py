@@ -37,8 +37,9 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
 
     Rules that share all but names are one table. Raises UsageError for names that no rule file can hold.
     """
-    if any(MARK in n or "\n" in n for n in found.every):
-        raise UsageError("the source has control characters in its names; no rule file is proposed")
+    for side, names in (("source", found.every), ("target", [n for p in found.pairs for n in p.targets])):
+        if any({"\0", MARK, "\n"} & set(n) for n in names):  # NUL stands for numbers, MARK for the index of a stack
+            raise UsageError(f"the {side} has control characters in its names; no rule file is proposed")
     made = rows(found.pairs, found.every)
     out = [*_head(found, title, source, target)]
     tables: dict[Key, list[Row]] = defaultdict(list)

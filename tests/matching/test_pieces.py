@@ -1,0 +1,433 @@
+"""Cells, fingerprints, paddings, rule files and inputs, each by itself: what becomes of what, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptconv import UsageError
+from ckptconv.checkpoint import Tensor, held
+from ckptconv.matching import cells, checked, parts, prints
+from ckptconv.matching.doubt import KEPT_GATES, Judge
+from ckptconv.matching.lengths import _axis, padded
+from ckptconv.matching.orders import Order
+from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
+from ckptconv.matching.prints import Print, fingerprint, fingerprints
+from ckptconv.matching.toml import summary, toml
+from ckptconv.matching.units import Unit
+from ckptconv.moves.sources import Sources
+
+Shape = tuple[int, ...]
+
+
+def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:
+    return held(name, np.zeros(shape, kind))
+
+
+def unit(home: str, **members: tuple[str, Shape]) -> Unit:
+    return Unit(home, {role: tensor(name, shape) for role, (name, shape) in members.items()}, (home,), 0, 0)
+
+
+# --- cells: inputs 5, states 3 ------------------------------------------------------------------------------------
+
+
+def torch_cell(gates: int, *, biased: bool = True) -> Unit:
+    shapes: dict[str, Shape] = {"weight_ih": (gates * 3, 5), "weight_hh": (gates * 3, 3)}
+    shapes |= {"bias_ih": (gates * 3,), "bias_hh": (gates * 3,)} if biased else {}
+    return unit("rnn", **{role: (f"t.{role}", shape) for role, shape in shapes.items()})
+
+
+def keras_cell(gates: int, bias: Shape | None = None, *, recurrent: bool = True) -> Unit:
+    members: dict[str, tuple[str, Shape]] = {"weight_ih": ("k/kernel", (5, gates * 3))}
+    if recurrent:
+        members["weight_hh"] = ("k/recurrent_kernel", (3, gates * 3))
+    if bias:
+        members["bias_ih"] = ("k/bias", bias)
+    return unit("k", **members)
+
+
+GRU = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"
+BOTH = ("t.bias_ih", "t.bias_hh")
+BIASES = {
+    # gates, the bias of the source: what it becomes
+    "LSTM": (4, (12,), ("", BOTH[:1], cells.SUMMED, "", False, (("t.bias_hh", (0.0,)),))),
+    "CuDNN LSTM": (4, (24,), ("(a.0 + a.1) -> a.0, a.1", BOTH, KEPT_GATES, "", False, ())),
+    "LSTM, stacked": (4, (2, 12), ("e a -> a", BOTH, KEPT_GATES, "e", False, ())),
+    "GRU": (3, (9,), ("(h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH[:1], cells.RESET, "", True,
+                      (("t.bias_hh", (0.0,)),))),
+    "CuDNN GRU": (3, (18,), ("(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)", BOTH,
+                             KEPT_GATES, "", False, ())),
+    "GRU, reset after": (3, (2, 9), ("e (h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH, KEPT_GATES, "e", False, ())),
+    "another length": (3, (10,), None),
+    "another shape": (4, (3, 12), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BIASES)
+def test_the_bias_of_a_cell(case: str) -> None:
+    gates, shape, want = BIASES[case]
+    a, b = keras_cell(gates, shape), torch_cell(gates)
+    *_, last = cells.cell(a, b, Judge(a.members))
+    if want is None:
+        assert last.targets == ("t.weight_hh",)
+        return
+    text, targets, why, axis, real, fills = want
+    assert last == cells.Piece(("k/bias",), targets, Order(text), why, axis, real, fills)
+
+
+def test_the_matrices_of_a_cell() -> None:
+    for gates, texts in ((4, ["i o -> o i"] * 2), (3, [GRU, GRU])):
+        a, b = keras_cell(gates), torch_cell(gates, biased=False)
+        found = cells.cell(a, b, Judge(a.members))
+        assert [(p.sources, p.targets, p.why) for p in found] == [
+            (("k/kernel",), ("t.weight_ih",), KEPT_GATES), (("k/recurrent_kernel",), ("t.weight_hh",), KEPT_GATES)
+        ]  # fmt: skip
+        assert [p.order.text for p in found] == texts
+
+
+def test_a_cell_of_torch_stays_what_it_is() -> None:
+    for gates in (3, 4):
+        a, b = torch_cell(gates), torch_cell(gates)
+        found = cells.cell(a, b, Judge(a.members))
+        names = [f"t.{r}" for r in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        assert found == [cells.Piece((n,), (n,), Order(), KEPT_GATES) for n in names]
+
+
+def test_a_cell_of_tensorflow_1() -> None:
+    a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
+    text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
+    assert cells.cell(a, b, Judge(a.members)) == [
+        cells.Piece(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), KEPT_GATES),
+        cells.Piece(
+            ("l/bias",), ("t.bias_ih",), Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)"), cells.FORGET,
+            real=True, fills=(("t.bias_hh", (0.0, 1.0, 0.0, 0.0)),),
+        ),
+    ]  # fmt: skip
+
+
+def test_what_has_no_counterpart_is_left_out() -> None:
+    a, b = keras_cell(4, (12,), recurrent=False), torch_cell(4)
+    assert [p.targets for p in cells.cell(a, b, Judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
+    bare = torch_cell(4, biased=False)
+    assert [p.targets for p in cells.cell(keras_cell(4, (12,)), bare, Judge({}))] == [
+        ("t.weight_ih",),
+        ("t.weight_hh",),
+    ]
+    one = replace_members(torch_cell(4), without="bias_hh")
+    assert len(cells.cell(keras_cell(4, (12,)), one, Judge({}))) == 2
+    for role in ("weight_ih", "weight_hh"):
+        assert cells.cell(keras_cell(4), replace_members(torch_cell(4), without=role), Judge({})) == []
+
+
+def replace_members(of: Unit, *, without: str) -> Unit:
+    return of._replace(members={r: t for r, t in of.members.items() if r != without})
+
+
+# --- fingerprints -------------------------------------------------------------------------------------------------
+
+
+def printed(array: Any) -> Print:
+    with Sources() as sources:
+        found = fingerprint(held("t", array), sources)
+    assert found is not None
+    return found
+
+
+def test_a_fingerprint_is_of_elements_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("f4", "f8", "u1", "i2", "c16"):
+        whole = rng.integers(0, 200, 60).astype(kind)
+        one = printed(whole)
+        assert one == printed(rng.permutation(whole).reshape(5, 12).T)
+        assert (one.kind, one.elements, one.constant) == (held("t", whole).dtype.name, 60, False)
+        halves = [printed(whole[:25]), printed(whole[25:])]
+        assert one.total == sum(h.total for h in halves) % 2**64
+        other = whole.copy()
+        other[7] += 1
+        assert printed(other).total != one.total
+
+
+def test_a_fingerprint_is_fixed() -> None:
+    """It is of the bits, mixed as SplitMix64 does: the state 0 gives the first number that is published for it."""
+    assert printed(np.array([0], "u8")).total == 0xE220A8397B1DCDAF
+    assert printed(np.array([0, 0], "u1")).total == 2 * 0xE220A8397B1DCDAF % 2**64
+    swapped = [printed(np.array([v], "c16")).total for v in (1 + 2j, 2 + 1j)]
+    assert swapped[0] != swapped[1]  # both words of an element count, and their order
+
+
+@pytest.mark.parametrize(
+    ("array", "constant"),
+    [
+        (np.zeros(5, "f4"), True), (np.full((2, 3), 7.0), True), (np.array([0, 0, 1.0]), False), (np.float32(0), True),
+        (np.float32(-1), True), (np.float32(1), True), (np.float32(np.nan), True), (np.float32(2), False),
+        (np.float64(0.5), False), (np.int64(1), True), (np.int64(7), False), (np.ones((1, 1)), True),
+        (np.concatenate([np.zeros(2**20), [1.0]]), False), (np.concatenate([np.zeros(2**21), np.ones(5)]), False),
+    ],
+)  # fmt: skip
+def test_what_proves_nothing(array: Any, constant: bool) -> None:
+    assert printed(array).constant is constant
+
+
+def test_what_has_no_fingerprint() -> None:
+    with Sources() as sources:
+        assert fingerprint(held("t", np.array([b"a"], object)), sources) is None
+        assert fingerprint(replace(tensor("t", (2,)), parts=()), sources) is None
+    many = [tensor("a", (2,)), tensor("b", (0, 2)), held("c", np.array([b"a"], object)), tensor("d", (3,))]
+    assert list(fingerprints(many, 1)) == list(fingerprints(many, 2)) == ["a", "d"]
+
+
+# --- wholes and parts: which are tried ------------------------------------------------------------------------------
+
+
+def like(*names: str, **elements: int) -> dict[str, Print]:
+    return {n: Print("float32", elements.get(n[-1], 4), 1, False) for n in names}
+
+
+@pytest.mark.parametrize(
+    ("names", "stacks"),
+    [
+        (("a.1.w", "a.0.w"), [("a.0.w", "a.1.w")]),
+        (("a.1.w", "a.2.w"), []),  # from 0
+        (("a.0.w", "a.2.w"), []),  # without a gap
+        (("a.0.w",), []),
+        (("a.0.w", "a.1.v"), []),
+        (("a.0.b.0", "a.1.b.0", "a.0.b.1", "a.1.b.1"),
+         [("a.0.b.0", "a.1.b.0"), ("a.0.b.0", "a.0.b.1"), ("a.0.b.1", "a.1.b.1"), ("a.1.b.0", "a.1.b.1")]),
+    ],
+)  # fmt: skip
+def test_slices_are_counted_from_0(names: tuple[str, ...], stacks: list[tuple[str, ...]]) -> None:
+    assert sorted(parts._stacks(like(*names))) == sorted(stacks)
+
+
+def test_slices_have_one_size() -> None:
+    assert list(parts._stacks(like("a0", "a1", "a2", **{"1": 5}))) == []
+
+
+def test_siblings_are_of_one_module_or_of_the_modules_in_one() -> None:
+    found = {frozenset(names) for names in parts._siblings(like("m.a.x", "m.a.y", "m.b.z", "n.c.u"))}
+    assert found == {frozenset(s) for s in (("m.a.x", "m.a.y"), ("m.a.x", "m.b.z"), ("m.a.y", "m.b.z"),
+                                            ("m.a.x", "m.a.y", "m.b.z"))}  # fmt: skip
+    for count, some in ((16, True), (17, False)):
+        assert bool(list(parts._siblings(like(*(f"m.{k}" for k in range(count)))))) is some
+    assert max(map(len, parts._siblings(like(*"abcdef")))) == 4
+
+
+# --- lengths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_padded"),
+    [
+        (50257, 50304, True), (50304, 50257, True), (50257, 50257, False), (50257, 50305, False), (8, 8, False),
+        (8, 72, True), (8, 80, False), (1, 64, True), (512, 576, True), (512, 584, False), (1024, 1152, True),
+        (1024, 1160, False), (30522, 30528, True),
+    ],
+)  # fmt: skip
+def test_lengths_that_are_padding(one: int, other: int, is_padded: bool) -> None:
+    assert padded(one, other) is is_padded
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "b", "axis"),
+    [
+        ("", (7, 3), (8, 3), 0), ("", (3, 7), (3, 8), 1), ("", (7, 3), (8, 4), None), ("", (7, 3), (7, 3), None),
+        ("i o -> o i", (7, 3), (3, 8), 1), ("i o -> o i", (7, 3), (7, 3), None), ("i -> i", (7, 3), (7, 3), None),
+    ],
+)  # fmt: skip
+def test_the_axis_that_is_padded(text: str, a: Shape, b: Shape, axis: int | None) -> None:
+    assert _axis(Order(text), tensor("a", a), tensor("b", b)) == axis
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (Length(0, 7, 8), "pad = { axis = 0, from = 7, to = 8, value = 0 }"),
+        (Length(1, 8, 7), "crop = { axis = 1, from = 8, to = 7 }"),
+    ],
+)
+def test_a_length_as_a_rule(length: Length, text: str) -> None:
+    assert length.text == text
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "parts_of_it"),
+    [
+        ("a/b.c", ("c", "a/b", ("a/b.c", ()))), ("a.b/c:0", ("c", "a.b", ("a.b/c:\0", (0,)))),
+        ("Kernel", ("kernel", "", ("Kernel", ()))), ("a/_w:12", ("w", "a", ("a/_w:\0", (12,)))),
+        ("l12/007/x3y", ("x3y", "l12/007", ("l\0/007/x\0y", (12, 3)))), ("/w", ("w", "", ("/w", ()))),
+    ],
+)  # fmt: skip
+def test_the_parts_of_a_name(name: str, parts_of_it: Any) -> None:
+    assert (leaf(name), parent(name), folded(name)) == parts_of_it
+
+
+# --- rule files -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_file_as_it_is_written() -> None:
+    pairs = [
+        Pair(("d.w",), ("D.w",), evidence="values"),
+        Pair(("b.w",), ("B.w",), Order("i o -> o i"), "names", False, ("a guess",)),
+        Pair(("c.w",), ("C.w",), Order(), "shape", False, ("several fit", "so it is"), tuple("uvwxyz"), real=True),
+        Pair(("c.v",), ("C.v",), Order(), "shape", False, ("several fit", "so it is"), tuple("uvwxy"), real=True),
+        Pair(("j",), ("J1", "J2"), Order("(x + y) -> x, y", (("x", 5),)), "values",
+             fills=(("F", (0.0,)), ("G", (0.0, 1.5)))),
+        Pair(("p",), ("P",), evidence="names", sure=False, real=True, why=("longer",), length=Length(0, 7, 8)),
+    ]  # fmt: skip
+    every = tuple(n for p in pairs for n in p.sources)
+    found = Proposal(pairs, (("D.w", "tied"),), {"copy": "d.w"}, ("left{",), ("T1", "T2"), ("a note\x1b",),
+                     (*every, "copy", "left{"), "they differ")  # fmt: skip
+    assert summary(found) == "9 tensors of the target found, 4 of them assumed, 3 to look at"
+    assert (
+        toml(found, "a title", "tf", "torch")
+        == """\
+# Proposed by `ckptconv match`: 9 tensors of the target found, 4 of them assumed, 3 to look at.
+# Doubtful as a whole: they differ.
+#   2 to look at: several fit; so it is
+#   1 to look at: longer
+# Without counterpart in the source (2 tensors of the target):
+#   T{1..2} (2)
+# note: a note\\x1b
+title = "a title"
+source = "tf"
+target = "torch"
+
+[[rule]]
+# look at this: several fit; so it is
+[rule.names]
+# could also be u, v, w, x, y
+"c.v" = "C.v"
+# could also be u, v, w, x, y, ...
+"c.w" = "C.w"
+
+[[rule]]
+# look at this: longer
+pad = { axis = 0, from = 7, to = 8, value = 0 }
+[rule.names]
+"p" = "P"
+
+[[rule]]
+# assumed, by names and shapes: a guess
+layout = "i o -> o i"
+[rule.names]
+"b.w" = "B.w"
+
+[[rule]]
+# values: equal bit for bit
+[rule.names]
+"d.w" = "D.w"
+
+[[rule]]
+# values: equal bit for bit
+from = "j"
+to = ["J1", "J2"]
+layout = "(x + y) -> x, y"
+sizes = { x = 5 }
+fill = { "F" = 0.0, "G" = [0.0, 1.5] }
+
+[[tie]]  # one tensor under several names
+names = ["D.w", "tied"]
+
+[[rule]]
+# without counterpart in the target: left out
+[rule.names]
+"left{{" = []
+
+[[rule]]
+# hold what another tensor holds, which is taken
+[rule.names]
+"copy" = []
+"""
+    )
+
+
+def test_the_least_rule_file() -> None:
+    found = Proposal([Pair(("a",), ("b",), evidence="proved")], target_only=("c",), every=("a",))
+    assert (
+        toml(found)
+        == """\
+# Proposed by `ckptconv match`: 1 tensors of the target found, 0 of them assumed, 0 to look at.
+# Without counterpart in the source (1 tensor of the target):
+#   c
+title = "proposed by ckptconv match"
+
+[[rule]]
+# proved: the outputs agree
+[rule.names]
+"a" = "b"
+"""
+    )
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\0b", "a\1b"])
+def test_names_that_no_rule_file_can_hold(name: str) -> None:
+    for side, pair in (("source", Pair((name,), ("b",))), ("target", Pair(("a",), ("b", name)))):
+        words = f"the {side} has control characters in its names; no rule file is proposed"
+        with pytest.raises(UsageError, match=words):
+            toml(Proposal([pair], every=pair.sources))
+
+
+# --- inputs and outputs ---------------------------------------------------------------------------------------------
+
+
+def test_inputs_go_by_the_names_of_parameters_or_in_order() -> None:
+    inputs = {"b": 1, "a": 2}
+
+    def by_name(a: int, b: int, c: int = 0) -> Any: ...
+    def in_order(x: int, y: int) -> Any: ...
+
+    assert checked._in_order(by_name, inputs) == (2, 1)
+    assert checked._in_order(in_order, inputs) == (1, 2)
+    assert checked._in_order(dict.get, {"y": 1, "x": 2}) == (1, 2)
+    assert checked._in_order(type, inputs) == (1, 2)  # without a signature
+
+
+def test_channels_that_came_last() -> None:
+    for before, after in (((2, 8, 9, 3), (2, 3, 8, 9)), ((2, 8, 3), (2, 3, 8)), ((2, 3), (2, 3)), ((2,), (2,))):
+        assert checked._channels_first(np.zeros(before)).shape == after
+
+
+def places(got: Mapping[str, list[Shape]], **wanted: Shape) -> dict[str, list[Shape]]:
+    proposal = Proposal([Pair(("src/w",), ("net.conv.w",))])
+    given = {n.replace("__", "."): np.zeros(s) for n, s in wanted.items()}
+    found = checked._places(proposal, {n: [np.zeros(s) for s in many] for n, many in got.items()}, given)
+    return {n: [a.shape for a in many] for n, many in found.items()}
+
+
+def test_which_submodule_gives_what() -> None:
+    got = {"": [(1, 4)], "net.conv": [(1, 3, 8, 9), (1, 5)]}
+    assert places(got, net__conv=(1, 3, 8, 9)) == {"net.conv": [(1, 3, 8, 9)]}
+    assert places(got, src=(1, 8, 9, 3)) == {"net.conv": [(1, 3, 8, 9)]}  # turned, as only that fits
+    assert places(got, src=(1, 8, 9, 4)) == {"net.conv": [(1, 8, 9, 4)]}
+    assert places(got, src=(1, 3, 8, 9), net__conv=(1, 5)) == {"net.conv": [(1, 3, 8, 9), (1, 5)]}
+    assert places(got, other=(1, 4)) == {"": [(1, 4)]}
+    assert places(got, other=(1, 4), more=(1, 9)) == {"": [(1, 4), (1, 9)]}  # more than there are
+    assert places({"": [(1, 4)]}, src=(1, 4)) == {"": [(1, 4)]}
+
+
+def test_what_an_original_computes() -> None:
+    def named(found: Any) -> dict[str, list[float]]:
+        return {n: a.tolist() for n, a in checked.outputs_of(lambda x: found, {"x": np.ones(1)}).items()}
+
+    assert named(np.array([1.0])) == {"output 0": [1]}
+    assert named([np.array([1.0]), np.array([2.0])]) == {"output 0": [1], "output 1": [2]}
+    assert named((np.array([1.0]),)) == {"output 0": [1]}
+    assert named({"a": np.array([3.0])}) == {"a": [3]}
+    for error, words in ((ValueError("one\ntwo"), "ValueError: one$"), (KeyError(), "KeyError: no reason given$")):
+
+        def fails(x: Any, error: Exception = error) -> Any:
+            raise error
+
+        with pytest.raises(UsageError, match=f"the original cannot be run with these inputs: {words}"):
+            checked.outputs_of(fails, {"x": np.ones(1)})
+
+
+def test_common_numbers_are_those_that_training_begins_with() -> None:
+    assert {"0.0", "1.0", "nan"} == prints.COMMON
