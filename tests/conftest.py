@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from math import ceil
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
 from kit import EFFORT, FIXTURES, SHARED, Run
 
+from ckptconv.checkpoint import Checkpoint, NoteKind
 from ckptconv.cli.main import main
 
 settings.register_profile(
@@ -35,6 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 continue
         kept.append(item)
     items[:] = kept
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _notes_are_of_the_known_kinds() -> Iterator[None]:
+    """Refuse other kinds in whatever a test opens or makes."""
+    made: Any = Checkpoint.__init__
+
+    def checked(self: Checkpoint, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
+        assert {note.kind for note in self.notes} <= {*get_args(NoteKind)}, self.notes
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(Checkpoint, "__init__", checked)
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from orbax_golden import assert_equal, expected
 
 import ckptconv
 from ckptconv.bulk.discover import discover
+from ckptconv.dtypes import DTYPES
 from ckptconv.formats.orbax import arrays, codecs
+from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
 from ckptconv.storage.ranges import InMemory
@@ -295,3 +297,201 @@ def test_a_frame_that_can_become_far_more_than_announced_is_refused(monkeypatch:
     packed = bytes(cramjam.zstd.compress(bytes(2**24), 1))
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="can become 16777216, where 10000 are announced"):
         unpack(packed, 10_000)
+
+
+# --- the metadata of arrays, field by field ---------------------------------------------------------------------------
+
+FOUR = DTYPES["float32"]
+TWO: dict[str, Any] = {
+    "zarr_format": 2, "shape": [4, 6], "chunks": [2, 3], "dtype": "<f4", "compressor": None, "fill_value": 0,
+    "order": "C", "filters": None,
+}  # fmt: skip
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+THREE: dict[str, Any] = {
+    "zarr_format": 3, "node_type": "array", "shape": [4, 6], "data_type": "float32", "fill_value": 0,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
+    "chunk_key_encoding": {"name": "default"}, "codecs": [BYTES],
+}  # fmt: skip
+INDEX = [BYTES, {"name": "crc32c"}]
+
+
+def parsed(said: dict[str, Any]) -> Array | None:
+    return parse("w", json.dumps(said).encode(), ".zarray" if said.get("zarr_format") == 2 else "zarr.json", "x")
+
+
+def grid(**said: Any) -> dict[str, Any]:
+    return {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]} | said}}
+
+
+def keys(name: str, **said: Any) -> dict[str, Any]:
+    return {"chunk_key_encoding": {"name": name, "configuration": said}}
+
+
+def chain(*codecs: Any) -> dict[str, Any]:
+    return {"codecs": [{"name": c} if isinstance(c, str) else c for c in codecs]}
+
+
+def turned(*order: Any) -> dict[str, Any]:
+    return {"name": "transpose", "configuration": {"order": list(order)}}
+
+
+def sharded(*before: Any, **said: Any) -> dict[str, Any]:
+    inner = {"chunk_shape": [1, 3], "codecs": [BYTES], "index_codecs": INDEX} | said
+    return chain(*before, {"name": "sharding_indexed", "configuration": inner})
+
+
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+PLAIN2 = Array("w", "x", FOUR, (4, 6), (2, 3), (), False, (0, 1), "", ".", 0)
+PLAIN3 = PLAIN2._replace(prefix="c", separator="/")
+INNER = Inner((1, 3), (), False, (0, 1), True, True)
+UNDERSTOOD: dict[str, tuple[dict[str, Any], Array | None]] = {
+    "2": (TWO, PLAIN2),
+    "2, without order and separator": ({k: v for k, v in TWO.items() if k != "order"}, PLAIN2),
+    "2, other axes": (TWO | {"order": "F", "dimension_separator": "/"}, PLAIN2._replace(order=(1, 0), separator="/")),
+    "2, compressed": (TWO | {"compressor": {"id": "zlib", "level": 1}}, PLAIN2._replace(codecs=("zlib",))),
+    "2, big-endian": (TWO | {"dtype": ">f4"}, PLAIN2._replace(swap=True)),
+    "2, no words": (TWO | {"dtype": ">i1"}, PLAIN2._replace(kind=DTYPES["int8"])),
+    "2, without order": (TWO | {"dtype": "|b1"}, PLAIN2._replace(kind=DTYPES["bool"])),
+    "2, a name": (TWO | {"dtype": "bfloat16"}, PLAIN2._replace(kind=DTYPES["bfloat16"])),
+    "2, complex": (TWO | {"dtype": ">c8"}, PLAIN2._replace(kind=DTYPES["complex64"], swap=True)),
+    "2, empty": (TWO | {"shape": [0, 6]}, PLAIN2._replace(shape=(0, 6))),
+    "2, what may be ignored": (TWO | {"more": {"must_understand": False}}, PLAIN2),
+    "3": (THREE, PLAIN3),
+    "3, a group": ({"zarr_format": 3, "node_type": "group", "more": 1}, None),
+    "3, text for a name": (THREE | {"chunk_key_encoding": "default", "codecs": ["bytes"]}, PLAIN3),
+    "3, keys of 2": (THREE | keys("v2"), PLAIN2),
+    "3, a separator": (THREE | keys("default", separator="."), PLAIN3._replace(separator=".")),
+    "3, a separator for keys of 2": (THREE | keys("v2", separator="/"), PLAIN2._replace(separator="/")),
+    "3, big-endian": (THREE | chain(BIG), PLAIN3._replace(swap=True)),
+    "3, big-endian bytes": (THREE | chain(BIG) | {"data_type": "int8"}, PLAIN3._replace(kind=DTYPES["int8"])),
+    "3, turned": (THREE | chain(turned(1, 0), BYTES), PLAIN3._replace(order=(1, 0))),
+    "3, turned twice": (THREE | chain(turned(1, 0), turned(1, 0), BYTES), PLAIN3),
+    "3, packed": (THREE | chain(BYTES, "zstd"), PLAIN3._replace(codecs=("zstd",))),
+    "3, packed and checked": (THREE | chain(BYTES, "gzip", "crc32c"), PLAIN3._replace(codecs=("gzip", "crc32c"))),
+    "3, checked": (THREE | chain(BYTES, "crc32c", "crc32c"), PLAIN3._replace(codecs=("crc32c", "crc32c"))),
+    "3, 16 codecs": (THREE | chain(BYTES, *["crc32c"] * 15), PLAIN3._replace(codecs=("crc32c",) * 15)),
+    "3, sharded": (THREE | sharded(), PLAIN3._replace(inner=INNER)),
+    "3, an index at the start": (
+        THREE | sharded(index_location="start", index_codecs=[BYTES]),
+        PLAIN3._replace(inner=INNER._replace(at_end=False, checked=False)),
+    ),
+    "3, packed and turned in shards": (
+        THREE | sharded(codecs=[turned(1, 0), BIG, {"name": "gzip"}], index_location="end"),
+        PLAIN3._replace(inner=INNER._replace(codecs=("gzip",), swap=True, order=(1, 0))),
+    ),
+    "3, whole shards, not turned": (
+        THREE | sharded(turned(0, 1), chunk_shape=[2, 3]), PLAIN3._replace(inner=INNER._replace(chunk=(2, 3)))
+    ),
+}  # fmt: skip
+
+MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str]] = {
+    "2, a field": (TWO | {"more": 1}, "the more 1, which"),
+    "2, a field to understand": (TWO | {"more": {"must_understand": True}}, r"the more \{'must_understand': True\}"),
+    "2, a filter": (TWO | {"filters": ["x"]}, r"the format or filters \[2, \['x'\]\]"),
+    "2, an order": (TWO | {"order": "c"}, r"the order or separator \['c', '\.'\]"),
+    "2, a separator": (TWO | {"dimension_separator": ","}, r"the order or separator \['C', ','\]"),
+    "2, half a size": (TWO | {"shape": [4, 6.0]}, r"has \[4, 6\.0\] where sizes of at least 0 are expected"),
+    "2, a truth": (TWO | {"chunks": [2, True]}, r"has \[2, True\] where sizes of at least 1 are expected"),
+    "2, chunks of one axis more": (TWO | {"chunks": [2, 3, 1]}, "has chunks of 3 axes for a shape of 2"),
+    "2, a dtype of one letter": (TWO | {"dtype": "f4"}, "the dtype 'f4'"),
+    "2, no order of words": (TWO | {"dtype": "|f4"}, r"the dtype '\|f4'"),
+    "2, no dtype": (TWO | {"dtype": None}, "the dtype None"),
+    "2, texts": (TWO | {"dtype": "string"}, "the dtype 'string'"),
+    "2, a compressor": (TWO | {"compressor": {"id": "lz4"}}, r"the compressor \{'id': 'lz4'\}"),
+    "2, a compressor of text": (TWO | {"compressor": "zstd"}, "the compressor 'zstd'"),
+    "3, a field": (THREE | {"more": 1}, "the more 1, which"),
+    "3, format 4": (THREE | {"zarr_format": 4}, r"the format or kind \[4, 'array'\]"),
+    "3, another node": (THREE | {"node_type": "link"}, r"the format or kind \[3, 'link'\]"),
+    "3, a group of format 4": ({"zarr_format": 4, "node_type": "group"}, r"the format or kind \[4, 'group'\]"),
+    "3, transformers": (THREE | {"storage_transformers": [1]}, r"the format or kind \[3, 'array'\]"),
+    "3, a dtype": (THREE | {"data_type": "float33"}, "the dtype 'float33'"),
+    "3, another grid": (THREE | {"chunk_grid": "x"}, r"the grid or encoding of keys \['x', 'default'\]"),
+    "3, other keys": (THREE | {"chunk_key_encoding": "v3"}, r"the grid or encoding of keys \['regular', 'v3'\]"),
+    "3, a field of the grid": (THREE | grid(more=1), "the more 1"),
+    "3, a field of keys": (THREE | keys("v2", more=1), "the more 1"),
+    "3, chunks of nothing": (THREE | grid(chunk_shape=[0, 3]), r"has \[0, 3\] where sizes of at least 1"),
+    "3, chunks of one axis": (THREE | grid(chunk_shape=[2]), "has chunks of 1 axes for a shape of 2"),
+    "3, a separator": (THREE | keys("default", separator="-"), "the separator '-'"),
+    "3, a name of a number": (THREE | {"chunk_grid": {"name": 1}}, r"the part \{'name': 1\}"),
+    "3, a part of a list": (THREE | {"chunk_grid": []}, r"the part \[\]"),
+    "3, more of a part": (THREE | {"chunk_grid": {"name": "regular", "more": 1}}, "the part"),
+    "3, a configuration of text": (THREE | {"chunk_grid": {"name": "regular", "configuration": "x"}}, "the part"),
+    "3, no codecs": (THREE | chain(), r"the codecs \[\]"),
+    "3, codecs of text": (THREE | {"codecs": "bytes"}, "the codecs 'bytes'"),
+    "3, 17 codecs": (THREE | chain(BYTES, *["crc32c"] * 16), "the codecs "),
+    "3, only turned": (THREE | chain(turned(1, 0)), r"the codecs \[''\]"),
+    "3, packed only": (THREE | chain("gzip", "crc32c"), r"the codecs \['crc32c', 'gzip'\]"),
+    "3, another codec": (THREE | chain(BYTES, "blosc"), "the codec 'blosc'"),
+    "3, packed twice": (THREE | chain(BYTES, "zstd", "gzip"), r"the order of codecs \('zstd', 'gzip'\)"),
+    "3, checked, then packed": (THREE | chain(BYTES, "crc32c", "gzip"), r"the order of codecs \('crc32c', 'gzip'\)"),
+    "3, an order of bytes": (
+        THREE | chain({"name": "bytes", "configuration": {"endian": "middle"}}), "the order of bytes 'middle'"
+    ),
+    "3, a field of bytes": (THREE | chain({"name": "bytes", "configuration": {"more": 1}}), "the more 1"),
+    "3, turned to nowhere": (THREE | chain(turned(0, 2), BYTES), r"the transposition \[0, 2\]"),
+    "3, turned by halves": (THREE | chain(turned(0, 1.0), BYTES), r"the transposition \[0, 1\.0\]"),
+    "3, turned too little": (THREE | chain(turned(0), BYTES), r"the transposition \[0\]"),
+    "3, turned by a letter": (
+        THREE | chain({"name": "transpose", "configuration": {"order": "C"}}, BYTES), "the transposition 'C'"
+    ),
+    "3, a field of turning": (
+        THREE | chain({"name": "transpose", "configuration": {"order": [1, 0], "more": 1}}, BYTES), "the more 1"
+    ),
+    "3, shards, turned": (THREE | sharded(turned(1, 0)), r"the codecs \['sharding_indexed'\]"),
+    "3, shards, packed": (
+        THREE | {"codecs": [*sharded()["codecs"], {"name": "gzip"}]}, r"the codecs \['gzip', 'sharding_indexed'\]"
+    ),
+    "3, shards in shards": (THREE | sharded(**sharded()), r"the codecs \['sharding_indexed'\]"),
+    "3, shards that are not filled": (
+        THREE | sharded(chunk_shape=[2, 2]), r"has chunks of \[2, 2\] in chunks of \[2, 3\], which they do not fill"
+    ),
+    "3, shards of one axis": (THREE | sharded(chunk_shape=[2]), "has chunks of 1 axes for a shape of 2"),
+    "3, shards of nothing": (THREE | sharded(chunk_shape=[0, 3]), "where sizes of at least 1"),
+    "3, a field of shards": (THREE | sharded(more=1), "the more 1"),
+    "3, a packed index": (THREE | sharded(index_codecs=[BYTES, {"name": "gzip"}]), "the index "),
+    "3, an index checked twice": (THREE | sharded(index_codecs=[*INDEX, {"name": "crc32c"}]), "the index "),
+    "3, an index, big-endian": (THREE | sharded(index_codecs=[BIG]), "the index "),
+    "3, an index in the middle": (THREE | sharded(index_location="middle"), r"the index \[.*'middle'\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNDERSTOOD)
+def test_what_metadata_means(case: str) -> None:
+    said, array = UNDERSTOOD[case]
+    assert parsed(said) == array
+
+
+@pytest.mark.parametrize("case", MISUNDERSTOOD)
+def test_what_metadata_may_not_say(case: str) -> None:
+    with refused(f"its zarr metadata has .*{MISUNDERSTOOD[case][1].removeprefix('has ')}"):
+        parsed(MISUNDERSTOOD[case][0])
+
+
+def test_metadata_is_an_object() -> None:
+    with refused("its zarr metadata is not a JSON object"):
+        parse("w", b"[]", "zarr.json", "x")
+
+
+WRONG = (
+    "", "7.0", "0.7", "0.0.0", "00.0", "0.01", "-1.0", "c/7", "c/0/7", "c/0/0/0", "c/00/0", "d/0/0", "c.0/0", "0.",
+    ".0", "\u0661.0", f"{10**19}.0", "c/0.0", "x",
+)  # fmt: skip
+
+
+def test_keys_of_chunks() -> None:
+    """Each chunk has one key, and no other text is one."""
+    scalar = {"shape": (), "chunk": (), "order": ()}
+    for array, wanted in (
+        (PLAIN2, {"0.0": (0, 0), "1.1": (1, 1)}),
+        (PLAIN2._replace(shape=(5, 7)), {"2.2": (2, 2)}),
+        (PLAIN2._replace(separator="/"), {"0/1": (0, 1)}),
+        (PLAIN3, {"c/0/0": (0, 0), "c/1/1": (1, 1)}),
+        (PLAIN3._replace(separator="."), {"c.1.0": (1, 0)}),
+        (PLAIN2._replace(**scalar), {"0": ()}),
+        (PLAIN3._replace(**scalar), {"c": ()}),
+    ):
+        assert {key: array.place(key) for key in wanted} == wanted
+        for key in WRONG:
+            assert array.place(key) is None, key
+    far = PLAIN2._replace(shape=(10**21, 6))
+    assert [far.place(f"{10**n}.0") for n in (18, 19)] == [(10**18, 0), None]

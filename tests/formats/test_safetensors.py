@@ -318,3 +318,30 @@ def test_what_only_the_reference_refuses_is_not_published(monkeypatch: pytest.Mo
     with pytest.raises(errors.VerifyError, match=r"the reference implementation .* refuses it"):
         ckptconv.save({"abcd": np.ones(2)}, tmp_path / "q.safetensors")
     assert not (tmp_path / "q.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "bytes_", "held"),
+    [
+        ([4, 6], 12, (4, 3)),
+        ([2], 1, (1,)),
+        ([3, 5, 2], 15, (3, 5, 1)),
+        ([0, 2], 0, (0, 1)),
+        ([4, 3], 6, None),
+        ([], 0, None),
+    ],
+)
+def test_floats_of_four_bits(shape: list[int], bytes_: int, held: tuple[int, ...] | None, tmp_path: Path) -> None:
+    """Two lie in a byte, within a row; with rows that end in half a byte they are left out."""
+    entry = {"dtype": "F4", "shape": shape, "data_offsets": [0, bytes_]}
+    raw = json.dumps({"w": entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(range(bytes_)))
+    if shape == []:
+        with pytest.raises(errors.CorruptCheckpoint, match="needs 0 and a fraction"):
+            ckptconv.open(tmp_path / "a.safetensors")
+        return
+    found = ckptconv.open(tmp_path / "a.safetensors")
+    assert [t.shape for t in found.values()] == ([held] if held else [])
+    assert [(n.kind, n.names) for n in found.notes if n.names] == ([] if held else [("skipped", ("w",))])
+    if held:
+        assert found["w"].numpy().tobytes() == bytes(range(bytes_))

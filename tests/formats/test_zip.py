@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import refused
 
-from ckptconv.formats.containers import inflate, zip
+from ckptconv.formats.containers import inflate, zip, zip_cut
 from ckptconv.storage.ranges import InMemory
 
 M16, M32 = 0xFFFF, 0xFFFFFFFF
@@ -277,3 +277,68 @@ def test_python_reads_what_these_tests_make(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip") as z:
         assert z.testzip() is None
         assert [z.read(n) for n in z.namelist()] == [b"data", b"data"]
+
+
+# --- zips that are cut, so that their directory is missing ------------------------------------------------------------
+
+NEXT = b"PK\7\x08" + struct.pack("<3L", CRC, 4, 4)
+FAR = b"PK\7\x08" + struct.pack("<L2Q", CRC, 4, 4)
+TWINS = NEXT + b"PK\3" + NEXT + FAR  # bytes that look like descriptors
+LAST = b"PK\7\x08" + struct.pack("<3L", zlib.crc32(TWINS), len(TWINS), len(TWINS))
+NONE = b"PK\7\x08" + struct.pack("<3L", 0, 0, 0)
+CUT = [
+    Part(b"stored"),
+    Part(b"packed", b"abcd" * 9, method=8),
+    Part(b"next", flags=8, local=DESCRIBED, after=NEXT),
+    Part(b"far", flags=8, local=DESCRIBED, after=FAR),
+    Part(b"wide", local=LARGE | {"extra": ZIP64}, entry=LARGE | {"extra": ZIP64}),
+    Part(b"twins", TWINS, flags=8, local=DESCRIBED, after=LAST),
+    Part(b"empty", b"", flags=8, local=DESCRIBED, after=NONE),
+]
+
+
+@pytest.mark.parametrize("piece", [1, 16, 2**20])
+def test_what_is_whole_of_a_cut_zip(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members that end before the cut, each as the directory has it, wherever the zip is cut."""
+    monkeypatch.setattr(zip_cut, "_PIECE", piece)
+    raw = made(*CUT)
+    wanted = [m._replace(extra=b"") for m in members(raw).values()]
+    after = {p.name.decode(): len(p.after) for p in CUT}
+    end = wanted[-1].start + after["empty"]
+    for size in range(end + 1):
+        whole = zip_cut.whole_members(InMemory("x", raw[:size]))
+        assert list(whole.values()) == [m for m in wanted if m.start + m.packed + after[m.name] <= size], size
+    assert list(zip_cut.whole_members(InMemory("x", raw)).values()) == wanted
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(b"b", local={"magic": b"PK\3\5"}),
+        Part(b"b", flags=1),
+        Part(b"b", method=12),
+        Part(b"b", local={"size": 5}),
+        Part(b"b", b"", method=8, local={"size": 1032 * 2 + 65}),
+        Part(b"b", flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<3L", CRC, 5, 5)),
+        Part(b"b", flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<3L", CRC, 4, 5)),
+    ],
+)
+def test_a_cut_zip_ends_at_what_is_not_understood(part: Part) -> None:
+    """What comes before it is kept, what comes after it is not."""
+    raw = made(Part(), part, Part(b"c"))
+    assert list(zip_cut.whole_members(InMemory("x", raw[:-60]))) == ["a"]
+
+
+def test_the_most_that_deflate_reaches_in_a_cut_zip() -> None:
+    part = Part(data=b"", method=8, local={"size": 1032 * 2 + 64})
+    assert zip_cut.whole_members(InMemory("x", made(part)))["a"].size == 2128
+
+
+def test_names_of_a_cut_zip() -> None:
+    for part, words in (
+        (Part(b"a"), "names are taken for one another"),
+        (Part(b"../b"), "is a path that leaves its folder"),
+        (Part(b"b", extra=b"\x75\x70\x06\0\1\0\0\0\0c"), "has the other name b'c'"),
+    ):
+        with refused(words):
+            zip_cut.whole_members(InMemory("x", made(Part(), part)))

@@ -76,8 +76,13 @@ def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
                 if after > len(window):
                     break
                 _, crc, packed, size = form.unpack_from(window, found)
-                if packed == at + found - start and window[after : after + 4] in (b"PK\3\4", b"PK\1\2", b""):
+                if packed == at + found - start and _begins(window[after : after + 4]):
                     return crc, packed, size, at + after
             found = window.find(SIGNED, found + 1)
         at += _PIECE
     return None
+
+
+def _begins(data: bytes) -> bool:
+    """Whether a header may begin with these bytes, as far as they are there."""
+    return b"PK\3\4".startswith(data) or b"PK\1\2".startswith(data)

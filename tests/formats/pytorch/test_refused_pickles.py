@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
 
 from ckptconv.dtypes import DTYPES
+from ckptconv.formats.pytorch.arrays import ArrayType
+from ckptconv.formats.pytorch.flatten import jsonable
 from ckptconv.formats.pytorch.known import TORCH
 from ckptconv.formats.pytorch.pickle import load, load_some
-from ckptconv.formats.pytorch.rebuild import bare
-from ckptconv.formats.pytorch.views import UNTYPED, Absent, Pieces, Storage, StorageType, View
+from ckptconv.formats.pytorch.plain import Inert, Known
+from ckptconv.formats.pytorch.rebuild import Layout, bare
+from ckptconv.formats.pytorch.views import UNTYPED, Absent, Pieces, Storage, StorageType, TorchType, View
 from ckptconv.moves.part import Span
 
 FLOAT, LONG = (StorageType(f"{r.storage}Storage", r, r.itemsize * 8) for r in (DTYPES["float32"], DTYPES["int64"]))
@@ -491,3 +495,30 @@ def test_where_a_pickle_in_a_row_begins_and_ends() -> None:
     row = pickled([1]) + pickled([2]) + b"rest"
     value, end = load_some(row, len(pickled([1])), allowed=TORCH)
     assert (value, row[end:]) == ([2], b"rest")
+
+
+# --- values that are not tensors, as JSON ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None), (True, True), (7, 7), (0.5, 0.5), (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan"),
+        ("x" * 999, "x" * 999), ("x" * 1000, "x" * 1000 + "..."), ("x" * 2000, "x" * 1000 + "..."),
+        ([1, "a", [math.inf]], [1, "a", ["inf"]]), ((1, 2), [1, 2]), ({3}, [3]), (frozenset({3}), [3]),
+        (list(range(60)), list(range(50))), ([list(range(60))], [list(range(50))]),
+        (Known("a.b"), "a.b"), (Inert("c.d"), "c.d"), (TorchType("float32", None), "torch.float32"),
+        (FLOAT, "torch.FloatStorage"), (Layout("strided"), "torch.strided"), (ArrayType("f4"), "f4"),
+        (b"abc", "3 bytes"), (1j, "1j"), ({"a": 1}, "{'a': 1}"), ({"a": "x" * 2000}, "{'a': '" + "x" * 993),
+    ],
+    ids=lambda v: type(v).__name__,
+)  # fmt: skip
+def test_values_as_json(value: Any, expected: Any) -> None:
+    got = jsonable(value)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+def test_fewer_values_as_json() -> None:
+    assert jsonable([1, [2, 3], 4], 1) == [1]
+    assert jsonable([[2, 3]], 1) == [[2]]

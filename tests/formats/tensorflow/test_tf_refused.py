@@ -14,7 +14,7 @@ import ckptconv
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
 from ckptconv.formats import signatures, tiling
-from ckptconv.formats.tensorflow import constants, saved_model, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import constants, dtypes, saved_model, slices, strings, table, table_write
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
@@ -432,3 +432,28 @@ def test_interrupted_saving_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.ckpt.data-00000-of-00001.tempstate1").write_bytes(b"")
     with refused("is incomplete: saving was interrupted, and there is no index, only parts: m.ckpt.data"):
         ckptconv.open(tmp_path / "m.ckpt", format="tf")
+
+
+def test_what_becomes_of_stored_elements() -> None:
+    """Truth and numbers of less than a byte are cleaned, whatever their order; larger words may be swapped."""
+    for row in DTYPES.values():
+        cleaned = row.name in {"int2", "int4", "uint2", "uint4", "bool"}
+        swapped = row.kind != "s" and row.itemsize > 1
+        assert dtypes.stored_ops(row, False) == ((row.name,) if cleaned else ()), row
+        assert dtypes.stored_ops(row, True) == ((row.name,) if cleaned else ("swap",) if swapped else ()), row
+
+
+def test_quantised_numbers_are_those_of_tensorflow() -> None:
+    tf = pytest.importorskip("tensorflow")
+    for code, name in dtypes.QUANTISED.items():
+        assert tf.dtypes.as_dtype(code).name == f"q{name}"
+        assert dtypes.BY_CODE[code].name == name
+    named = {code: tf.dtypes.as_dtype(code).name for code in (dtypes.RESOURCE, dtypes.VARIANT, dtypes.STRING)}
+    assert named == {dtypes.RESOURCE: "resource", dtypes.VARIANT: "variant", dtypes.STRING: "string"}
+
+
+def test_notes_on_what_is_read() -> None:
+    assert dtypes.notes([], [], []) == ()
+    assert [(n.kind, n.names) for n in dtypes.notes(["a"], ["b"], ["c"])] == [
+        ("skipped", ("a",)), ("assumed", ("b",)), ("skipped", ("c",)),
+    ]  # fmt: skip
