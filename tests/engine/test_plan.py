@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from kit import examples
 import ckptconv
 from ckptconv import UsageError
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, view
-from ckptconv.dtypes import DTYPES
+from ckptconv.dtypes import DTYPES, castable
 from ckptconv.engine.plan import compile_plan
 from ckptconv.formats import safetensors
+from ckptconv.messages import in_bytes
 from ckptconv.moves.budget import BASE_MEMORY, Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span, c_strides
@@ -114,3 +116,24 @@ def test_the_command_line_starts_without_numpy() -> None:
                "print('numpy' in sys.modules, 'ckptconv.api.writing' in sys.modules)"  # fmt: skip
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split()[-2:] == ["False", "False"]
+
+
+def test_all_casts_that_cannot_be_are_listed(tmp_path: Path) -> None:
+    kinds = {"a": ("float32", "int8"), "b": ("int8", "bool"), "c": ("float32", "bool"), "d": ("int8", "int16")}
+    tensors = {}
+    for name, (kind, to) in kinds.items():
+        span = Span("x", 0, DTYPES[kind].itemsize)
+        tensors[name] = replace(contiguous(name, DTYPES[kind], (1,), span), dtype=DTYPES[to])
+    bad = [f"{n} ({kind} to {to})" for n, (kind, to) in kinds.items() if not castable(DTYPES[kind], DTYPES[to])]
+    assert bad == ["b (int8 to bool)", "c (float32 to bool)"]
+    placement = safetensors.writer("o.safetensors").place(Checkpoint(tensors))
+    with pytest.raises(ckptconv.ConversionError) as e:
+        compile_plan(Checkpoint(tensors), placement, ".", Budget.of(2**25, 1))
+    assert str(e.value) == "2 tensors cannot be cast:\n  " + "\n  ".join(bad)
+
+
+def test_a_plan_shows_itself_in_a_line() -> None:
+    tensors = {"a": contiguous("a", DTYPES["float32"], (3,), Span("x", 0, 12))}
+    placement = safetensors.writer("o.safetensors").place(Checkpoint(tensors))
+    plan = compile_plan(Checkpoint(tensors), placement, ".", Budget.of(2**25, 1))
+    assert repr(plan) == "<Plan: 1 tensor, 12 B in 1 file; about 16 MB of memory>".replace("16 MB", in_bytes(2**24))

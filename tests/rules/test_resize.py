@@ -12,7 +12,7 @@ import pytest
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import ConversionError, LayoutError, UsageError
-from ckptconv.rules import library
+from ckptconv.rules import library, resize
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
 
@@ -218,3 +218,28 @@ def test_more_than_a_window(tmp_path: Path) -> None:
     ckptconv.save({"v": big}, tmp_path / "d.safetensors")
     with pytest.raises(ConversionError, match=r"at \[2999999\] it is 2.0"):
         apply(back, ckptconv.open(tmp_path / "d.safetensors"))["w"].numpy()
+
+
+@pytest.mark.parametrize(
+    ("how", "now", "before", "words"),
+    [
+        ("pad = { axis = 0, to = 6 }", 6, 7, "axis 0 is 6 long and was 7: that is not what the rule does"),
+        ("crop = { axis = 0, to = 2 }", 2, 1, "axis 0 is 2 long and was 1: that is not what the rule does"),
+        ("pad = { axis = 0, to = 6 }", 5, 4, "axis 0 is 5 long, not 6 as `to` says"),
+        ("pad = { axis = 0, to = 6 }", 6, None, "the length of axis 0 before is not recorded; give it as `from`"),
+        ("pad = { axis = 0, to = 6 }", 6, 6, ""),
+        ("crop = { axis = 0, to = 2 }", 2, 2, ""),
+        ("pad = { axis = 0, to = 6 }", 6, 0, ""),
+        ("crop = { axis = 0, to = 2 }", 2, 5, ""),
+    ],
+)
+def test_backwards_only_what_the_rule_does(how: str, now: int, before: int | None, words: str) -> None:
+    (rule,) = rules(how).rules
+    t = held("w", np.zeros((now, 3), "f4"))
+    assert rule.resize is not None
+    to = 6 if "pad" in how else 2
+    if words:
+        with pytest.raises(LayoutError, match=words):
+            resize.backward(rule.resize, t, to, before)
+        return
+    assert resize.backward(rule.resize, t, to, before).shape == (before, 3)

@@ -186,3 +186,22 @@ def test_a_run_with_a_journal_compares_as_well(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ConversionError, match=r"c/w, first at \[0, 1\]"):
             ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, resume=True)
+
+
+def test_strings_are_not_compared(tmp_path: Path) -> None:
+    texts = {f"{n}/w": np.array([b"a", b"b"], object) for n in "abc"}
+    with pytest.raises(LayoutError, match="`same` compares bytes, not strings"):
+        library.change(_in_memory(texts), rules(tmp_path, RULES))
+
+
+def test_a_source_that_changes_while_it_is_compared(tmp_path: Path) -> None:
+    source = saved(tmp_path / "s.npz", a__w=W, b__w=W, c__w=W)
+    found = library.change(ckptconv.open(source), rules(tmp_path, RULES))["w"]
+    (part,) = found.parts
+    pieces = copies.decode(part.data)  # type: ignore[arg-type]
+    next(pieces)
+    with source.open("ab") as f:
+        f.write(b"?")
+    with pytest.raises(CorruptCheckpoint, match="changed while it was read; nothing was written") as e:
+        list(pieces)
+    assert e.value.url == str(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,3 +112,17 @@ where = { p = { g = "gain" } }
     assert lint(converter) == []
     made = apply(converter, held(**{"h0/g": np.zeros(2, "f4"), "last/g": np.zeros(2, "f4")}))
     assert list(made) == ["layer.1.weight", "last.gain"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "forward", "place"),
+    [
+        ("int", "7", "7", 7), ("int+1", "7", "8", 7), ("int-4", "3", None, 3), ("int-4", "4", "0", 4),
+        ("3*int+2", "2", "8", 2), ("int:3", "012", "12", 12), ("int in 2 2", "3", "1.1", 3),
+        ({"a": "x", "b": "y"}, "b", "y", 1), (["p", "q"], "q", "q", 1),
+    ],
+)  # fmt: skip
+def test_values_and_their_places_along_an_axis(spec: Any, value: str, forward: str | None, place: int) -> None:
+    found = domain(spec)
+    assert (found.forward(value), found.place(value)) == (forward, place)
+    assert found.at(place) == value.lstrip("0")

@@ -12,7 +12,9 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.cli.main import main
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import ConversionError, UsageError
+from ckptconv.moves.torch import to_array, to_torch
 
 torch = pytest.importorskip("torch")
 from documents import fits, run, steps  # noqa: E402
@@ -280,3 +282,84 @@ def test_tutorial(
     for name in written:
         sys.modules.pop(name, None)
     assert "the same: 1 output," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["string", "float4_e2m1fn"])
+def test_dtypes_that_torch_lacks(kind: str) -> None:
+    with pytest.raises(ConversionError, match=f"^w: torch has no dtype {kind}$"):
+        to_torch(np.zeros(2, "u1"), DTYPES[kind], "w")
+    with pytest.raises(ConversionError, match=f"^torch has no dtype {kind}$") as e:
+        to_torch(np.zeros(2, "u1"), DTYPES[kind])
+    assert e.value.tensor is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_dtypes_that_only_torch_has() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+    with pytest.raises(UsageError, match="torch's dtype quint8 is not supported"):
+        to_array(quantized)
+    module = nn.Module()
+    module.register_buffer("q", quantized)
+    with pytest.raises(UsageError, match="torch's dtype quint8 is not supported"):
+        into.outline(module)
+
+
+def test_arrays_share_their_memory_with_tensors() -> None:
+    for kind in ("float32", "bool", "bfloat16", "uint16"):
+        array = np.zeros((2, 3), DTYPES[kind].np)
+        made = to_torch(array, DTYPES[kind])
+        assert (tuple(made.shape), str(made.dtype)) == ((2, 3), f"torch.{kind}")
+        made[1, 2] = 1
+        assert array[1, 2] == 1
+        assert array.sum() == 1
+    turned = torch.arange(6).reshape(2, 3).T
+    assert to_array(turned).tolist() == [[0, 3], [1, 4], [2, 5]]
+    flipped = to_array(torch.tensor([1 + 2j]).conj())
+    assert flipped.tolist() == [1 - 2j]
+
+
+def test_a_module_without_memory_is_not_filled() -> None:
+    with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); call module.to_empty\(device=...\)"):
+        into.load_into(nn.Linear(2, 2, device="meta"), checkpoint({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
+
+
+RAISING = {
+    "syntax.py": ("def (", r"SyntaxError: .*\(.*syntax.py:1\)$"),
+    "late.py": ("import missing_thing_of_mine", r"ModuleNotFoundError: No module .*\(.*late.py:1\)$"),
+    "wrong.py": ("x = 1\nraise ValueError('one\\ntwo')", r"ValueError: one \(.*wrong.py:2\)$"),
+    "left.py": ("raise SystemExit(3)", r"SystemExit: 3 \(.*left.py:1\)$"),
+}
+
+
+@pytest.mark.parametrize("file", RAISING)
+def test_code_that_cannot_be_imported_is_blamed(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, words = RAISING[file]
+    (tmp_path / f"blamed_{file}").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"blamed_{file.removesuffix('.py')}:net"
+    with pytest.raises(UsageError, match=f"^{name} raised {words}".replace("syntax.py", "blamed_syntax.py")):
+        into.imported(name)
+
+
+def test_what_is_not_there_is_not_blamed_on_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blamed_fine.py").write_text("class A:\n    b = 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert into.imported("blamed_fine.py:A.b") == 5
+    for name, words in (
+        ("blamed_fine:c", "module 'blamed_fine' has no attribute 'c'"),
+        ("blamed_no:c", "No module named"),
+    ):
+        with pytest.raises(UsageError, match=f"^{name}: {words}"):
+            into.imported(name)
+
+
+def test_callables_are_tried_before_they_run() -> None:
+    into._callable_as_it_is("x:y", lambda: None)
+    into._callable_as_it_is("x:y", nn.Linear(1, 1))
+    into._callable_as_it_is("x:y", 5)
+    into._callable_as_it_is("x:y", type)  # has no signature
+    words = "x:y is called without arguments: missing a required argument: 'a'; name a function that needs none"
+    with pytest.raises(UsageError, match=words):
+        into._callable_as_it_is("x:y", lambda a: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -257,3 +258,21 @@ def test_what_changed_most_comes_first_and_findings_are_not_mixed(cli: Run, tmp_
     shown = cli("diff", "a.npz", "b.npz", "--no-fold").stdout
     assert len(shown.splitlines()) == 7
     assert "1 of 4 (1 NaN or Inf)" in shown
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "want"),
+    [
+        (np.array([[1j, 2]]), np.array([[1.0, 2]]), Values(2, 2, (0, 0))),
+        (np.array([1.0]), np.array([1j]), Values(1, 1, (0,))),
+        (np.array([b"1"], object), np.array([1.0]), Values(1, 1, (0,))),
+        (np.array([[1, 2]]), np.array([[b"1", b"2"]], object), Values(2, 2, (0, 0))),
+        (np.zeros((0, 2), "c16"), np.zeros((0, 2)), None),
+        (np.zeros((0, 2), object), np.zeros((0, 2)), None),
+        (np.array([[b"a", b"b"], [b"c", b"d"]], object), np.array([[b"a", b"b"], [b"?", b"?"]], object),
+         Values(2, 4, (1, 0))),
+        (np.array(b"a", object), np.array(b"b", object), Values(1, 1, ())),
+    ],
+)  # fmt: skip
+def test_kinds_that_cannot_be_compared_differ_everywhere(a: np.ndarray, b: np.ndarray, want: Any) -> None:
+    assert values(a, b) == want

@@ -1,0 +1,163 @@
+"""`match` as it is called: what it refuses before and after it looked, what it writes, and what it says of itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv import MissingExtra, StorageError, UsageError
+from ckptconv.matching import proposal
+from ckptconv.matching.pairs import Pair, Proposal
+from ckptconv.matching.proposal import Match
+
+W = np.arange(6.0, dtype="f4").reshape(2, 3)
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    ckptconv.save({"d/kernel": W, "d/bias": W[0] + 9}, tmp_path / "a.npz")
+    ckptconv.save({"fc.weight": W.T.copy(), "fc.bias": W[0] + 9}, tmp_path / "b.safetensors")
+    return tmp_path / "a.npz", tmp_path / "b.safetensors"
+
+
+def test_the_rules_are_written_and_named_after_both(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    found = ckptconv.match(*sides, tmp_path / "r.toml")
+    text = (tmp_path / "r.toml").read_text()
+    assert text == found.rules
+    assert 'title = "a.npz to b.safetensors"\nsource = "a.npz"\ntarget = "b.safetensors"\n' in text
+    assert (repr(found), str(found)) == (
+        "<Match: 2 tensors of the target found: 2 by values>", "2 tensors of the target found: 2 by values"
+    )  # fmt: skip
+    assert found.proof is None
+    target = ckptconv.open(sides[1])
+    assert 'target = "Checkpoint"\n' in ckptconv.match(sides[0], target).rules
+    ckptconv.convert(sides[0], tmp_path / "c.safetensors", converter=str(tmp_path / "r.toml"))
+    assert str(ckptconv.diff(tmp_path / "c.safetensors", sides[1])) == "the same: 2 tensors equal"
+
+
+def test_what_is_there_stays_unless_it_is_forced(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "r.toml"
+    out.write_text("mine")
+    with pytest.raises(StorageError, match="already exists; force=True replaces it") as e:
+        ckptconv.match("nowhere", "nothing", out)  # before anything is opened
+    assert e.value.url == str(out)
+    assert out.read_text() == "mine"
+    ckptconv.match(*sides, out, force=True)
+    assert "[[rule]]" in out.read_text()
+
+
+def test_no_proposal_over_its_source(sides: tuple[Path, Path]) -> None:
+    for side in sides:
+        before = side.read_bytes()
+        with pytest.raises(UsageError, match="is read here, and would be replaced by what is said of it; give another"):
+            ckptconv.match(*sides, side, force=True)
+        assert side.read_bytes() == before
+
+
+def test_a_check_needs_a_module(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=W)
+    check: Any = (tmp_path / "in.npz", {"y": W})
+    for target in (sides[1], str(sides[1]), ckptconv.open(sides[1])):
+        with pytest.raises(
+            UsageError, match=r"check runs a module: the target must be one, or name package\.module:call"
+        ):
+            ckptconv.match(sides[0], target, check=check)
+
+
+def test_options_of_the_source_alone(tmp_path: Path, sides: tuple[Path, Path]) -> None:
+    """A prefix is stripped from the source, and the target keeps a name that begins alike."""
+    ckptconv.save({"x.fc.weight": W, "y": W[0]}, tmp_path / "s.npz")
+    ckptconv.save({"x.fc.weight": W}, tmp_path / "t.npz")
+    found = ckptconv.match(tmp_path / "s.npz", tmp_path / "t.npz", strip_prefix="x.", include="*fc*")
+    assert [(p.sources, p.targets) for p in found.proposal.pairs] == [(("fc.weight",), ("x.fc.weight",))]
+    alone = ckptconv.match(*sides, values=False)
+    assert {p.evidence for p in alone.proposal.pairs} == {"names"}
+
+
+@pytest.mark.parametrize("how", ["function", "name", "arrays", "file"])
+def test_outputs_come_from_arrays_or_the_original(
+    how: str, sides: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "orig_of_match.py").write_text(
+        "import numpy as np\ndef run(x):\n    a = np.load('a.npz')\n    return x @ a['d/kernel'] + a['d/bias']\n"
+        "def net():\n    import torch\n    return torch.nn.Sequential(torch.nn.Linear(2, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    x = np.array([[1.0, 2.0]], "f4")
+    y = x @ W + W[0] + 9
+    np.savez(tmp_path / "in.npz", x=x)
+    np.savez(tmp_path / "out.npz", y=y)
+    given: Any = {
+        "function": (tmp_path / "in.npz", lambda x: y), "name": ({"x": x}, "orig_of_match:run"),
+        "arrays": ({"x": x}, {"y": y}), "file": (str(tmp_path / "in.npz"), tmp_path / "out.npz"),
+    }[how]  # fmt: skip
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    for target in (module, "orig_of_match:net") if how != "file" else (module,):
+        found = ckptconv.match(sides[0], target, check=given)
+        assert found.proof is not None
+        first, second = str(found).splitlines()
+        assert first == "2 tensors of the target found: 2 by names"
+        assert second.startswith("checked against outputs: the same: 1 output, the largest difference is ")
+    assert 'target = "Sequential"' in ckptconv.match(sides[0], module).rules
+
+
+def test_inputs_that_do_not_fit_are_blamed(sides: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    with pytest.raises(UsageError, match="the module cannot be run with these inputs: mat1 and mat2 shapes"):
+        ckptconv.match(sides[0], module, check=({"x": np.ones((1, 7), "f4")}, {"y": W}))
+
+
+def test_names_need_scipy(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(MissingExtra, match=r"matching by names needs scipy; pip install 'ckptconv\[match\]'"):
+        ckptconv.match(*sides, values=False)
+
+
+# --- what is said -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_match_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [
+        Pair(("a",), ("A",), evidence="values"),
+        Pair(("b",), ("B1", "B2"), evidence="names", fills=(("F", (0.0,)),)),
+        Pair(("c",), ("C",), sure=False),
+        Pair(("d",), ("D",), sure=False, real=True),
+        Pair(("e",), ("E",), evidence="proved"),
+        Pair(("f",), ("G",), sure=False, evidence="shape"),
+    ]
+    found = Proposal(pairs, source_only=("s.0", "s.1"), target_only=("t",), notes=("a note",), doubt="why")
+    lines = [
+        "8 tensors of the target found: 1 by values, 3 by names, 2 assumed, 1 to look at, 1 proved",
+        "no counterpart in the source:",
+        "  t",
+        "no counterpart in the target:",
+        "  s.{0..1} (2)",
+        "note: a note",
+    ]
+    assert str(Match(found, "rules")).splitlines() == lines
+    assert Match(found, "rules").doubt == "why"
+    monkeypatch.setattr(proposal, "MAX_FILE", 6)
+    long = "note: the rules are longer than a rule file may be; match parts of the model with include="
+    assert str(Match(found, "123456")).splitlines() == lines
+    assert str(Match(found, "12345ä")).splitlines() == [*lines, long]
+    assert str(Match(Proposal([]), "")) == "0 tensors of the target found: "
+
+
+def test_a_match_as_json() -> None:
+    found = Proposal([Pair(("d",), ("D",), sure=False, real=True, why=("w",), rivals=("r",), fills=(("F", (0.5,)),))],
+                     (("x", "y"),), {"c": "d"}, ("s",), ("t",), ("n",))  # fmt: skip
+    assert Match(found, "").to_json() == {
+        "pairs": [{
+            "from": ["d"], "to": ["D"], "layout": "", "sizes": {}, "evidence": "names", "assumed": True,
+            "doubtful": True, "why": ["w"], "candidates": ["r"], "fill": {"F": [0.5]},
+        }],
+        "ties": [["x", "y"]], "copies": {"c": "d"}, "source_only": ["s"], "target_only": ["t"], "notes": ["n"],
+    }  # fmt: skip
