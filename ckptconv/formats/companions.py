@@ -60,10 +60,10 @@ def along(writer: Writer, url: str, source: str) -> Writer:
     for name in sorted(set(wanted) - set(there)):
         try:
             path = sibling(join(source, "."), name)
-        except CkptError:
+            status = stat(path)
+        except CkptError:  # a link out of the folder, or to itself
             left.append(name)
             continue
-        status = stat(path)
         regular = status is not None and (is_remote(path) or os.path.isfile(local(path)))
         if status is None or not regular or status.size > MAX_SIZE:
             left.append(name)
@@ -73,7 +73,7 @@ def along(writer: Writer, url: str, source: str) -> Writer:
     if there:
         notes.append(Note("hint", "there already, and not replaced", there))
     if left:
-        text = "not copied: a link out of the folder, not a regular file, or too large"
+        text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"
         notes.append(Note("skipped", text, tuple(left)))
     return Along(writer, split(url.rstrip("/"))[1] + "/", found, notes) if notes else writer
 

@@ -29,6 +29,7 @@ from .ranges import FileObject
 from .remote import RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
+NO_FOLDER = errno.ENOENT, errno.ENOTDIR, errno.ELOOP  # a link to itself leads nowhere, like one to a file that is gone
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -79,12 +80,21 @@ def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
             for entry in sorted(entries, key=lambda e: e.name):
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
-                elif entry.is_file():
+                elif _is_file(entry):
                     status = entry.stat()
                     files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
     except OSError as e:
         raise refused(e, folder) from e
     return folders, files
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def stat(url: str) -> Stat | None:
@@ -107,9 +117,9 @@ def names(folder: str, prefix: str = "") -> list[str]:
         if is_remote(folder):
             return lookups.names(folder, prefix)
         return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as e:
+        if e.errno in NO_FOLDER:
+            return []
         raise refused(e, folder) from e
 
 

@@ -421,15 +421,16 @@ def test_one_bad_thing_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None
     (tree / "inside.npz").symlink_to("below/other.npz")
     (tree / "leaves.npz").symlink_to(secret)
     (tree / "dead.npz").symlink_to("nowhere")
+    (tree / "itself.npz").symlink_to("itself.npz")
     (tree / "README").symlink_to("nowhere")
     done = run.convert([str(tree)], str(tmp_path / "out"))
     assert done.done == 3
     assert {Path(e.source).name: e.error for e in done.failed} == {
-        "leaves.npz": "UnsafeCheckpoint", "dead.npz": "StorageError"
+        "leaves.npz": "UnsafeCheckpoint", "dead.npz": "StorageError", "itself.npz": "StorageError"
     }  # fmt: skip
     assert not (tmp_path / "out" / "leaves.safetensors").exists()
     again = run.convert([str(tree)], str(tmp_path / "out"), resume=True, follow=True)
-    assert (again.done, again.skipped, len(again.failed)) == (1, 3, 1)
+    assert (again.done, again.skipped, len(again.failed)) == (1, 3, 2)
     (tmp_path / "list.jsonl").write_text(
         "".join(
             json.dumps(row) + "\n"

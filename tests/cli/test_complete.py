@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
@@ -109,6 +116,60 @@ def test_zsh_runs_nothing_at_tab(cli: Run, folder: Path) -> None:
     assert "rules.toml" in offered
     subprocess.run(["zsh", "-c", "_arguments() { print -r -- $@ }\n" + offered], cwd=folder, check=True)
     assert not (folder / "pwned").exists()
+
+
+SHELLS = {
+    "bash": (
+        "bash --norc --noprofile -i",
+        'bind "set page-completions off"; bind "set completion-query-items -1"; '
+        'eval "$(_CKPTCONV_COMPLETE=source_bash ckptconv)"',
+    ),
+    "zsh": ("zsh -f -i", 'autoload -U compinit; compinit -u; eval "$(_CKPTCONV_COMPLETE=source_zsh ckptconv)"'),
+    "fish": ("fish --no-config -i", "_CKPTCONV_COMPLETE=source_fish ckptconv | source"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_at_a_terminal_runs_nothing_at_tab(shell: str, folder: Path) -> None:
+    if not which(shell):
+        pytest.skip(f"{shell} is not installed")
+    for name in HOSTILE:
+        (folder / f"{name}.toml").write_text("")
+    asked, program, (command, completion) = folder / "asked", folder / "bin" / "ckptconv", SHELLS[shell]
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n"{sys.executable}" -m ckptconv "$@"\ntouch "{asked}"\n')
+    program.chmod(0o755)
+    env = {"HOME": str(folder / "bin"), "PATH": f"{program.parent}:{os.environ['PATH']}", "TERM": "dumb"}
+    env["PYTHONPATH"] = str(Path(ckptconv.__file__).parents[1])
+    process, terminal = pty.fork()  # a terminal of its own, which fish insists on
+    if not process:
+        os.chdir(folder)
+        os.execvpe(command.split()[0], command.split(), env)
+    try:
+        os.write(terminal, completion.encode() + b"\n")
+        until(terminal, lambda _: asked.exists())
+        os.write(terminal, b"ckptconv model.safetensors -c \t\t")
+        until(terminal, lambda shown: b"albert" in shown)  # the first converter
+        os.write(terminal, b"\x03\x15exit\n")
+        until(terminal, lambda _: os.waitpid(process, os.WNOHANG)[0] == process)
+    except BaseException:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
+    finally:
+        os.close(terminal)
+    assert sorted(p.name for p in folder.rglob("pwned")) == []
+
+
+def until(terminal: int, done: Callable[[bytes], bool]) -> None:
+    """Read what a terminal shows until something is done."""
+    shown, began = b"", time.monotonic()
+    while not done(shown):
+        assert time.monotonic() - began < 60, shown
+        if select.select([terminal], [], [], 0.1)[0]:
+            with suppress(OSError):  # the other side is closed
+                shown += os.read(terminal, 65536)
 
 
 def test_zsh_asks_in_another_way(cli: Run, folder: Path) -> None:
