@@ -51,7 +51,7 @@ def diff(
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
     right = opened(text(b), other)
     if select.include or select.exclude:
-        renames = change.converter or change.renames
+        renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
     return compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)

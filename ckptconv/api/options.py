@@ -86,6 +86,7 @@ class Change:
     renames: Sequence[str] = option(
         (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
     )
+    regexes: Sequence[str] = option((), r"Rename by a regular expression: '^h_(\d+)=h.\1'.", "rename_regex", several)
     scopes: Sequence[str] = option((), "Put the names of a source under NAME; one for each source.", "scope", several)
     dtype: str | None = option(None, "Cast floating-point tensors to this dtype.", clean=kind)
 
@@ -228,6 +229,7 @@ class ChangeOptions(TypedDict, total=False):
     inverse: bool
     param: Mapping[str, Any] | str | Sequence[str]
     rename: Mapping[str, str] | str | Sequence[str]
+    rename_regex: str | Sequence[str]
     scope: str | Sequence[str]
     dtype: str | None
 

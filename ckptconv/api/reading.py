@@ -116,6 +116,10 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
         from ..rules import library
 
         merged = library.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
+    if change.regexes:
+        from ..rules import regex
+
+        merged = regex.replaced(merged, change.regexes)
     return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
 
 

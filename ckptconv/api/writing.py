@@ -148,7 +148,8 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
     row = _row(made, text(destination), found.target)
     if (options := departing(found, *MADE_WITH)) and _hashed(found.target, row):
         made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(options)})
-    unconverted = not (found.change.converter or found.change.renames) and made.format in FOREIGN
+    change = found.change
+    unconverted = not (change.converter or change.renames or change.regexes) and made.format in FOREIGN
     if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))

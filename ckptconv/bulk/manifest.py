@@ -49,7 +49,8 @@ KEYS: dict[str, tuple[str, str, type[Any]]] = {
     "opaque": ("select", "opaque", bool), "weights_only": ("select", "weights_only", bool),
     "ema": ("select", "ema", bool), "converter": ("change", "converter", str), "inverse": ("change", "inverse", bool),
     "params": ("change", "params", dict), "rename": ("change", "renames", list), "dtype": ("change", "dtype", str),
-    "to": ("target", "format", str), "max_shard_size": ("target", "max_shard_size", int),
+    "rename_regex": ("change", "regexes", list), "to": ("target", "format", str),
+    "max_shard_size": ("target", "max_shard_size", int),
     "skip_unrepresentable": ("target", "skip_unrepresentable", bool),
 }  # fmt: skip
 

@@ -73,7 +73,8 @@ def convert(
             done = api.write(found, output, target, resources, tuple(sources))
     _show_done(done, as_json, quiet, verbose)
     hinted = any("converter=" in note.text for note in done.notes)
-    if not (options.keys() & {"converter", "rename"} or into or quiet or as_json or hinted) and show.is_watched():
+    asked = options.keys() & {"converter", "rename", "rename_regex"} or into
+    if not (asked or quiet or as_json or hinted) and show.is_watched():
         _suggest(sources, options)
 
 

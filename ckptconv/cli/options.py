@@ -41,6 +41,7 @@ SPELLINGS: dict[str, Spelling] = {
     "converter": Spelling(TEXT, ("--converter", "-c"), "NAME|FILE|auto", complete.converters),
     "param": Spelling(TEXTS, (), "K=V"),
     "rename": Spelling(TEXTS, (), "FROM=TO"),
+    "rename_regex": Spelling(TEXTS, (), "FROM=TO"),
     "scope": Spelling(TEXTS, (), "NAME"),
     "dtype": Spelling(TEXT, (), "DTYPE", complete.dtypes),
     "to": Spelling(TEXT, (), "FORMAT", complete.writable),

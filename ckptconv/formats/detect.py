@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint, uncollected
+from ..checkpoint import Checkpoint, Note, uncollected
 from ..errors import (
     AmbiguousFormat,
     CkptError,
@@ -151,7 +151,7 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
         raise UsageError(f"the format {row.name} can be written but not read")
     try:
         with uncollected():
-            return _apart(row.load().open(url, how))
+            return _alone(_apart(row.load().open(url, how)), url)
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
             return open_checkpoint(url, how, format=INDEX)
@@ -162,6 +162,14 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested too deeply or too large", url=url) from e
     except Exception as e:  # the one place where an unexpected exception in a parser becomes an error of ours
         raise CorruptCheckpoint(f"cannot be read as {row.name}: {type(e).__name__}: {e}", url=url) from e
+
+
+def _alone(checkpoint: Checkpoint, url: str) -> Checkpoint:
+    """Note that a file has only slices of tensors, as each rank of a model-parallel run writes them."""
+    if (count := foreign.one_of(url)) < 2:
+        return checkpoint
+    note = Note("hint", f"is one of {count} parts of a model, each with slices of its tensors; they are not joined")
+    return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
 def _apart(checkpoint: Checkpoint) -> Checkpoint:

@@ -14,12 +14,13 @@ import re
 from collections.abc import Sequence
 
 from ..messages import printable
-from ..storage.files import Seen
+from ..storage.files import Seen, names, split
 
 MAX_NAMES = 8  # names of files in a message
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
 CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
 UNWRITTEN = (".onnx", ".gguf", ".ggml", ".tflite", ".pte", ".mlmodel", ".mlpackage", ".pb", ".pbtxt")
+RANK = re.compile(r"(consolidated\.|mp_rank_)\d+(_model_states\.pt|\.pth|\.safetensors|)")
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
@@ -78,6 +79,16 @@ def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
     if single:
         return f"is not a checkpoint itself; give a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"
+
+
+def one_of(url: str) -> int:
+    """How many parts of a model there are, if the file or its folder is one of a parallel run's; otherwise 1."""
+    for path in (url, split(url)[0]):
+        folder, base = split(path)
+        if m := RANK.fullmatch(base):
+            alike = [n for n in names(folder) if (o := RANK.fullmatch(n)) and (o[1], o[2]) == (m[1], m[2])]
+            return max(1, len(alike))
+    return 1
 
 
 def _deepspeed(files: Sequence[str]) -> str:

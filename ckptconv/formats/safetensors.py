@@ -67,6 +67,11 @@ def open(url: str, how: Reading) -> Checkpoint:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
         _check_tiling(ranges, f.size - start, url, how)
     notes = (Note("skipped", UNSUPPORTED, tuple(skipped)),) if skipped else ()
+    if shared := tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors):
+        notes = (
+            *notes,
+            Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
+        )
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
 
 
