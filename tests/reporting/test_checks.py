@@ -247,3 +247,173 @@ def test_inspect_checks_and_exits_with_1(cli: Run, tmp_path: Path) -> None:
     assert cli("inspect", "a.npz").returncode == 0
     assert not ckptconv.inspect(tmp_path / "a.npz", check=True).sound
     assert ckptconv.inspect(tmp_path / "a.npz", limit="nan=off").sound
+
+
+# --- the limits and words of each check -------------------------------------------------------------------------
+
+
+def said(arrays: dict[str, Any], check: str, *limits: str, **more: Any) -> list[tuple[str, str]]:
+    return [(f.tensor, f.text) for f in found(arrays, *limits, **more) if f.check == check]
+
+
+def with_zeros(rows: Any, columns: Any = ()) -> np.ndarray:
+    array = NORMAL.copy()
+    array[list(rows)] = 0
+    array[:, list(columns)] = 0
+    return array
+
+
+@pytest.mark.parametrize(
+    ("array", "texts"),
+    [
+        (with_zeros([3]), ["1 of 40 rows is zero: 3"]),
+        (with_zeros([0, 39]), ["2 of 40 rows are zero: 0, 39"]),
+        (with_zeros([1, 2, 4, 6, 8]), ["5 of 40 rows are zero: 1..2, 4, 6, 8"]),
+        (with_zeros([1, 3, 5, 7, 9]), ["5 of 40 rows are zero: 1, 3, 5, 7 and more"]),
+        (with_zeros([], [28, 29]), ["2 of 30 columns are zero: 28..29"]),
+        (with_zeros([5], [7]), ["1 of 40 rows is zero: 5", "1 of 30 columns is zero: 7"]),
+        (NORMAL, []),
+    ],
+)
+def test_dead_rows_and_columns_are_counted(array: np.ndarray, texts: list[str]) -> None:
+    assert said({"w": array}, "dead") == [("w", text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("array", "check", "text"),
+    [
+        (np.zeros((2, 1000), "f4"), "zero", "all 2,000 values are zero"),
+        (np.zeros(2, "f4"), "constant", "all 2 values are 0"),
+        (np.full((2, 3), -1.23456, "f4"), "constant", "all 6 values are -1.23"),
+        (np.ones((1, 1), "f4"), "", ""),
+        (np.zeros((0, 3), "f4"), "", ""),
+        (np.array([[1, np.nan]], "f4"), "nan", "1 of 2 NaN, first at [0, 1]"),
+        (np.array([0, np.inf], "f4"), "inf", "1 of 2 infinite, first at [1]"),
+        (np.array(np.nan, "f4"), "nan", "1 of 1 NaN"),
+        (np.zeros((2, 3), "i4"), "", ""),
+        (np.full((3, 3), 448, ml_dtypes.float8_e4m3fn), "constant", "all 9 values are 448"),
+    ],
+)
+def test_values_that_are_all_alike(array: np.ndarray, check: str, text: str) -> None:
+    got = [(f.check, f.text) for f in found({"w": array})]
+    assert got == ([(check, text)] if check else [])
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "is_found"), [(1, "", True), (0, "", False), (3, "=3", False), (4, "=3", True)]
+)
+def test_saturated_values_above_a_limit(count: int, limit: str, is_found: bool) -> None:
+    array = changed(slice(0), 0, "f2")
+    array.reshape(-1)[: 2 * count : 2] = -65504
+    arrays, limits = {"w": array}, [f"saturated{limit}"] if limit else []
+    text = f"{count} of 1,200 at the largest float16, first at [0, 0]"
+    assert said(arrays, "saturated", *limits) == ([("w", text)] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "is_found"), [(1, "", False), (2, "", True), (12, "=0.01", False), (13, "=0.01", True)]
+)
+def test_denormal_values_above_a_share(count: int, limit: str, is_found: bool) -> None:
+    array = NORMAL.copy()
+    array.reshape(-1)[:count] = 1e-39
+    got = said({"w": array}, "denormal", *([f"denormal{limit}"] if limit else []))
+    assert got == ([("w", f"{count} of 1,200 denormal, first at [0, 0]")] if is_found else [])
+
+
+def series(count: int, times: float, at: int = 1, more: Any = ()) -> dict[str, Any]:
+    wide = np.concatenate([NORMAL, -NORMAL])  # its mean is 0, so that a factor is one of the deviation
+    return {f"l.{i}.w": (wide * (times if i == at else 1)).astype("f8") for i in range(count)} | dict(more)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "limits", "names"),
+    [
+        (series(4, 10.1), (), ["l.1.w"]),
+        (series(4, 9.9), (), []),
+        (series(4, 1 / 10.1), (), ["l.1.w"]),
+        (series(4, 1 / 9.9), (), []),
+        (series(3, 99), (), []),
+        (series(5, 3), ("spike=2.9",), ["l.1.w"]),
+        (series(5, 3), ("spike=3.1",), []),
+        (series(5, 99), ("spike=off",), []),
+        (series(4, 0), (), []),  # zeros have a check of their own
+        ({f"l.{i}.b": NORMAL[0] * (99 if i == 2 else 1) for i in range(5)}, (), []),  # one axis
+        ({f"l{'abcde'[i]}.w": NORMAL * (99 if i == 2 else 1) for i in range(5)}, (), []),  # no layers
+        ({f"l.{i}.w": (NORMAL * (99 if i == 2 else 1) * 1000).astype("i4") for i in range(5)}, (), []),
+    ],
+)
+def test_what_is_unlike_its_layers(arrays: dict[str, Any], limits: tuple[str, ...], names: list[str]) -> None:
+    got, usual = said(arrays, "spike", *limits), float(np.concatenate([NORMAL, -NORMAL]).std())
+    assert [name for name, _ in got] == names
+    assert all(text.endswith(f", where the median of {len(arrays)} layers is {usual:.3g}") for _, text in got)
+
+
+def test_duplicates_are_of_some_size_and_name_the_first() -> None:
+    many = dict.fromkeys("abcdef", NORMAL)
+    assert said(many, "duplicate") == [("b", "equal to a, c, d and 2 more")]
+    assert said(dict.fromkeys("abcd", NORMAL), "duplicate") == [("b", "equal to a, c, d")]
+    for size, names in ((63, []), (64, ["b"])):
+        one = np.arange(size, dtype="f4")
+        assert [n for n, _ in said({"a": one, "b": one.copy()}, "duplicate")] == names
+    shuffled = {"a": np.arange(99.0), "b": np.arange(99.0)[::-1].copy()}  # with equal statistics
+    assert said(shuffled, "duplicate") == []
+    assert said({"a": np.zeros((9, 9)), "b": np.zeros((9, 9))}, "duplicate") == []
+    assert said({"a": NORMAL, "b": NORMAL.astype("f8")}, "duplicate") == []
+    assert said({"a": NORMAL, "b": NORMAL.reshape(-1)}, "duplicate") == []
+    assert said(dict.fromkeys("abc", NORMAL), "duplicate", ties=(("a", "b"),)) == [("c", "equal to a")]
+
+
+def test_ties_name_all_others() -> None:
+    names = "abcdef"
+    got = found(dict.fromkeys(names, NORMAL[:2]), ties=(tuple(names),))
+    assert [(f.check, f.tensor, f.text) for f in got] == [("tied", "a", "also called b, c, d and 2 more")]
+
+
+def test_the_most_serious_come_first_then_the_first() -> None:
+    arrays = {"n": np.full(5, 3.0), "b": changed((0, 0), np.nan), "z": np.zeros((2, 2)), "a": changed((0, 0), np.nan),
+              "i": changed((0, 0), np.inf)}  # fmt: skip
+    got = [(f.severity, f.check, f.tensor) for f in found(arrays, "duplicate=off")]
+    assert got == [
+        ("error", "nan", "b"), ("error", "nan", "a"), ("error", "inf", "i"), ("warning", "zero", "z"),
+        ("note", "constant", "n"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_of_a_checkpoint_is_checked_by_the_limits_that_are_given(workers: int) -> None:
+    c = checkpoint({"w": changed((3, 4), 50), "z": np.zeros((2, 2), "f4"), "d": NORMAL, "e": NORMAL.copy()})
+    for given, want in (
+        ((), ["outliers", "zero", "duplicate"]), (("outliers=1000",), ["zero", "duplicate"]),
+        (("outliers=off", "zero=off"), ["duplicate"]), (("duplicate=off",), ["outliers", "zero"]),
+    ):  # fmt: skip
+        assert [f.check for f in checks.check(c, checks.limits(given), workers=workers)] == want
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("outlier=3", "there is no check 'outlier'; did you mean outliers?"),
+        ("nan=3", "the check nan has no limit: nan=off leaves it out"),
+        ("nan", "the check nan has no limit: nan=off leaves it out"),
+        ("spike=x", "the limit of spike is a number or off, not 'x'"),
+        ("spike=-1", "the limit of spike is a number or off, not '-1'"),
+        ("spike=inf", "the limit of spike is a number or off, not 'inf'"),
+        ("spike=nan", "the limit of spike is a number or off, not 'nan'"),
+        ("spike", "the limit of spike is a number or off, not ''"),
+    ],
+)
+def test_limits_that_are_none(given: str, words: str) -> None:
+    with pytest.raises(UsageError) as e:
+        checks.limits([given])
+    assert str(e.value) == words
+
+
+def test_the_limits_of_all_checks() -> None:
+    usual = {name: check.limit for name, check in checks.CHECKS.items()}
+    assert {n: x for n, x in usual.items() if x is not None} == {
+        "outliers": pictures.OUTLIER, "saturated": 0, "spike": 10, "denormal": 0.001
+    }  # fmt: skip
+    assert checks.limits() == usual
+    assert checks.limits(["spike=0", "outliers=2.5", "tied=off"]) == (
+        {n: x for n, x in usual.items() if n != "tied"} | {"spike": 0, "outliers": 2.5}
+    )

@@ -8,8 +8,10 @@ import os
 import re
 import struct
 import subprocess
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -334,3 +336,88 @@ def test_a_full_disk_under_the_listing_is_a_message(cli: Run, model: Path) -> No
         done = cli("inspect", model, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 9
     assert done.stderr.startswith("error: cannot write")
+
+
+def shown(node: outline.Node, depth: int = 0) -> list[str]:
+    rest = [row for inner in node.inner.values() for row in shown(inner, depth + 1)]
+    return [f"{' ' * depth}{node.text}{' *' * bool(node.line)}", *rest]
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (["a/b/w", "a/b/v", "a/c"], ["", " a", "  b", "   w *", "   v *", "  c *"]),
+        (["a/b/w", "c"], ["", " a/b/w *", " c *"]),
+        (["a.b.w", "a.b.v"], ["", " a.b", "  w *", "  v *"]),
+        (["a/b", "a/b/c"], ["", " a/b *", "  c *"]),
+        (["l/0/w", "l/1/w", "l/1/v"], ["", " l", "  {0..1}/w *", "  1/v *"]),
+        (["w"], ["", " w *"]),
+    ],
+)
+def test_the_tree_of_names(names: list[str], rows: list[str]) -> None:
+    assert shown(outline.tree([held(n, np.zeros(1)) for n in names])) == rows
+
+
+def test_one_name_in_two_shapes_has_two_places_in_the_tree() -> None:
+    shapes = [("l/0/w", 1), ("l/1/w", 1), ("l/2/w", 2), ("l/3/w", 2), ("l/4/w", 1)]
+    root = outline.tree([held(n, np.zeros(k)) for n, k in shapes])
+    assert [(line.text, len(line.tensors)) for line in root.lines()] == [("l/{0,1,4}/w", 3), ("l/{2..3}/w", 2)]
+
+
+@pytest.mark.parametrize("depth", [63, 64, 65, 200])
+def test_the_tree_has_a_depth(depth: int) -> None:
+    path = "/".join(f"s{chr(97 + k % 26)}" for k in range(depth))
+    root = outline.tree([held(f"{path}/{end}", np.zeros(1)) for end in ("w", "v")] + [held("x", np.zeros(1))])
+    ends = [line.text for line in root.lines()]
+    assert ends == [f"{path}/w", f"{path}/v", "x"]
+
+
+def test_totals_by_role_and_dtype() -> None:
+    tensors = [
+        held("w", np.zeros((2, 3), "f4")), held("v", np.zeros((2, 3), "f4")), held("i", np.zeros(5, "i8")),
+        replace(held("m", np.zeros((2, 3), "f4")), role="slot"), replace(held("s", np.zeros((), "i8")), role="step"),
+    ]  # fmt: skip
+    found = outline.totals(ckptconv.Checkpoint({t.name: t for t in tensors}, ties=(("w", "v"),)))
+    assert found == (5, 24 + 40 + 24 + 8, 6 + 5, 6 + 5 + 6 + 1, {"": 3, "slot": 1, "step": 1},
+                     {"float32": 48, "int64": 48})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        ("name", ["a2", "a10", "b", "b1x"]), ("-name", ["b1x", "b", "a10", "a2"]), ("size", ["b", "a10", "a2", "b1x"]),
+        ("parameters", ["a10", "b", "a2", "b1x"]), ("dtype", ["a10", "b1x", "b", "a2"]),
+        ("shape", ["b1x", "a2", "b", "a10"]), ("role", ["a10", "b", "a2", "b1x"]),
+    ],
+)  # fmt: skip
+def test_each_column_sorts(key: str, order: list[str]) -> None:
+    arrays = {"a10": np.zeros(5, "f4"), "b": np.zeros((3, 1), "f8"), "a2": np.zeros(2, "u2"), "b1x": np.float32(0)}
+    assert [t.name for t in outline.ordered(checkpoint(arrays).values(), key)] == order
+
+
+@pytest.mark.parametrize(
+    ("details", "want"),
+    [
+        ({}, None),
+        ({"collections": {"variables": ["a", "b", "a"], "losses": ["b", "c"]}, "trainable": ["a", "d"]},
+         (("a", "b", "c", "d"), ("c", "d"), ("m", "x"), ("a", "d"), ("b",), {"variables": 3, "losses": 2})),
+        ({"collections": {"losses": ["a"]}}, (("a",), (), (), (), ("a",), {"losses": 1})),
+        ({"trainable": ["a"]}, (("a",), (), (), ("a",), ("b", "x"), {})),
+    ],
+)  # fmt: skip
+def test_variables_of_a_graph(details: dict[str, Any], want: Any) -> None:
+    tensors = {n: held(n, np.zeros(1)) for n in ("a", "b", "m", "x")}
+    tensors["m"] = replace(tensors["m"], role="slot")
+    assert outline.graph(ckptconv.Checkpoint(tensors, details=details)) == want
+
+
+def test_layers_of_a_configuration() -> None:
+    rows = [{"config": {"name": "d"}}, {"config": {"name": "f", "trainable": False}}, {"config": {"name": 5}}, 7,
+            {"config": {"name": "n", "layers": [{"config": {"name": "i", "trainable": False}}]}}]  # fmt: skip
+    names = ("d/w", "f/w", "n/w", "n/i/w", "o/w", "d/m")
+    tensors = {n: held(n, np.zeros(1)) for n in names}
+    tensors["d/m"] = replace(tensors["d/m"], role="slot")
+    for key in ("config", "model_config"):
+        metadata = {key: json.dumps({"config": {"layers": rows}})}
+        found = outline.graph(ckptconv.Checkpoint(tensors, metadata=metadata))
+        assert found == ((), (), ("o/w",), ("d/w", "n/w"), ("f/w", "n/i/w"), {"layers": 4})
