@@ -9,7 +9,6 @@ polynomial; that power is computed by squaring and kept for the lengths that rec
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -30,7 +29,9 @@ def crc(kind: str, data: Buffer, value: int = 0) -> int:
 @cache
 def _function(kind: str) -> Callable[[Buffer, int], int]:
     if kind == "crc32":
-        return zlib.crc32
+        from zlib_ng.zlib_ng import crc32  # more than three times as fast as that of zlib
+
+        return crc32
     from crc32c import crc32c
 
     return crc32c

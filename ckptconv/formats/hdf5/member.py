@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from zlib import crc32
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
+from ...storage.checksum import crc
 from ...storage.files import Reader
 from ...storage.ranges import Slice, Spool
 from ..containers import inflate, zip
@@ -55,7 +55,7 @@ def _pieces(url: str, m: Member) -> Iterator[bytes]:
     with Reader(url) as file:
         stored = (file.read(at, min(PIECE, m.start + m.size - at)) for at in range(m.start, m.start + m.size, PIECE))
         for piece in stored if m.method == zip.STORED else inflate.unpack(file, m.start, m.packed):
-            size, value = size + len(piece), crc32(piece, value)
+            size, value = size + len(piece), crc("crc32", piece, value)
             if size > m.size:
                 break
             yield piece
