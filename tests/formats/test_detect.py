@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
 from kit import FIXTURES
 
 from ckptconv.errors import CkptError
-from ckptconv.formats import detect
+from ckptconv.formats import detect, table
 
 FILES = [p for p in sorted(FIXTURES.rglob("*")) if p.is_dir() or p.suffix not in (".md", ".py", ".sha256", ".toml")]
 SAMPLE = FILES[:: max(1, len(FILES) // 60)]
@@ -34,3 +37,104 @@ def test_a_signature_spares_imports() -> None:
     file = next(p for p in FILES if p.suffix == ".safetensors")
     asked = {row.name for row in detect._likely(detect.Seen(str(file)))}
     assert asked == {"safetensors", "hf"}
+
+
+# --- what each format claims ------------------------------------------------------------------------------------------
+
+NODE = b"\x0a\x0c\x0a\x01w\x12\x05Const\x00\x00"
+
+
+def header(text: bytes, extra: int = 0) -> bytes:
+    return (len(text) + extra).to_bytes(8, "little") + text
+
+
+def zipped(*names: str) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as z:
+        for name in names:
+            z.writestr(name, b"")
+    return raw.getvalue()
+
+
+# A file's name and bytes, or a folder's name and the names in it; and which formats claim it, and how certainly.
+SEEN: dict[str, tuple[str, bytes | tuple[str, ...], str]] = {
+    "safetensors": ("a.safetensors", header(b"{}"), "safetensors 3"),
+    "safetensors by another name": ("a", header(b" {}"), "safetensors 3"),
+    "safetensors that is cut": ("a", header(b"{}", 1), ""),
+    "a short name of safetensors": ("a.safetensors", b"{}", "safetensors 1"),
+    "an index": ("model.safetensors.index.json", b" {}", "hf 3"),
+    "an index of text": ("model.safetensors.index.json", b"x", ""),
+    "npy": ("a.npy", b"\x93NUMPY\1\0", "npy 3"),
+    "npy by another name": ("a", b"\x93NUMPY\1\0", "npy 3"),
+    "npy by name only": ("a.npy", b"x", "npy 1"),
+    "npz": ("a.npz", zipped("a.npy"), "npz 3"),
+    "npz by another name": ("a.zip", zipped("a.npy"), "npz 2"),
+    "npz by name only": ("a.npz", b"x", "npz 1"),
+    "torch": ("a.pt", zipped("a/data.pkl", "a/version"), "torch 3"),
+    "torch by another name": ("a", zipped("a/data.pkl"), "torch 3"),
+    "torch by name only": ("a.pt", b"x", ""),
+    "torchscript": ("a.pt", zipped("a/data.pkl", "a/constants.pkl", "a/code/x.py"), "torchscript 3"),
+    "an exported program": ("a.pt2", zipped("a/archive_format", "a/data/weights/model_weights_config.json"), "pt2 3"),
+    "an exported program of an old torch": ("a.pt2", zipped("serialized_exported_program.json"), "pt2 3"),
+    "legacy torch": ("a.pt", pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2), "torch-legacy 3"),
+    "a pickle": ("a.pkl", pickle.dumps({"a": 1}, 2), "pickle 3"),
+    "a pickle by another name": ("a", pickle.dumps({"a": 1}, 4), "pickle 2"),
+    "hdf5": ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(100), "hdf5 2"),
+    "hdf5 by another name": ("a", b"\x89HDF\r\n\x1a\n" + bytes(100), "hdf5 2"),
+    "hdf5 by name only": ("a.h5", b"x", ""),
+    "weights of Keras": ("a.weights.h5", b"\x89HDF\r\n\x1a\n" + bytes(100), "hdf5 2"),
+    "a model of Keras": ("a.keras", zipped("metadata.json", "config.json", "model.weights.h5"), "keras3 3"),
+    "a model of Keras by name only": ("a.keras", b"x", ""),
+    "shards of Keras": ("a.weights.json", b'{"weight_map": {}}', "keras3 3"),
+    "a frozen graph": ("a.pb", NODE, "tf-graph 2"),
+    "a frozen graph by another name": ("a", NODE, "tf-graph 2"),
+    "a graph by name only": ("a.pb", b"x", "tf-graph 1"),
+    "an empty graph": ("a.pb", b"", ""),
+    "a saved model": ("saved_model.pb", b"x", "tf-graph 3"),
+    "an empty saved model": ("saved_model.pb", b"", "tf-graph 1"),
+    "a graph as text": ("a.pbtxt", b"node {", "tf-graph 2"),
+    "a graph as other text": ("a.pbtxt", b"x", "tf-graph 1"),
+    "a graph of training": ("a.meta", b"\nx", "tf-graph 2"),
+    "another meta": ("a.meta", b"x", ""),
+    "msgpack": ("a.msgpack", b"\x81\xa1a\x01", "flax 2"),
+    "msgpack by another name": ("a", b"\x81\xa1a\x01", ""),
+    "a step of Flax": ("checkpoint_7", b"\x81\xa1a\x01", ""),
+    "nothing": ("a", b"", ""),
+    "text": ("a.txt", b"hello", ""),
+    "a folder of a saved model": ("f", ("saved_model.pb",), "tf-graph 3"),
+    "a folder of text graphs": ("f", ("saved_model.pbtxt",), "tf-graph 3"),
+    "a folder of a checkpoint": ("f", ("checkpoint", "model.ckpt.index", "model.ckpt.data-00000-of-00001"), "tf 2"),
+    "a folder of a model": ("f", ("config.json", "model.safetensors"), "hf 3"),
+    "a folder of another file": ("f", ("x.safetensors",), "hf 2"),
+    "a folder of shards": ("f", ("model-00001-of-00002.safetensors",), ""),
+    "a folder of arrays": ("f", ("a.npy", "b.npy"), "npy 2"),
+    "a folder of a GPT": ("f", ("params_shapes.json", "params_0.npy", "parameters_names.json"), "gpt 3 npy 2"),
+    "a folder of parts": ("f", (".metadata", "__0_0.distcp"), "dcp 3"),
+    "a folder of parts without metadata": ("f", ("__0_0.distcp",), ""),
+    "a folder of Orbax": ("f", ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"), "orbax 3"),
+    "a folder of zarr": ("f", (".zarray",), ""),
+    "a folder of zarr 3": ("f", ("zarr.json",), ""),
+    "a folder of Keras": ("f", ("a.weights.json", "a_00000.weights.h5"), ""),
+    "an empty folder": ("f", (), ""),
+}  # fmt: skip
+
+
+def laid(folder: Path, name: str, content: bytes | tuple[str, ...]) -> Path:
+    """Write what is seen."""
+    path = folder / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.mkdir()
+        for inner in content:
+            (path / inner).write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_what_each_format_claims(what: str, tmp_path: Path) -> None:
+    """3: certain; 2: by the content; 1: by the name only. What makes it certain is in each format's module."""
+    name, content, claims = SEEN[what]
+    seen = detect.Seen(str(laid(tmp_path, name, content)))
+    found = {row.name: row.load().sniff(seen) for row in table.TABLE}
+    assert " ".join(f"{name} {claim}" for name, claim in found.items() if claim) == claims

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cramjam
@@ -18,7 +19,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs
+from ckptconv.formats.orbax import arrays, codecs, items, tree
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
@@ -441,6 +442,9 @@ MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str]] = {
     "3, shards, packed": (
         THREE | {"codecs": [*sharded()["codecs"], {"name": "gzip"}]}, r"the codecs \['gzip', 'sharding_indexed'\]"
     ),
+    "3, an index in shards": (
+        THREE | sharded(index_codecs=sharded(chunk_shape=[1])["codecs"]), r"the codecs \['sharding_indexed'\]"
+    ),
     "3, shards in shards": (THREE | sharded(**sharded()), r"the codecs \['sharding_indexed'\]"),
     "3, shards that are not filled": (
         THREE | sharded(chunk_shape=[2, 2]), r"has chunks of \[2, 2\] in chunks of \[2, 3\], which they do not fill"
@@ -495,3 +499,42 @@ def test_keys_of_chunks() -> None:
             assert array.place(key) is None, key
     far = PLAIN2._replace(shape=(10**21, 6))
     assert [far.place(f"{10**n}.0") for n in (18, 19)] == [(10**18, 0), None]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_a_key() -> None:
+    """At most those of a name and of a position; each key that is known beside arrays is passed over in silence."""
+    value: Any = SimpleNamespace(url="x")
+    most = items.MAX_PARTS + items.MAX_AXES + 1
+    key = "/".join("a" * most)
+    known = ("_METADATA", ".zgroup", ".zattrs", ".zmetadata", "zarr.json", "_sharding", "checkpoint")
+    assert items._chunks({}, {key: value, **dict.fromkeys(known, value)}) == ({}, [key])
+    with refused(f"the key a/a/.* has {most + 1} parts"):
+        items._chunks({}, {f"{key}/a": value})
+
+
+def test_keys_of_an_array() -> None:
+    value: Any = SimpleNamespace(url="x")
+    found = {"w": PLAIN2, "w/b": PLAIN3}
+    keys = ("w/.zarray", "w/.zattrs", "w/zarr.json", "w/0.1", "w/b/c/0/0", "v", "w.v")
+    assert items._chunks(found, dict.fromkeys(keys, value)) == (
+        {"w": {(0, 1): value}, "w/b": {(0, 0): value}},
+        ["v", "w.v"],
+    )
+    for key in ("w/x", "w/2.0", "w/b/0.0"):
+        with refused(r"[x0-9.]+ is not one of its chunks in the grid \[2, 2\]"):
+            items._chunks(found, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("step", "step"), ("count", "step"), ("steps", ""), ("a/step", ""), ("a/count", ""), ("", ""),
+        ("opt_state/0/count", "step"), ("opt_state/0/mu/w", "slot"), ("optimizer/step", "step"),
+        ("params/w", ""), ("ema_params/w", "average"), ("ema_params", ""), ("params/ema", ""),
+    ],
+)  # fmt: skip
+def test_roles_by_path(path: str, role: str) -> None:
+    assert tree.role(tuple(path.split("/")) if path else ()) == role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zipfile
@@ -75,6 +76,29 @@ def test_an_empty_array_has_a_checksum(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(raw.replace(crc, struct.pack("<L", 1)))
     with refused("is damaged: its CRC-32 is wrong"):
         ckptconv.open(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_array_that_is_no_tensor_has_a_checksum_too(method: int, tmp_path: Path) -> None:
+    """Its dtype may be unknown only because a bit of it flipped."""
+    raw = npy_of(np.zeros(400_000, "M8[s]"))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as z:
+        z.writestr("t.npy", raw)
+        z.writestr("w.npy", npy_of(np.ones(2)))
+    found = ckptconv.open(tmp_path / "a.npz")
+    assert list(found) == ["w"]
+    assert [(n.kind, n.names) for n in found.notes if n.names] == [("skipped", ("t: <M8[s]",))]
+    whole, crc = (tmp_path / "a.npz").read_bytes(), struct.pack("<L", zlib.crc32(raw))
+    assert whole.count(crc) == 2
+    (tmp_path / "a.npz").write_bytes(whole.replace(crc, struct.pack("<L", zlib.crc32(raw) ^ 1)))
+    with refused("is damaged: its CRC-32 is wrong"):
+        ckptconv.open(tmp_path / "a.npz")
+
+
+def npy_of(array: np.ndarray[Any, Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
 
 
 def gpt(folder: Path, shapes: Any = ((2, 3), (4, 3), (0,)), *pieces: np.ndarray[Any, Any], names: Any = None) -> Path:

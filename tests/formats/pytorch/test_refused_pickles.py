@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickletools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.formats.pytorch.arrays import ArrayType
 from ckptconv.formats.pytorch.flatten import jsonable
 from ckptconv.formats.pytorch.known import TORCH
+from ckptconv.formats.pytorch.opcodes import OPS, REFUSED
 from ckptconv.formats.pytorch.pickle import load, load_some
 from ckptconv.formats.pytorch.plain import Inert, Known
 from ckptconv.formats.pytorch.rebuild import Layout, bare
@@ -522,3 +524,14 @@ def test_values_as_json(value: Any, expected: Any) -> None:
 def test_fewer_values_as_json() -> None:
     assert jsonable([1, [2, 3], 4], 1) == [1]
     assert jsonable([[2, 3]], 1) == [[2]]
+
+
+def test_every_opcode_is_run_or_refused_by_its_name() -> None:
+    """Those of protocols 2 to 5 are run, but for what no framework writes; those of text only are refused."""
+    theirs = {ord(op.code): op for op in pickletools.opcodes}
+    assert {code: theirs[code].name for code in REFUSED} == REFUSED
+    assert not OPS.keys() & REFUSED.keys()
+    assert {theirs[code].name for code in theirs.keys() - OPS.keys() - REFUSED.keys()} == {"STOP"}
+    assert {theirs[code].name for code in REFUSED if theirs[code].proto >= 2} == {
+        "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
+    }  # fmt: skip

@@ -16,6 +16,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import signatures, tiling
 from ckptconv.formats.tensorflow import constants, dtypes, saved_model, slices, strings, table, table_write
 from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow.graph import _first_node
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
@@ -457,3 +458,61 @@ def test_notes_on_what_is_read() -> None:
     assert [(n.kind, n.names) for n in dtypes.notes(["a"], ["b"], ["c"])] == [
         ("skipped", ("a",)), ("assumed", ("b",)), ("skipped", ("c",)),
     ]  # fmt: skip
+
+
+# --- what a file begins with ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "is_one"),
+    [
+        (b"\x0a\x0a\x0a\x01w\x12\x05Const", True),
+        (b"\x0a\x0a\x0a\x01w\x12\x05Const more", True),
+        (b"\x0a\x80\x01\x0a\x01w\x12\x05Const", True),
+        (b"\x0a\x0a\x0a\x81\x00w\x12\x05Const", True),
+        (b"\x0a\x0a\x0a\x01w\x12\x01A", True),
+        (b"\x0a\x0a\x0a\x01w\x12\x07_a>B.c1", True),
+        (b"\x0a\x0a\x0a\x01w\x12\x05Cons", False),
+        (b"\x0a\x0a\x0a\x01w\x12\x00Const", False),
+        (b"\x0a\x0a\x0a\x01w\x12\x05Con t", False),
+        (b"\x0a\x0a\x0a\x01w\x12\x02__", False),
+        (b"\x0a\x0a\x0a\x00\x12\x05Const", False),
+        (b"\x0a\x0a\x0a\x01w\x1a\x05Const", False),
+        (b"\x0a\x0a\x12\x01w\x12\x05Const", False),
+        (b"\x12\x0a\x0a\x01w\x12\x05Const", False),
+        (b"\x0a\x0a\x0a\x01w\x12", False),
+        (b"\x0a\x0a\x0a\x09w", False),
+        (b"\x0a\x0a", False),
+        (b"\x0a", False),
+        (b"", False),
+    ],
+)
+def test_whether_it_begins_with_a_node(head: bytes, is_one: bool) -> None:
+    assert _first_node(head) is is_one
+
+
+@pytest.mark.parametrize(
+    ("head", "tag"),
+    [
+        (b"\0\0\x02\x08\x01", 8),
+        (b"\0\0\x01\x0a", 0x0A),
+        (b"\0\0\0", -1),
+        (b"\0\0\x80\x01\x12", 0x12),
+        (b"\x7f\x10\0\0\x02\x08", 8),  # snappy: the length, a literal of 5 bytes
+        (b"\x7f\xec\0\0\x02\x08", 8),  # a literal of up to 60 bytes
+        (b"\x7f\xf0\x40\0\0\x02\x08", 8),  # of more, with its length in one byte
+        (b"\x7f\xf4\x40\x01\0\0\x02\x08", 8),  # in two
+        (b"\xff\x01\x10\0\0\0", -1),
+        (b"\x7f\x11\0\0\x02\x08", 8),  # a copy, which has no length of its own
+        (b"\0\x01\x02\x08", -2),
+        (b"\x7f\x10\0\x01\x02\x08", -2),
+        (b"\x7f\x10\x01\0\x02\x08", -2),
+        (b"\x7f\xf0\0\0\x02\x08", -2),
+        (b"\0\0\x02", -2),
+        (b"\0\0", -2),
+        (b"\x7f", -2),
+        (b"", -2),
+    ],
+)
+def test_the_tag_of_the_first_value(head: bytes, tag: int) -> None:
+    assert table.first_value_tag(head) == tag
