@@ -16,7 +16,7 @@ import pytest
 
 import ckptconv
 from ckptconv.api import Resources, Target
-from ckptconv.bulk import planning, pool, run, summary
+from ckptconv.bulk import globs, planning, pool, run, summary
 from ckptconv.bulk.discover import FoundCheckpoint
 from ckptconv.bulk.ledger import Ledger, LedgerEntry
 from ckptconv.bulk.manifest import Settings
@@ -622,3 +622,44 @@ def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> Non
         assert done.hash == (planning.content(found) if hashed else "")
         assert done.proof == (planning.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
         assert 0 <= done.seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("pattern", "want"),
+    [
+        ("a/x.pt", ["a/x.pt"]), ("a//x.pt", ["a/x.pt"]), ("a/", ["a"]), ("no", []), ("a/no", []), ("x.pt/y", []),
+        ("*", ["a", "b", "x.pt"]), (".*", [".h"]), ("*.pt", ["x.pt"]), ("a/*", ["a/c", "a/x.pt", "a/z"]),
+        ("*/*.pt", ["a/x.pt"]), ("[ab]/?.pt", ["a/x.pt"]), ("a/.h/*", ["a/.h/i.pt"]),
+        ("**/x.pt", ["a/c/x.pt", "a/x.pt", "x.pt"]), ("**/**/x.pt", ["a/c/x.pt", "a/x.pt", "x.pt"]),
+        ("a/**/x.pt", ["a/c/x.pt", "a/x.pt"]), ("a/**", ["a", "a/c", "a/c/x.pt", "a/x.pt"]),
+        ("**", ["a", "a/c", "a/c/x.pt", "a/x.pt", "b", "x.pt"]), ("**/c/*", ["a/c/x.pt"]),
+    ],
+)  # fmt: skip
+def test_globs_are_those_of_a_shell(
+    pattern: str, want: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("x.pt", ".h", "a/x.pt", "a/c/x.pt", "a/.h/i.pt", "b/.j"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "a" / "z").symlink_to(tmp_path / "b", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    assert globs.matches(pattern, False) == want
+    absolute = globs.matches(f"{tmp_path}/{pattern}", False)
+    assert [p.removeprefix(f"{tmp_path}/") for p in absolute if p != str(tmp_path)] == want
+
+
+def test_links_to_folders_are_followed_when_asked_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.pt").write_text("")
+    (tmp_path / "b").symlink_to("a", target_is_directory=True)
+    (tmp_path / "a" / "up").symlink_to("..", target_is_directory=True)
+    outside = tmp_path / "a" / "far"
+    outside.mkdir()
+    (outside / "y.pt").write_text("")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "far").symlink_to(outside, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    assert globs.matches("**/*.pt", True) == ["a/far/y.pt", "a/x.pt"]
+    assert globs.matches("c/**/*.pt", True) == ["c/far/y.pt"]
+    assert globs.matches("c/**/*.pt", False) == []
+    assert globs.matches("b/*.pt", False) == ["b/x.pt"]

@@ -330,3 +330,36 @@ def test_every_error_speaks_python(path: Path) -> None:
         with pytest.raises(ckptconv.CkptError) as e:
             call()
         assert "--" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("sources", "given", "words"),
+    [
+        ([], {}, "no source was given"),
+        (["-"], {}, "- is a stream; a checkpoint is read and written at many places, so name a file"),
+        (["/dev/stdin"], {}, "/dev/stdin is a stream; a checkpoint is read"),
+        (["/dev/stdout"], {}, "/dev/stdout is a stream; a checkpoint is read"),
+        (["a\0b"], {}, r"a\\x00b holds a NUL or half a surrogate pair, which the name of no file does"),
+        (["a\ud800"], {}, r"a\\ud800 holds a NUL or half a surrogate pair, which the name of no file does"),
+        (["a", "b"], {"scope": ["x"]}, "2 sources need 2 scope=NAME, one for each; given are 1"),
+        (["a"], {"scope": ["x", "y"]}, "1 sources need 1 scope=NAME, one for each; given are 2"),
+    ],
+)
+def test_sources_that_are_none(sources: list[str], given: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.UsageError, match=words):
+        ckptconv.convert(sources, tmp_path / "out.npz", **given)
+    if len(sources) == 1 and not given:
+        with pytest.raises(ckptconv.UsageError, match=words):
+            ckptconv.open(sources[0])
+
+
+def test_names_that_the_package_lacks() -> None:
+    hint = "; open(path) opens a checkpoint, and its torch() is a state dict"
+    for module, name, end in (
+        (ckptconv, "nonsense", ""), (ckptconv, "load_file", hint), (ckptconv, "loads", hint),
+        (ckptconv.api, "load", ""),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError) as e:
+            getattr(module, name)
+        assert str(e.value) == f"module {module.__name__!r} has no attribute {name!r}{end}"
+    assert ckptconv.torch.__name__ == "ckptconv.torch"

@@ -20,6 +20,7 @@ from ckptconv.moves.boxes import Box, clip, slabs
 from ckptconv.moves.budget import Budget
 from ckptconv.moves.cast import cast, numbers, transform
 from ckptconv.moves.copy import TILE, _direct, _tile
+from ckptconv.moves.decoded import Decoded, Pool
 from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.prefetch import MAX_REQUEST, merged
@@ -535,3 +536,28 @@ def test_any_byte_but_zero_is_true() -> None:
 def test_elements_as_numbers(kind: str, given: list[Any], want: list[Any], made: str) -> None:
     out = numbers(np.array(given, DTYPES[kind].np).view("u1"), DTYPES[kind])
     assert (out.tolist(), out.dtype.name) == (want, made)
+
+
+# --- decoded data -------------------------------------------------------------------------------------------------
+
+
+def test_decoded_data_is_let_go_behind_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = list[str]()
+    monkeypatch.setattr(Pool, "hold", lambda self, coded: events.append(f"+{coded.key}") or Held(None))
+    monkeypatch.setattr(Pool, "release", lambda self, coded: events.append(f"-{coded.key}"))
+    rows = [("a", 0, 4), ("b", 4, 4), ("c", 2, 4), ("d", 9, 1), ("none", 0, 0)]
+    parts = [Part(Coded("m", "x", key, 9), U8, (n,), 0, (1,), start, (1,)) for key, start, n in rows]
+    parts.append(Part(Held(None), U8, (1,), 0, (1,), 8, (1,)))
+    steps = []
+    with Decoded(parts, Recorded(b"")) as decoded:  # type: ignore[arg-type]
+        for lo, hi in ((0, 2), (2, 3), (4, 5), (6, 8), (8, 9), (9, 10), (10, 11)):
+            found = [(p.start, p.data) for p in decoded.between(lo, hi)]
+            steps.append(([start for start, _ in found], events[:]))
+            events.clear()
+    assert steps == [
+        ([0], ["+a"]), ([0, 2], ["+c"]), ([2, 4], ["-a", "+b"]), ([4], ["-c"]), ([8], ["-b"]), ([9], ["+d"]),
+        ([], ["-d"]),
+    ]  # fmt: skip
+    with Decoded(parts, Recorded(b"")) as decoded:  # type: ignore[arg-type]
+        assert [p.start for p in decoded.between(8, 10)] == [8, 9]  # what ended before is never decoded
+    assert events == ["+d"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from ckptconv.cli.main import main
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import ConversionError, UsageError
 from ckptconv.moves.torch import to_array, to_torch
+from ckptconv.verification.outputs import Comparison, Step, departure, step
 
 torch = pytest.importorskip("torch")
 from documents import fits, run, steps  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckptconv.torch as into  # noqa: E402
+from ckptconv.verification.torch import _flat, outputs  # noqa: E402
 
 torch.set_num_threads(1)  # all modules here are small: threads would only wait for each other
 
@@ -363,3 +366,92 @@ def test_callables_are_tried_before_they_run() -> None:
     words = "x:y is called without arguments: missing a required argument: 'a'; name a function that needs none"
     with pytest.raises(UsageError, match=words):
         into._callable_as_it_is("x:y", lambda a: None)
+
+
+# --- what modules compute ---------------------------------------------------------------------------------------
+
+
+STEPS = {
+    "equal": ([np.ones(2)], [np.ones(2)], 0.0, True, ""),
+    "nothing": ([], [], 0.0, True, ""),
+    "empty": ([np.zeros((0, 2))], [np.zeros((0, 2))], 0.0, True, ""),
+    "NaN": ([np.array([np.nan, 1.0])], [np.array([np.nan, 1.0])], 0.0, True, ""),
+    "one NaN": ([np.array([np.nan, 1.0])], [np.array([2.0, 1.0])], 0.0, False, ""),
+    "within": ([np.array([1.0, 100.5])], [np.array([1.25, 100.0])], 0.5, True, ""),
+    "by the absolute tolerance": ([np.array([0.25])], [np.array([0.0])], 0.25, True, ""),
+    "beyond it": ([np.array([0.2501])], [np.array([0.0])], 0.2501, False, ""),
+    "by the relative tolerance": ([np.array([100.75])], [np.array([100.0])], 0.75, True, ""),
+    "beyond both": ([np.array([101.5])], [np.array([100.0])], 1.5, False, ""),
+    "the worst of several": ([np.ones(1), np.ones(1)], [np.array([1.125]), np.array([0.875])], 0.125, True, ""),
+    "the second": ([np.ones(1), np.ones(1)], [np.ones(1), np.array([9.0])], 8.0, False, ""),
+    "complex": ([np.array([1 + 1j])], [np.array([1.0])], 1.0, False, ""),
+    "integers": ([np.array([2**53 - 1])], [np.array([2**53 - 1])], 0.0, True, ""),
+    "shapes": ([np.ones((2, 1))], [np.ones(2)], np.inf, False, "its output has the shape [[2, 1]], not [[2]]"),
+    "more": ([np.ones(2)], [np.ones(2), np.ones(1)], np.inf, False, "its output has the shape [[2]], not [[2], [1]]"),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_one_output(case: str) -> None:
+    got, want, difference, same, why = STEPS[case]
+    found = step("name", got, want, rtol=0.01, atol=0.25)
+    assert found == ("name", pytest.approx(difference), same, why)
+    assert departure({"a": got, "only here": got}, {"a": want, "only there": want}, 0.01, 0.25).steps == (
+        found._replace(name="a"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ((), "the same: 0 outputs, the largest difference is 0"),
+        ((Step("a", 0.25, True),), "the same: 1 output, the largest difference is 0.25"),
+        ((Step("a", 0.25, True), Step("", 0.1, True)), "the same: 2 outputs, the largest difference is 0.25"),
+        ((Step("a", 1, False), Step("b", 9, False)), "a departs: by 1"),
+        ((Step("a", 0, True), Step("b", 0, True), Step("c", 9, False)), "c departs: by 9; b before it is the same"),
+        ((Step("a", 0, True), Step("", 2.5, False)), "(the whole module) departs: by 2.5; a before it is the same"),
+        ((Step("", 0, True), Step("x", 2, False, "why")), "x departs: why"),
+    ],
+)
+def test_a_comparison_in_a_line(steps: tuple[Step, ...], text: str) -> None:
+    found = Comparison(steps)
+    assert str(found) == text
+    assert found.same is text.startswith("the same")
+    assert found.first == next((s for s in steps if not s.same), None)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        (torch.ones(2, dtype=torch.bfloat16), [[1.0, 1.0]]), (torch.ones(1, requires_grad=True), [[1.0]]),
+        ([torch.zeros(1), {"a": torch.ones(1), "b": (torch.ones(1) * 2,)}], [[0.0], [1.0], [2.0]]),
+        (None, []), ("text", []), (5, []), (True, []), (2.5, []), (np.arange(2), [[0, 1]]), ([None, 1], []),
+    ],
+)  # fmt: skip
+def test_all_tensors_of_an_output(value: Any, want: list[Any]) -> None:
+    assert [a.tolist() for a in _flat(value)] == want
+
+
+def test_arrays_of_an_output_are_its_own() -> None:
+    for kind, made in ((torch.float32, "float32"), (torch.bfloat16, "float64"), (torch.float64, "float64")):
+        value = torch.ones(2, dtype=kind)
+        (found,) = _flat(value)
+        value.zero_()
+        assert (found.tolist(), found.dtype.name) == ([1, 1], made)
+
+
+def test_a_module_is_left_in_its_mode_and_without_hooks() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.9))
+    twice = nn.Sequential(module, module[0])
+    for training in (True, False):
+        twice.train(training)
+        found = outputs(twice, (np.ones((1, 2), "f4"),))
+        assert list(found) == ["0.0", "0.1", "0", ""]  # in the order in which they finish, each once
+        assert np.array_equal(found["0.0"][0], found["0.1"][0])  # nothing is dropped
+        assert not np.array_equal(found["0.0"][0], found[""][0])
+        assert twice.training is module.training is training
+        assert not any(m._forward_hooks for m in twice.modules())
+    with pytest.raises(RuntimeError):
+        outputs(twice.train(), (torch.ones(1, 7),))
+    assert twice.training
+    assert not any(m._forward_hooks for m in twice.modules())
