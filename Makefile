@@ -59,6 +59,7 @@ docs: $(VENV)/core.done ## the generated tables in README.md and docs/
 	$(BIN)/python tools/make_formats.py
 	$(BIN)/python tools/make_readme.py
 	$(BIN)/python tools/make_options.py
+	$(BIN)/python tools/make_functions.py
 
 fixtures: $(VENV)/core.done ## the hostile files and the manifest
 	for made in fixtures/make/hostile_*.py; do $(BIN)/python -W ignore $$made || exit 1; done

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MissingExtra, UsageError
-from ..messages import did_you_mean
+from ..messages import did_you_mean, nearest
 from ..storage.files import is_dir
 from .foreign import UNWRITTEN
 
@@ -112,6 +112,9 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         raise UsageError(f"{url!r}: {suffix} files are not written: {why}")
     if not fits:
         known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
+        tail = "." + url.rpartition(".")[2] if "." in url else ""
+        if near := nearest(tail, [s for f in table().values() if f.writes for s in f.suffixes]) if tail else []:
+            raise UsageError(f"the name {url!r} does not determine the format; did you mean {near[0]}?")
         raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
 

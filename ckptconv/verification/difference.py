@@ -98,6 +98,10 @@ class Diff:
         """True if there is no difference; with a tolerance, a different dtype alone does not count."""
         return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
 
+    def __bool__(self) -> bool:
+        """Refuse: `assert diff(a, b)` would always hold."""
+        raise TypeError("a Diff is neither true nor false; use diff(a, b).same")
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The column titles of `rows`."""

@@ -25,6 +25,14 @@ def test_every_verb_and_every_option_is_on_a_page() -> None:
     assert [p.name for p, text in made.items() if p.read_text("utf-8") != text] == [], "python tools/make_options.py"
 
 
+def test_every_function_has_a_page() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "make_functions.py"))["pages"]()
+    assert {p.stem for p in made} == {n for n in ckptconv.__all__ if n[0].islower()}
+    assert {p: p.read_text("utf-8") for p in (ROOT / "docs" / "functions").iterdir()} == made, "make docs"
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert [p.stem for p in made if f"(functions/{p.name})" not in text] == []
+
+
 @pytest.mark.parametrize("group", [options.Select, options.Change, options.Target, options.Resources])
 def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
     """What a type checker sees is written out a second time; it is the same."""

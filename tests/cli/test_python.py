@@ -299,6 +299,8 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
     for call, error, says in (
         (lambda: t.mean(), AttributeError, r"no attribute 'mean'; .* numpy\(\), torch\(\) and t\[0:2\] read it"),
         (lambda: c.state_dict(), AttributeError, r"'state_dict'; it maps names to tensors: .* c\.torch\(\)"),
+        (lambda: bool(ckptconv.diff(path, path)), TypeError, r"use diff\(a, b\)\.same"),
+        (lambda: ckptconv.save(c, tmp_path / "a.safetensor"), ckptconv.UsageError, "did you mean .safetensors"),
         (lambda: ckptconv.opne, AttributeError, "did you mean open?"),
         (lambda: ckptconv.convert(path, out, overwrite=True), ckptconv.UsageError, "'overwrite'; force= does that"),
         (lambda: ckptconv.convert(path, out, format="npz"), ckptconv.UsageError, "'format'; to= does that"),
