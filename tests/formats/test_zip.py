@@ -293,8 +293,17 @@ CUT = [
     Part(b"far", flags=8, local=DESCRIBED, after=FAR),
     Part(b"wide", local=LARGE | {"extra": ZIP64}, entry=LARGE | {"extra": ZIP64}),
     Part(b"twins", TWINS, flags=8, local=DESCRIBED, after=LAST),
+    Part(b"none", b""),
     Part(b"empty", b"", flags=8, local=DESCRIBED, after=NONE),
 ]
+
+
+class Strict(InMemory):
+    """Bytes of which no reader may ask for more than there are."""
+
+    def read(self, start: int, size: int) -> bytes:
+        assert 0 <= start <= start + size <= self.size
+        return super().read(start, size)
 
 
 @pytest.mark.parametrize("piece", [1, 16, 2**20])
@@ -306,9 +315,21 @@ def test_what_is_whole_of_a_cut_zip(piece: int, monkeypatch: pytest.MonkeyPatch)
     after = {p.name.decode(): len(p.after) for p in CUT}
     end = wanted[-1].start + after["empty"]
     for size in range(end + 1):
-        whole = zip_cut.whole_members(InMemory("x", raw[:size]))
+        whole = zip_cut.whole_members(Strict("x", raw[:size]))
         assert list(whole.values()) == [m for m in wanted if m.start + m.packed + after[m.name] <= size], size
     assert list(zip_cut.whole_members(InMemory("x", raw)).values()) == wanted
+
+
+@pytest.mark.parametrize("piece", [1, 16, 2**20])
+def test_data_that_looks_like_its_own_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a header nor the directory follows its descriptor."""
+    monkeypatch.setattr(zip_cut, "_PIECE", piece)
+    for descriptor in (NEXT, FAR):
+        for follows in (b"PK\3\5", b"PK\1\3", b"\0K\3\4", bytes(30)):
+            data = b"data" + descriptor + follows
+            own = b"PK\7\x08" + struct.pack("<3L", zlib.crc32(data), len(data), len(data))
+            raw = made(Part(b"a", data, flags=8, local=DESCRIBED, after=own), Part(b"b"))
+            assert list(zip_cut.whole_members(Strict("x", raw)).values()) == list(members(raw).values())
 
 
 @pytest.mark.parametrize(

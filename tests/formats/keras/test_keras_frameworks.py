@@ -18,6 +18,7 @@ tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
 
 import ckptconv  # noqa: E402
 from ckptconv.api import Target  # noqa: E402
+from ckptconv.formats.keras import naming  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LEGACY = Target(format="keras")
@@ -209,3 +210,46 @@ def test_more_names_than_one_attribute_holds(tmp_path: Path) -> None:
         assert {"layer_names0", "layer_names1"} <= set(f.attrs)
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
     reload(net, tmp_path / "b.h5", wanted)
+
+
+def layers() -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """A layer of each class whose variables the table of names has, and the shape of its input."""
+    make = keras.layers
+    out = {
+        "EinsumDense": (make.EinsumDense("ab,bc->ac", output_shape=2, bias_axes="c"), (1, 3)),
+        "Embedding": (make.Embedding(3, 2), (1, 3)), "GroupNormalization": (make.GroupNormalization(1), (1, 2, 3)),
+        **{f"{n}Normalization": (getattr(make, f"{n}Normalization")(), (1, 3)) for n in ("Batch", "Layer", "RMS", "")},
+        "Dense": (make.Dense(2), (1, 3)), "PReLU": (make.PReLU(), (1, 3)),
+        **{f"{n}Cell": (getattr(make, f"{n}Cell")(2), (1, 3)) for n in ("LSTM", "GRU", "SimpleRNN")},
+    }  # fmt: skip
+    for kind, arguments, most in (
+        ("Conv{}D", (2, 1), 3), ("Conv{}DTranspose", (2, 1), 3), ("DepthwiseConv{}D", (1,), 2),
+        ("SeparableConv{}D", (2, 1), 2),
+    ):  # fmt: skip
+        for axes in range(1, most + 1):
+            name = kind.format(axes)
+            out[name] = getattr(make, name)(*arguments), (1, *(3,) * axes, 2)
+    return out
+
+
+def test_variables_are_created_in_the_order_of_the_table() -> None:
+    known = {
+        "conv_lstm_cell": naming.VARIABLES["lstm_cell"],
+        "seed_generator": (keras.random.SeedGenerator(1).state.name,),
+    }
+    for name, (layer, shape) in layers().items():
+        layer.build(shape)
+        known[naming.snake(name)] = tuple(v.name for v in layer.weights)
+    assert known == naming.VARIABLES
+    for switch, name, kind in (
+        ("use_bias", "bias", keras.layers.Dense(2, use_bias=False)),
+        ("scale", "gamma", keras.layers.BatchNormalization(scale=False)),
+        ("center", "beta", keras.layers.BatchNormalization(center=False)),
+    ):
+        kind.build((1, 3))
+        assert name not in [v.name for v in kind.weights]
+        assert naming.OPTIONAL[name] == switch
+        assert kind.get_config()[switch] is False
+    recurrent = [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN]
+    cells = {naming.snake(k.__name__): naming.snake(type(k(2).cell).__name__) for k in recurrent}
+    assert cells == naming.RECURRENT

@@ -289,3 +289,30 @@ def test_a_training_graph_without_its_checkpoint_names_what_is_missing(tmp_path)
     Path(tmp_path / "m.index").unlink()
     with pytest.raises(StorageError, match=r"m\.index"):
         ckptconv.open(tmp_path / "m.meta")
+
+
+# --- which inputs of operations are shapes and the like ---------------------------------------------------------------
+
+CONTROLLING = {
+    "axis", "basename", "begin", "block_shape", "checkpoint_prefixes", "concat_dim", "condition", "crop_size",
+    "crops", "data", "delta", "dense_defaults", "dense_keys", "depth", "destination_prefix", "dim", "dimension",
+    "dims", "end", "filter_sizes", "input_sizes", "inputs", "k", "limit", "multiples", "names", "num", "num_shards",
+    "paddings", "perm", "prefix", "reduction_indices", "s0", "s1", "seed", "shape", "shape_and_slices", "shard",
+    "shift", "size", "size_splits", "sparse_keys", "split_dim", "start", "stop", "strides", "tensor_names",
+}  # fmt: skip
+WHOLLY = {"InvertPermutation", "AsString"}  # whose only input is the shape or the number itself
+SEVERAL = {"Assert": 6, "ParseExample": 64, "StringJoin": 16}  # inputs at most, of those that take any number
+
+
+def test_inputs_that_control_an_operation() -> None:
+    """Those that TensorFlow names as such, by their positions; from the end after any number of others."""
+    registry = pytest.importorskip("tensorflow.python.framework.op_def_registry")
+    for op, positions in nodes._CONTROL.items():
+        arguments = registry.get(op).input_arg
+        named = [i for i, a in enumerate(arguments) if a.name in CONTROLLING or op in WHOLLY]
+        if op in SEVERAL:
+            assert positions == tuple(range(named[0], SEVERAL[op])), op
+        elif arguments[0].number_attr:
+            assert positions == tuple(i - len(arguments) for i in named), op
+        else:
+            assert positions == tuple(named), op
