@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,10 +67,11 @@ class Aligned(NamedTuple):
         return 2 * sum(self.blocks[p] in b for p in a) / len(a) - 1
 
 
-def prefixes(home: str) -> list[str]:
+@lru_cache(maxsize=2**16)
+def prefixes(home: str) -> tuple[str, ...]:
     """The blocks that hold a module: what stands before it in its name and ends in a number."""
     home = REPEATED.sub(r"\1", home)
-    return [home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home)]
+    return tuple(home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home))
 
 
 def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
@@ -220,7 +222,7 @@ def companions(many: Sequence[Unit]) -> dict[str, Named]:
     """The modules that normalisations are named after: conv3 of bn3, expand_conv of expand_bn."""
     held: dict[str, list[Unit]] = defaultdict(list)
     for u in many:
-        for block in prefixes(u.home) or [""]:
+        for block in prefixes(u.home) or ("",):
             held[block].append(u)
     out: dict[str, Named] = {}
     for block in sorted(held, key=len):

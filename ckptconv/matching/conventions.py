@@ -8,6 +8,7 @@ depthwise_kernel [3, 3, 8, 2] -> [16, 1, 3, 3]    h w c m -> (c m) 1 h w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import combinations
 
 from .orders import DEPTHWISE, KERNELS, Order, Shape, fits, merged
@@ -20,6 +21,7 @@ def is_kernel(leaf: str) -> bool:
     return "kernel" in leaf or leaf in ("weights", "depthwise_weights", "pointwise_weights", "w")
 
 
+@lru_cache(maxsize=2**12)
 def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
     """What the names of two variables say about their axes; None if they say nothing or the shapes contradict."""
     if is_kernel(leaf_a) and not is_kernel(leaf_b):

@@ -21,7 +21,7 @@ from .names import assigned, likeness
 from .pairs import LISTED, Pair
 from .side import Side
 from .surroundings import Near, beside
-from .units import SIGNATURES, Unit, units
+from .units import MAIN, SIGNATURES, Unit, units
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ def pair(a: Side, b: Side, known: Sequence[Pair], whole: tuple[Side, Side]) -> l
     ]
     sides = Sides(
         _units(a, False), _units(b, True), {}, around[0], around[1], _homes(known, around),
-        aligned(around[0], around[1], SIGNATURES[1]), (companions(around[0]), companions(around[1])),
+        aligned(around[0], around[1], lambda u: u.signatures[MAIN]), (companions(around[0]), companions(around[1])),
     )  # fmt: skip
     sides.known.update(_homes(known, (sides.a, sides.b)))
     found = _solved(sides, a, b, counted)
@@ -112,6 +112,8 @@ def _merged(side: Side, whole: Side) -> Side:
     """What is left of a side, with its bundles, among all that it had, in the order of the whole."""
     at = {n: k for k, n in enumerate(whole.tensors)}
     pieces = {m for n in side.bundles for m in side.bundles[n].names}
+    if whole.tensors.keys() <= side.tensors.keys():
+        return side
     both = {n: t for n, t in whole.tensors.items() if n not in pieces} | dict(side.tensors)
     order = sorted(both, key=lambda n: at[side.bundles[n].names[0] if n in side.bundles else n])
     return replace(side, tensors={n: both[n] for n in order})
@@ -135,10 +137,8 @@ def _solved(sides: Sides, a: Side, b: Side, place: Place) -> tuple[float, list[M
     around = beside(sorted(sides.all_a, key=near_by)), beside(sides.all_b)
     norms = {u.home for u in sides.all_b if "norm" in u.kind}
     rows = {home for home in norms if norms & set(around[1][home])}
-    for signature, even in [(s, e) for e in (True, False) for s in SIGNATURES]:
-        classes = [
-            Class(x, y, (a, b), place) for x, y in _classes(sides, done, signature) if len(x) == len(y) or not even
-        ]
+    for level, even in [(k, e) for e in (True, False) for k in range(len(SIGNATURES))]:
+        classes = [Class(x, y, (a, b), place) for x, y in _classes(sides, done, level) if len(x) == len(y) or not even]
         found: list[tuple[Class, float, int, int]] = []
         for _ in range(1 if all(x.alone for x in classes) else ROUNDS):
             pairs = {**sides.paired, **done, **{x.a[r].home: x.b[c].home for x, _, r, c in found}}
@@ -156,18 +156,16 @@ def _known(sides: Sides) -> list[Match]:
     return [Match(u, by_home[sides.known[u.home]], (), False, ()) for u in sides.a if u.home in sides.known]
 
 
-def _classes(
-    sides: Sides, done: Mapping[str, str], signature: Callable[[Unit], Hashable]
-) -> list[tuple[list[Unit], list[Unit]]]:
+def _classes(sides: Sides, done: Mapping[str, str], level: int) -> list[tuple[list[Unit], list[Unit]]]:
     """Unpaired modules of one signature."""
     taken = set(done.values())
     found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
     for u in sides.a:
         if u.home not in done:
-            found[signature(u)][0].append(u)
+            found[u.signatures[level]][0].append(u)
     for u in sides.b:
         if u.home not in taken:
-            found[signature(u)][1].append(u)
+            found[u.signatures[level]][1].append(u)
     return [(x, y) for x, y in found.values() if x and y and max(len(x), len(y)) <= MAX_CLASS]
 
 
@@ -178,6 +176,7 @@ class Class:
         self.a, self.b = sorted(a, key=place), b
         self.alone = len(a) == len(b) == 1
         self.last: tuple[Array, list[tuple[float, int, int]]] | None = None  # what was solved, and the solution
+        self.held: Array | None = None
         if self.alone:
             return
         import numpy as np
@@ -198,7 +197,8 @@ class Class:
         """The pairs that agree best, and how well."""
         if self.alone:
             return [(1.0, 0, 0)]
-        agree = self.base + near.gains(self.a, self.b)
+        self.held = near.held(self.a, self.b) if self.held is None else self.held
+        agree = self.base + near.gains(self.a, self.b, self.held)
         if self.last is None or (agree != self.last[0]).any():
             self.last = agree, [(float(agree[r, c]), r, c) for r, c in assigned(agree + 10)]
         return self.last[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
@@ -11,7 +11,7 @@ from . import names as by_name
 from . import orders
 from .doubt import Judge
 from .numbering import Unique
-from .pairs import Named, Pair, leaf, parent
+from .pairs import Item, Named, Pair, leaf, parent
 from .side import Side
 from .units import units
 from .words import items, words
@@ -40,12 +40,31 @@ class Known(NamedTuple):
     unique: Unique
     trained: bool
     folded: bool  # the source has batch normalisation and the target has none
+    items: tuple[Mapping[str, Item], Mapping[str, Item]]  # every tensor by name
+    cells: frozenset[str]  # tensors of recurrent cells, of both sides
+    biased: tuple[Mapping[str, str], Mapping[str, str]]  # the kinds of modules by the names of their biases
+
+    def grouped(self, groups: Sequence[Mapping[str, Hashable]]) -> tuple[list[Item], list[Item]]:
+        """The tensors of both sides that have a group, with it."""
+        a, b = (
+            [every[n]._replace(group=g) for n, g in some.items()]
+            for every, some in zip(self.items, groups, strict=True)
+        )
+        return a, b
 
 
 def known_of(sides: Sides, trained: bool) -> Known:
-    unique = Unique(*(items(side.tensors, dict.fromkeys(side.tensors)) for side in sides))
+    read = [items(side.tensors, dict.fromkeys(side.tensors)) for side in sides]
+    made = [units(side) for side in sides]
+    cells = frozenset(t.name for many in made for u in many if u.kind == "cell" for t in u.members.values())
+    biased = [
+        {u.members["bias"].name: u.kind for u in many if "bias" in u.members and len(u.members) > 1} for many in made
+    ]
     statistics = [any(words(n)[-1:] == ("running_var",) for n in side.tensors) for side in sides]
-    return Known(Judge(sides[0].tensors, module=bool(sides[1].kinds)), unique, trained, statistics == [True, False])
+    return Known(
+        Judge(sides[0].tensors, module=bool(sides[1].kinds)), Unique(*read), trained, statistics == [True, False],
+        ({i.name: i for i in read[0]}, {i.name: i for i in read[1]}), cells, (biased[0], biased[1]),
+    )  # fmt: skip
 
 
 def left(sides: Sides, pairs: Iterable[Pair], done: tuple[set[str], set[str]]) -> Sides:
@@ -69,19 +88,21 @@ def by_same_names(sides: Sides, known: Known, pairs: Sequence[Pair]) -> list[Pai
 
     Recurrent cells are left to cells.py, which knows their gates and biases.
     """
-    cells = {t.name for side in sides for u in units(side) if u.kind == "cell" for t in u.members.values()}
-    return _found(
-        sides, known, pairs, DIMENSIONS, lambda n: n.likeness >= CLOSE and not n.why and not {n.a, n.b} & cells
-    )
+    return _found(sides, known, pairs, DIMENSIONS, CLOSE, lambda n: not n.why and not {n.a, n.b} & known.cells)
 
 
 def by_likeness(sides: Sides, known: Known, pairs: Sequence[Pair], stage: Stage, least: float) -> list[Pair]:
     """Pairs by the likeness of names among tensors of one group."""
-    return _found(sides, known, pairs, stage, lambda n: n.likeness >= least)
+    return _found(sides, known, pairs, stage, least)
 
 
 def _found(
-    sides: Sides, known: Known, pairs: Sequence[Pair], stage: Stage, enough: Callable[[Named], bool]
+    sides: Sides,
+    known: Known,
+    pairs: Sequence[Pair],
+    stage: Stage,
+    least: float,
+    enough: Callable[[Named], bool] = lambda _: True,
 ) -> list[Pair]:
     groups = [_groups(side, known, stage) for side in sides]
     if not known.trained and not stage.doubt:
@@ -90,12 +111,12 @@ def _found(
         return []
     proved = [p for p in pairs if p.sure or p.evidence == "equal"]
     near = dict.fromkeys(((_home(x), _home(y)) for x, y in _single(proved)), 1.0)
-    found = by_name.match(items(groups[0], groups[0]), items(groups[1], groups[1]), near, known.unique)
+    found = by_name.match(*known.grouped(groups), near, known.unique, least)
     # modules whose other tensors are proved
     at_home = {(parent(x), parent(y)) for x, y in _single(p for p in proved if p.evidence == "values")}
     counts = [Counter(g.values()) for g in groups]
     lone = {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not stage.doubt}
-    sound = _sound([n for n in found if enough(n)], sides, known)
+    sound = _sound([n for n in found if n.likeness >= least and enough(n)], sides, known)
     made = (
         _pair(n, sides, known, stage, lone, not stage.doubt and (parent(n.a), parent(n.b)) in at_home) for n in sound
     )
@@ -128,10 +149,7 @@ def _reshaped(groups: list[dict[str, Group]], sides: Sides) -> None:
 
 def _sound(found: list[Named], sides: Sides, known: Known) -> list[Named]:
     """Without pairs of a norm's bias and another's, and without kernels into which a batch norm was folded."""
-    kinds = [
-        {u.members["bias"].name: u.kind for u in units(side) if "bias" in u.members and len(u.members) > 1}
-        for side in sides
-    ]
+    kinds = known.biased
     kept = [
         n for n in found if kinds[0].get(n.a, "") == kinds[1].get(n.b, "") or not (n.a in kinds[0] and n.b in kinds[1])
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
 # --- likeness ---------------------------------------------------------------------------------------------------------
 
 
-def _features(text: Sequence[str]) -> Counter[str]:
+@lru_cache(maxsize=2**16)
+def _features(text: tuple[str, ...]) -> Mapping[str, int]:
     """Words and pairs of neighbours, the last word as such too."""
     bare = [w for w in text if w != "#"]
     out: Counter[str] = Counter(bare)
@@ -61,13 +63,13 @@ def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any
         from scipy import sparse
     except ImportError:
         raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
-    rows = [[_features(t) for t in side] for side in (a, b)]
+    rows = [[_features(tuple(t)) for t in side] for side in (a, b)]
     seen = Counter(f for side in rows for r in side for f in r)
     total = len(a) + len(b)
     index = {f: i for i, f in enumerate(seen)}
     weight = np.array([math.log(1 + total / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
 
-    def table(side: list[Counter[str]]) -> Any:
+    def table(side: list[Mapping[str, int]]) -> Any:
         lengths = [len(r) for r in side]
         at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
         n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
@@ -133,10 +135,12 @@ def match(
     b: Sequence[Item],
     homes: Mapping[tuple[str, str], float] | None = None,
     unique: Unique | None = None,
+    least: float = 0.0,
 ) -> list[Named]:
     """Pair tensors of two checkpoints; `homes` says which words are known to belong together.
 
-    `unique` knows the names of all tensors, if these are but what is left of them.
+    `unique` knows the names of all tensors, if these are but what is left of them. Templates among which none are as
+    alike as `least` are not looked at any further.
     """
     out: list[Named] = []
     left = [list(a), list(b)]
@@ -146,7 +150,7 @@ def match(
         if not shared:
             break
         found = [sorts(i for i in side if i.group in shared) for side in left]
-        made = _round(found[0], found[1], unique, homes or {})
+        made = _round(found[0], found[1], unique, homes or {}, least)
         if not made:
             break
         out += made
@@ -155,12 +159,16 @@ def match(
     return out
 
 
-def _round(a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[str, str], float]) -> list[Named]:
+def _round(
+    a: list[Sort], b: list[Sort], unique: Unique, homes: Mapping[tuple[str, str], float], least: float
+) -> list[Named]:
     out: list[Named] = []
     for rows, columns in _blocks(a, b):
         part_a, part_b = [a[r] for r in rows], [b[c] for c in columns]
         like = likeness([s.words for s in part_a], [s.words for s in part_b])
         _kinds(like, part_a, part_b, homes)
+        if like.max() < least:
+            continue
         gain = _gain(like, part_a, part_b)
         for r, c in assigned(gain):
             best = [int(k) for k in _highest(gain[r], 0.85 * gain[r, c]) if k != c]

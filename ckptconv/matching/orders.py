@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
@@ -45,11 +46,12 @@ def fits(text: str, a: Shape, b: Shape) -> bool:
     return all(n == 1 for x, n in zip(left, a, strict=True) if x == "1") and [sizes[x] for x in right] == list(b)
 
 
-def simple(a: Shape, b: Shape) -> list[Order]:
+@lru_cache(maxsize=2**12)
+def simple(a: Shape, b: Shape) -> tuple[Order, ...]:
     """All orders of axes, axes of size one and merged axes that shapes allow; the identity first."""
     found = [Order()] if a == b else []
     if max(len(a), len(b)) > MAX_RANK:
-        return found
+        return tuple(found)
     for text in (*KERNELS.values(), *DEPTHWISE.values()):
         for order in (Order(text), Order(text).inverse):
             if fits(order.text, a, b):
@@ -57,7 +59,7 @@ def simple(a: Shape, b: Shape) -> list[Order]:
     if len(a) == len(b):
         found += list(_permuted(a, b))
     found += list(merged(a, b)) or [o.inverse for o in merged(b, a)]
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
 
 
 def distinct(orders: Sequence[Order], a: Shape) -> int:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from .orders import Order
@@ -96,14 +96,15 @@ class Pair(NamedTuple):
 
 
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+COPY = re.compile(r":[0-9]+$")  # TensorFlow's
 DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
 @lru_cache(maxsize=2**16)
 def leaf(name: str) -> str:
     """The last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
-    bare = re.sub(r":[0-9]+$", "", name)
-    return re.split(r"[/.]", bare)[-1].lower().lstrip("_")
+    bare = COPY.sub("", name)
+    return bare[max(bare.rfind("/"), bare.rfind(".")) + 1 :].lower().lstrip("_")
 
 
 def parent(name: str) -> str:
@@ -112,6 +113,7 @@ def parent(name: str) -> str:
     return name[: max(cut, 0)]
 
 
+@lru_cache(maxsize=2**16)
 def folded(name: str) -> tuple[str, tuple[int, ...]]:
     """The name without its integers, and the integers; `007` is text, not a number."""
     return DIGITS.sub("\0", name), tuple(map(int, DIGITS.findall(name)))
@@ -148,10 +150,10 @@ class Sort:
     words: tuple[str, ...]
     members: list[Item]
 
-    @property
+    @cached_property
     def groups(self) -> Counter[Hashable]:
         return Counter(i.group for i in self.members)
 
-    @property
+    @cached_property
     def at(self) -> float:
         return sum(i.at for i in self.members) / len(self.members)

@@ -178,6 +178,8 @@ class _Rows:
         self, made: tuple[tuple[str, ...], tuple[str, ...]], where: Mapping[str, Domain], members: Sequence[Member]
     ) -> bool:
         """Whether the templates take their own names only; they can take only names that fold to one text."""
+        if len(members) == 1 and not any(MARK in text for text in (*self.sources, *self.targets)):
+            return True
         inverse = {k: d.inverse for k, d in where.items()}
         for side, (texts, names, spoken) in enumerate(
             ((self.sources, self.known, where), (self.targets, self.made, inverse))

@@ -18,7 +18,7 @@ class Bundle(NamedTuple):
     shape: tuple[int, ...]  # of each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """Weights by name, in the order of the checkpoint.
 
@@ -34,7 +34,9 @@ class Side:
 
     def without(self, names: Iterable[str]) -> Side:
         """The side without tensors that are done with."""
-        gone = set(names)
+        gone = self.tensors.keys() & set(names)
+        if not gone:
+            return self
         return replace(self, tensors={n: t for n, t in self.tensors.items() if n not in gone})
 
     def named(self, names: Iterable[str]) -> list[str]:

@@ -40,9 +40,9 @@ class Near(NamedTuple):
     named: tuple[Mapping[str, Named], Mapping[str, Named]]  # the modules that normalisations are named after
     rows: set[str]  # normalisations of the target in a row: their order means nothing
 
-    def gains(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
-        """The evidence for each pair of two modules."""
-        out = self._blocks([u.home for u in a], [u.home for u in b])
+    def gains(self, a: Sequence[Unit], b: Sequence[Unit], held: Array | None = None) -> Array:
+        """The evidence for each pair of two modules; `held` is what the blocks say, if that is known."""
+        out = self.held(a, b) if held is None else held.copy()
         places = {u.home: c for c, u in enumerate(b)}
         near, named = self._neighbours(places)
         for r, u in enumerate(a):
@@ -73,10 +73,11 @@ class Near(NamedTuple):
                 named[y].append((2, c))
         return near, named
 
-    def _blocks(self, a: Sequence[str], b: Sequence[str]) -> Array:
-        """What the blocks say: those that go together, and the names inside them."""
+    def held(self, one: Sequence[Unit], other: Sequence[Unit]) -> Array:
+        """What the blocks say: those that go together, and the names inside them; the same for all pairs."""
         import numpy as np
 
+        a, b = [u.home for u in one], [u.home for u in other]
         chains: tuple[dict[tuple[str, ...], int], dict[tuple[str, ...], int]] = ({}, {})
         known = self.blocks.blocks, self.blocks.back
         at = [
@@ -87,7 +88,7 @@ class Near(NamedTuple):
         out = np.asarray(INSIDE * table[np.ix_(*at)], "f8")
         places = {home: c for c, home in enumerate(b)}
         for r, home in enumerate(a):
-            for other, share in self.blocks.inside.get(home, {}).items():
-                if other in places:
-                    out[r, places[other]] += ROLE * share
+            for x, share in self.blocks.inside.get(home, {}).items():
+                if x in places:
+                    out[r, places[x]] += ROLE * share
         return out

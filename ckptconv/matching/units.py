@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
-from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..checkpoint import Tensor
 from . import conventions
@@ -30,9 +31,11 @@ ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is train
 TABLE = ("embedding", "embeddings")
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
+_FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
 
 
-class Unit(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Unit:
     """A module: its name, its tensors by role, and its place in the natural order of all and in the file."""
 
     home: str
@@ -41,18 +44,18 @@ class Unit(NamedTuple):
     natural: int
     at: int
 
-    @property
+    @cached_property
     def counted(self) -> Numbers:
         """The numbers in its name, which give an order, as letters do not."""
         return folded(re.sub(r"(?i)(conv|pool|norm)[123]d", "", self.home))[1]
 
-    @property
+    @cached_property
     def main(self) -> str:
         """The role that the module is known by."""
         likely = ("weight", "weight_ih", "joint", "running_mean", "bias")
         return next((r for r in likely if r in self.members), min(self.members))
 
-    @property
+    @cached_property
     def kind(self) -> str:
         if {"weight_ih", "joint"} & set(self.members):
             return "cell"
@@ -60,9 +63,20 @@ class Unit(NamedTuple):
             return "batch norm"
         return "norm" if len(_dims(self.members[self.main].shape)) < 2 else "weight"
 
+    @cached_property
+    def signatures(self) -> tuple[Hashable, ...]:
+        """What another module must share to be the same, the strictest first."""
+        return tuple(signature(self) for signature in SIGNATURES)
+
 
 def units(side: Side) -> list[Unit]:
-    """The modules of a checkpoint, in the order of their first tensors."""
+    """The modules of a checkpoint, in the order of their first tensors; found once for each side."""
+    if side not in _FOUND:
+        _FOUND[side] = _units(side)
+    return [*_FOUND[side]]
+
+
+def _units(side: Side) -> list[Unit]:
     bare = {name: _bare(name) for name in side.tensors}
     cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
     separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
@@ -173,7 +187,7 @@ def _count(u: Unit) -> Hashable:
     return _cell(u) or prod(u.members[u.main].shape)
 
 
-# What two modules must share to be the same, the strictest first.
+MAIN = 1  # the signature by which blocks are compared
 SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
     _whole(oriented), _main(oriented), _whole(_sorted), _main(_sorted), _count,
 )  # fmt: skip

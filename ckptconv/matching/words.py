@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 
 from ..rules.templates import MAX_NAME
-from .pairs import WORDS, Item, folded, leaf, parent
+from .pairs import COPY, WORDS, Item, folded, leaf, parent
 
 # Variables by what they are called in one place and the other. The last word decides what a tensor is.
 LEAVES = {
@@ -31,6 +31,10 @@ SAME = {
     "ff": "mlp", "ffn": "mlp", "feedforward": "mlp", "dw": "depthwise", "pw": "pointwise", "sep": "separable",
     "pos": "position", "shortcut": "downsample", "router": "gate", "dwconv": "depthwise",
 }  # fmt: skip
+SEPARATORS = re.compile(r"[/.]+")
+COUNT = re.compile("_\0(?=[/.]|\\Z)")  # a number at the end of a segment
+AVERAGE = re.compile(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$")
+RANK = re.compile(r"(?i)(conv|pool)[123]d")
 LETTERS = 4  # of a word that may be a plural, at least
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
@@ -39,8 +43,8 @@ RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  
 @lru_cache(maxsize=2**16)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name in the order they stand, numbers as #, spellings made one."""
-    name = averaged(re.sub(r":[0-9]+$", "", name))
-    *scopes, last = re.split(r"[/.]+", name)
+    name = averaged(COPY.sub("", name))
+    *scopes, last = SEPARATORS.split(name)
     out: list[str] = []
     for segment in scopes:
         out += _split(segment)
@@ -52,7 +56,7 @@ def words(name: str) -> tuple[str, ...]:
 
 def averaged(name: str) -> str:
     """Haiku's norm/~/mean_ema/average as norm/mean, as others call it."""
-    return re.sub(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$", r"/\1", name)
+    return AVERAGE.sub(r"/\1", name) if name.endswith("average") else name
 
 
 def _leaf(last: str) -> list[str]:
@@ -61,8 +65,9 @@ def _leaf(last: str) -> list[str]:
     return [last.lower()] if last.lower() in KINDS else _split(last)
 
 
+@lru_cache(maxsize=2**14)
 def _split(segment: str) -> list[str]:
-    segment = re.sub(r"(?i)(conv|pool)[123]d", r"\1", segment)
+    segment = RANK.sub(r"\1", segment)
     found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
     out = [x for w in found if (x := SAME.get(w, _singular(w)))]
     return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]
@@ -78,10 +83,13 @@ def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
     """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
     every = list(names)
     known = {text for n in every if "_\0" in (text := folded(n)[0])}
+    bare = {
+        text[: m.start()] + text[m.end() :] for text in known if len(text) <= MAX_NAME + 2 for m in COUNT.finditer(text)
+    }
     cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
     out = []
     for at, name in enumerate(every):
-        text = _numbered(name, known) if known else name
+        text = _numbered(name, known) if folded(name)[0] in bare else name
         home, last = parent(name), leaf(name)
         if cells and last in ("kernel", "bias") and f"{home}/" in cells:
             text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"

@@ -33,7 +33,7 @@ PREFIXES = {
 
 @pytest.mark.parametrize("home", PREFIXES)
 def test_the_blocks_that_hold_a_module(home: str) -> None:
-    assert prefixes(home) == PREFIXES[home]
+    assert [*prefixes(home)] == PREFIXES[home]
 
 
 def test_numbers_are_in_natural_order() -> None:
