@@ -47,7 +47,8 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     by_base = {base: tensors[name] for name, base in shadow.items() if base}
     out = _replaced(tensors, shadow, by_base)
     unaveraged = tuple(n for n, t in out.items() if not t.role and n not in by_base)
-    notes = [Note("dropped", "replaced by their moving averages", tuple(n for n in by_base if n in tensors))]
+    replaced = tuple(n for n in by_base if n in tensors)
+    notes = [Note("dropped", "replaced by their moving averages", replaced)] if replaced else []
     if unaveraged:
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
     return checkpoint.with_tensors(out, *notes)

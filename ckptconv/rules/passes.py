@@ -165,7 +165,8 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     if left and not keep:
-        raise UsageError(f"weights_only=True leaves nothing: there are only {_by_role(checkpoint.values())}")
+        hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
+        raise UsageError(f"weights_only=True leaves nothing of {_by_role(checkpoint.values())}{hint}")
     dropped = Note("dropped", _by_role(checkpoint[n] for n in left), left)
     return checkpoint.with_tensors(keep, *([dropped] if left else []))
 

@@ -475,9 +475,7 @@ def test_the_hint_names_the_entry_of_an_entry(beside: dict[str, Any], tmp_path: 
 
 def test_an_optimizer_alone_has_no_weights(tmp_path: Path) -> None:
     saved(optimizer(Net()), tmp_path / "optimizer.pt")
-    with pytest.raises(
-        ckptconv.UsageError, match=r"weights_only=True leaves nothing: there are only \d+ optimizer slots"
-    ):
+    with pytest.raises(ckptconv.UsageError, match=r"weights_only=True leaves nothing of \d+ optimizer slots"):
         ckptconv.open(tmp_path / "optimizer.pt", weights_only=True)
     saved({"epoch": 3}, tmp_path / "epoch.pt")
     assert "this checkpoint holds no tensors" in [n.text for n in ckptconv.open(tmp_path / "epoch.pt").notes]
