@@ -12,7 +12,7 @@ import pytest
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching import cells, checked, parts, prints
-from ckptconv.matching.doubt import KEPT_GATES, Judge
+from ckptconv.matching.doubt import KEPT_GATES, Judge, voted
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
@@ -431,3 +431,16 @@ def test_what_an_original_computes() -> None:
 
 def test_common_numbers_are_those_that_training_begins_with() -> None:
     assert {"0.0", "1.0", "nan"} == prints.COMMON
+
+
+@pytest.mark.parametrize("word", ["emb", "wte", "wpe", "lookup", "vocab", "Token_Embedding", "VOCAB", ""])
+def test_matrices_that_are_looked_up_are_not_turned_with_the_others(word: str) -> None:
+    """The others vote for a transpose; a table of the same shape keeps the order that it was given."""
+    pairs, a, b = [], {}, {}
+    for k, name in enumerate(["p", "q", "r", f"{word}x"]):
+        table, to = k == 3, f"t.{name}.weight"
+        shape = (4, 4) if table else (3, 5 + k)
+        a[name], b[to] = tensor(name, shape), tensor(to, shape[::-1])
+        pairs.append(Pair((name,), (to,), Order() if table else Order("i o -> o i"), sure=not table, real=table))
+    *_, last = voted(pairs, a, b)
+    assert bool(last.order.text) is not bool(word)

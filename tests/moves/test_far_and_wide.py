@@ -109,6 +109,14 @@ def test_handles_are_closed_when_there_are_many(tmp_path: Path, monkeypatch: pyt
             s.reader(str(tmp_path / "a"))
 
 
+def test_closed_sources_open_their_files_again(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    s = Sources()
+    for _ in range(2):
+        assert s.reader(str(tmp_path / "a")).read(1, 2) == b"23"
+        s.close()
+
+
 @pytest.fixture
 def decoder(monkeypatch: pytest.MonkeyPatch) -> str:
     """A module that decodes the key of what it is given, two bytes at a time."""

@@ -14,7 +14,7 @@ from kit import examples
 
 from ckptconv.checkpoint import Tensor, contiguous, tiled, view
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import LayoutError
+from ckptconv.errors import CorruptCheckpoint, LayoutError
 from ckptconv.moves.part import Held, Part, c_strides
 from ckptconv.rules import layout
 
@@ -236,3 +236,10 @@ def test_steps_that_never_divide_end_in_an_error() -> None:
     odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))
     with pytest.raises(LayoutError, match="pieces"):
         layout.parse("(a b) -> b a").apply([odd], {"a": 3 * 2**28})
+
+
+def test_targets_that_no_tensor_can_have() -> None:
+    pattern = layout.parse("a b -> b a")
+    assert pattern.shapes({"a": 2**31, "b": 2**31}) == ((2**31, 2**31),)
+    with pytest.raises(CorruptCheckpoint, match=r"shape \[4294967296, 2147483648\] has more than 2\^63 elements"):
+        pattern.shapes({"a": 2**31, "b": 2**32})

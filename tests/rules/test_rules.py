@@ -766,3 +766,44 @@ def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:
 def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
     named = {n: held(n, np.ones(1)) for n in ("a._orig_mod", "b", "c_orig_mod.d")}
     assert not prefixes.hinted(Checkpoint(named)).notes
+
+
+@pytest.mark.parametrize(
+    ("metadata", "escaped", "names"),
+    [
+        ({"a": "b", "ä": "ö"}, {"a": "b", "ä": "ö"}, ()),
+        ({"a": "b\udcff", "c": "d"}, {"a": "b\\udcff", "c": "d"}, ("a",)),
+        ({"\ud800": "b", "c": "d"}, {"\\ud800": "b", "c": "d"}, ("\\ud800",)),
+        ({"\ud800": "\ud801", "c": "\udc80"}, {"\\ud800": "\\ud801", "c": "\\udc80"}, ("\\ud800", "c")),
+    ],
+)
+def test_metadata_that_is_not_unicode_is_escaped(
+    metadata: dict[str, str], escaped: dict[str, str], names: tuple[str, ...]
+) -> None:
+    before = Checkpoint({"w": held("w", np.ones(1))}, metadata=metadata)
+    found = passes.texts(before)
+    assert dict(found.metadata) == escaped
+    said = [(n.kind, n.text, n.names) for n in found.notes]
+    assert said == ([("lossy", "metadata that is not valid Unicode is escaped", names)] if names else [])
+    assert (found is before) is not bool(names)
+
+
+def test_merged_checkpoints_keep_what_the_first_says() -> None:
+    one = Checkpoint({"a": held("a", np.ones(1))}, metadata={"k": "1", "x": "1"}, ties=(("a", "b"),), urls=("u",))
+    two = Checkpoint({"c": held("c", np.ones(1))}, metadata={"k": "2", "y": "2"}, ties=(("c", "d"),), urls=("v",))
+    found = passes.merge([one, two])
+    assert (list(found), dict(found.metadata)) == (["a", "c"], {"k": "1", "x": "1", "y": "2"})
+    assert (found.ties, found.urls) == ((("a", "b"), ("c", "d")), ("u", "v"))
+    assert passes.merge([one]) is one
+    with pytest.raises(NameCollision, match="1 names are in more than one source; give each a scope=NAME:\n  a"):
+        passes.merge([one, two, one])
+
+
+def test_only_floats_are_cast() -> None:
+    kinds = ("float64", "float16", "bfloat16", "int32", "bool", "complex64")
+    before = Checkpoint({k: held(k, np.ones(1).astype(DTYPES[k].np)) for k in kinds})
+    found = passes.cast(before, DTYPES["float16"])
+    assert [t.dtype.name for t in found.values()] == ["float16", "float16", "float16", "int32", "bool", "complex64"]
+    for kind in ("int8", "bool", "complex64", "string"):
+        with pytest.raises(UsageError, match=f"dtype= takes a floating-point dtype, not {kind}: integers and"):
+            passes.cast(before, DTYPES[kind])
