@@ -6,8 +6,9 @@ import errno
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ..errors import CkptError, StorageError
 from ..messages import scrubbed
@@ -20,6 +21,9 @@ STATUS = {
     416: "the server does not give that range of the file",
     429: "the server has had too many requests; try again later",
 }
+# what libraries call a connection that ended too soon; their classes are not imported to be compared
+BROKEN = frozenset({"ServerDisconnectedError", "ClientPayloadError", "IncompleteRead", "ProtocolError", "SSLEOFError"})
+BUSY = 429, 503  # where a server may say how long it wants to be left alone
 
 
 def refused(e: OSError, url: str) -> CkptError:
@@ -57,12 +61,15 @@ def network(e: BaseException) -> str:
             return "the server refuses the connection"
         if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
             return "timed out: the server did not answer in time"
-        if status := _status(cause):
-            return STATUS.get(status, f"the server answered with status {status}")
+        if isinstance(cause, ConnectionError) or type(cause).__name__ in BROKEN:
+            return "the connection broke"
+        if said := status(cause):
+            later = f"; it asks to be left alone for {wished(cause):.0f} s" if wished(cause) else ""
+            return STATUS.get(said, f"the server answered with status {said}") + later
     return ""
 
 
-def _status(e: BaseException) -> int:
+def status(e: BaseException) -> int:
     """The HTTP status that an error of aiohttp, requests, httpx or botocore carries, or 0."""
     response = getattr(e, "response", None)
     if isinstance(response, dict):
@@ -70,6 +77,26 @@ def _status(e: BaseException) -> int:
     else:
         found = getattr(e, "status", 0) or getattr(response, "status_code", 0)
     return found if isinstance(found, int) and found >= 300 else 0
+
+
+def wished(e: BaseException) -> float:
+    """The seconds for which a busy server asks to be left alone (Retry-After), or 0."""
+    for cause in causes(e):
+        if status(cause) not in BUSY:
+            continue
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        else:
+            headers = getattr(cause, "headers", None) or getattr(response, "headers", None) or {}
+        said = str(headers.get("Retry-After") or headers.get("retry-after") or "")
+        if said.isdecimal() and said.isascii() and len(said) < 10:
+            return float(said)
+        from email.utils import parsedate_to_datetime
+
+        with suppress(ValueError, TypeError):
+            return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+    return 0.0
 
 
 @contextmanager
@@ -100,4 +127,4 @@ def spooling() -> Iterator[None]:
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
-__all__ = ["STATUS", "asking", "causes", "refused", "spooling"]
+__all__ = ["BROKEN", "STATUS", "asking", "causes", "network", "refused", "spooling", "status", "wished"]

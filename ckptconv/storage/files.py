@@ -29,7 +29,6 @@ from .ranges import FileObject
 from .remote import RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
-NO_FOLDER = errno.ENOENT, errno.ENOTDIR, errno.ELOOP  # a link to itself leads nowhere, like one to a file that is gone
 
 
 # --- looking ----------------------------------------------------------------------------------------------------
@@ -117,8 +116,10 @@ def names(folder: str, prefix: str = "") -> list[str]:
         if is_remote(folder):
             return lookups.names(folder, prefix)
         return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError as e:
-        if e.errno in NO_FOLDER:
+        if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
             return []
         raise refused(e, folder) from e
 

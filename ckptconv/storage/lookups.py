@@ -24,6 +24,7 @@ from . import web
 from .faults import STATUS, asking
 from .paths import is_http, join
 
+MANY = 2**26  # bytes that a listing of everything may take
 MAX_ENDS = 128  # files whose first and last bytes are kept, 80 KiB of each
 # Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
 STORES = ("s3://", "s3a://", "gs://", "gcs://")
@@ -251,7 +252,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     refuse_unlisted(folder)
     fs, path = filesystem(folder)
     with asking(folder):
-        found = fs.find(path, detail=True)
+        found = web.bounded(fs, "find", MANY, path, detail=True)
     tree: dict[str, tuple[set[str], dict[str, Info]]] = {"": (set(), {})}
     root = path.strip("/") + "/"
     for where, what in found.items():

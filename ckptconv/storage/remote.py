@@ -43,7 +43,7 @@ class RemoteFile:
             raise StorageError("is a folder, a file is needed", url=url)
         if found.get("size") is None:
             raise StorageError("the server does not say how large the file is", url=url)
-        self.size = int(found["size"])
+        self.size, self._info = int(found["size"]), found
         from hashlib import blake2b
 
         version = [found.get("ETag") or found.get("etag")]  # listings and answers agree in it, but not in the time
@@ -167,7 +167,7 @@ class RemoteFile:
             elif self._copy is None:
                 paths, starts, ends = [self._path] * len(some), [a for a, _ in some], [a + n for a, n in some]
                 total = sum(n for _, n in some)
-                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise")
+                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise", known=True)
             else:
                 found = [self._copy.read(*one) for one in some]
         return [_sized(data, start, size, self.url) for (start, size), data in zip(some, found, strict=True)]
@@ -175,7 +175,7 @@ class RemoteFile:
     def _from_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         """Ranges from a web server; the first request shows whether it sends any, and else the whole file is copied."""
         try:
-            found = web.ranges(self._fs, self._path, some)
+            found = web.ranges(self._fs, self._path, some, self._info)
         except web.NoRanges as e:
             if self._ranged:
                 raise StorageError("the server sends ranges of the file no more", url=self.url) from e

@@ -1,7 +1,6 @@
 """Requests to web servers: bounded in time and in bytes, and redirects stay on the host that the user named.
 
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
-CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
 
 fsspec reads what a server sends to its end and unpacks it, however much that is; `ranges` and `whole` do not.
 """
@@ -11,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import IO, Any
 from urllib.parse import SplitResult, urlsplit
 
-from ..errors import CorruptCheckpoint, StorageError, UsageError
+from ..errors import CorruptCheckpoint, StorageError
 from .faults import spooling
+from .tries import TIMES, Tries, again, seconds
 
-RATE = 2**16  # bytes a second: what is slower has stalled
 USUAL = 2**23  # bytes of a request whose size is not known here
 PIECE = 2**20  # bytes read at once
 # where well-known hosts keep their files
@@ -35,50 +34,60 @@ class NoRanges(Exception):
     """The server answers a request for a range with the whole file."""
 
 
-def seconds(size: int) -> float:
-    """The time in seconds that a request for `size` bytes may take."""
-    given = os.environ.get("CKPTCONV_TIMEOUT", "60")
-    try:
-        return max(1.0, float(given)) + size / RATE
-    except ValueError:
-        raise UsageError(f"CKPTCONV_TIMEOUT is a number of seconds, not {given!r}") from None
+def bounded(fs: Any, what: str, size: int, path: Any, *args: Any, known: bool = False, **options: Any) -> Any:
+    """Call a method of a file system that reads a path or several, again where its failure may pass (see tries.py).
 
-
-def bounded(fs: Any, what: str, size: int, *args: Any, **options: Any) -> Any:
-    """Call a method of a file system, in bounded time where it is one that can be interrupted."""
+    In bounded time where it is a file system that can be interrupted.
+    """
     coroutine = getattr(fs, f"_{what}", None)
-    if not getattr(fs, "async_impl", False) or coroutine is None:
-        return getattr(fs, what)(*args, **options)
-    from fsspec.asyn import sync
 
-    return sync(fs.loop, coroutine, *args, timeout=seconds(size), **options)
+    def request() -> Any:
+        if not getattr(fs, "async_impl", False) or coroutine is None:
+            return getattr(fs, what)(path, *args, **options)
+        from fsspec.asyn import sync
+
+        return sync(fs.loop, coroutine, path, *args, timeout=seconds(size), **options)
+
+    return again(str(path if isinstance(path, str) else path[0]), size, request, known=known)
 
 
-def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: Mapping[str, Any]) -> list[bytes]:
     """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
 
-    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one.
+    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `info` tells of.
     """
+    total = sum(size for _, size in wanted)
+
+    async def one(start: int, size: int) -> bytes:
+        tries = Tries(path, total, known=True)
+        while True:
+            try:
+                return await asyncio.wait_for(_range(fs, path, start, size, info), seconds(total))
+            except Exception as e:
+                await asyncio.sleep(tries.pause(e))
 
     async def all_of_them() -> list[bytes]:
-        tasks = [asyncio.ensure_future(_range(fs, path, *one)) for one in wanted]
+        tasks = [asyncio.ensure_future(one(*some)) for some in wanted]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    return list(_timed(fs, sum(size for _, size in wanted), all_of_them))
+    return list(_timed(fs, TIMES * seconds(total), all_of_them))
 
 
-async def _range(fs: Any, path: str, start: int, size: int) -> bytes:
+async def _range(fs: Any, path: str, start: int, size: int, info: Mapping[str, Any]) -> bytes:
     out = bytearray()
     async with _asked(fs, path, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
-        sent = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+        sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not sent:
             raise NoRanges("the server does not send ranges of files")
         if int(sent[1]) != start:
             raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=path)
+        known, now = info.get("ETag"), answer.headers.get("ETag")
+        if (known and now and known != now) or (sent[2] and sent[2] != str(info.get("size"))):
+            raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=path)
         while piece := await answer.content.read(PIECE):
             out += piece
             if len(out) > size:
@@ -91,6 +100,9 @@ def whole(fs: Any, path: str, size: int, file: IO[bytes]) -> None:
 
     async def copy() -> None:
         left = size
+        with spooling():
+            file.seek(0)
+            file.truncate()
         async with _asked(fs, path, {}) as answer:
             while piece := await answer.content.read(PIECE):
                 left -= len(piece)
@@ -99,13 +111,13 @@ def whole(fs: Any, path: str, size: int, file: IO[bytes]) -> None:
                 with spooling():
                     file.write(piece)
 
-    _timed(fs, size, copy)
+    again(path, size, lambda: _timed(fs, seconds(size), copy), known=True)
 
 
-def _timed(fs: Any, size: int, coroutine: Callable[[], Any]) -> Any:
+def _timed(fs: Any, limit: float, coroutine: Callable[[], Any]) -> Any:
     from fsspec.asyn import sync
 
-    return sync(fs.loop, coroutine, timeout=seconds(size))
+    return sync(fs.loop, coroutine, timeout=limit)
 
 
 @asynccontextmanager
@@ -190,4 +202,4 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
         )
 
 
-__all__ = ["NoRanges", "bounded", "client", "may_lead", "ranges", "seconds", "whole"]
+__all__ = ["NoRanges", "bounded", "client", "may_lead", "ranges", "whole"]

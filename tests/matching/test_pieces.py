@@ -124,7 +124,7 @@ def test_what_has_no_counterpart_is_left_out() -> None:
 
 
 def replace_members(of: Unit, *, without: str) -> Unit:
-    return of._replace(members={r: t for r, t in of.members.items() if r != without})
+    return replace(of, members={r: t for r, t in of.members.items() if r != without})
 
 
 # --- fingerprints -------------------------------------------------------------------------------------------------

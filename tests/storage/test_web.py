@@ -21,7 +21,7 @@ import ckptconv
 from ckptconv.bulk import discover, run
 from ckptconv.errors import CkptError, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
-from ckptconv.storage import files, paths, web
+from ckptconv.storage import files, paths, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
@@ -206,7 +206,7 @@ def test_a_server_that_drips_or_is_silent_ends(
     handler: Handler, chain: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
-    monkeypatch.setattr(web, "RATE", 10**9)
+    monkeypatch.setattr(tries, "RATE", 10**9)
     with pytest.raises(StorageError, match=r"timed out|support range requests"):
         ckptconv.open(f"{chain}http://{serve(handler)}/m.npz")
 
