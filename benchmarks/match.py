@@ -1,6 +1,7 @@
 """How often `match` is right: published pairs of checkpoints, against what the shipped converters make of them.
 
     python benchmarks/match.py [--oracles DIR] [--real DIR]      a table: with values, and with names and shapes only
+    python benchmarks/match.py --applications      Keras Applications into torchvision and timm
     python benchmarks/match.py --large 10000                     the time for so many tensors against as many
 
 A pair is right if it has the converter's source and gives the converter's bits. "unmarked" are wrong pairs that are not
@@ -19,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint, Tensor, held
+from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError
 from ckptconv.matching.pairs import Proposal
 from ckptconv.matching.search import match
@@ -29,6 +31,23 @@ from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
 
 ROOT = Path(__file__).parents[1]
+APPLICATIONS = [  # a model of Keras, the class of torchvision or timm, and the converter that outputs prove
+    ("ResNet50", "torchvision-resnet50", "keras-resnet"),
+    ("ResNet50V2", "timm-resnetv2_50", "keras-resnet-v2"),
+    ("VGG16", "torchvision-vgg16", "keras-vgg"),
+    ("DenseNet121", "torchvision-densenet121", "keras-densenet"),
+    ("MobileNet", "timm-mobilenetv1_100", "keras-mobilenet-v1"),
+    ("MobileNetV2", "torchvision-mobilenet_v2", "keras-mobilenet-v2"),
+    ("MobileNetV3Small", "torchvision-mobilenet_v3_small", "keras-mobilenet-v3"),
+    ("MobileNetV3Large", "torchvision-mobilenet_v3_large", "keras-mobilenet-v3"),
+    ("Xception", "timm-legacy_xception", "keras-xception"),
+    ("InceptionV3", "torchvision-inception_v3", "keras-inception-v3"),
+    ("InceptionResNetV2", "timm-inception_resnet_v2", "keras-inception-resnet-v2"),
+    ("EfficientNetB0", "timm-tf_efficientnet_b0", "keras-efficientnet"),
+    ("EfficientNetV2B0", "timm-tf_efficientnetv2_b0", "keras-efficientnet-v2"),
+    ("EfficientNetV2S", "timm-tf_efficientnetv2_s", "keras-efficientnet-v2"),
+    ("ConvNeXtTiny", "timm-convnext_tiny", "keras-convnext"),
+]
 FILES = {"hf-tf": "tf_model.h5", "hf-flax": "flax_model.msgpack"}
 
 
@@ -138,6 +157,28 @@ def table(oracles: Path, only: str) -> bool:
     return good
 
 
+def spelled(name: str) -> Checkpoint:
+    """The names and shapes of a published model, without values."""
+    lines = (ROOT / "fixtures" / "names" / "applications" / f"{name}.txt").read_text().splitlines()
+    split = ((n, shape.rstrip("]")) for n, _, shape in (line.rpartition(" [") for line in lines))
+    shapes = {n: tuple(int(x) for x in shape.split(",") if x) for n, shape in split}
+    return Checkpoint({n: Tensor(n, DTYPES["float32"], shape, ()) for n, shape in shapes.items()})
+
+
+def application(keras: str, target: str, converter: str) -> Score:
+    """Count the pairs that have the sources of the shipped converter, which outputs prove; orders of axes aside."""
+    a, b = spelled(f"keras-{keras}"), spelled(target)
+    there = library.load(converter)
+    truth = apply(there, a, dict.fromkeys(there.params, 7 if keras.startswith("VGG") else 3)).moved
+    found = match(a, b, values=False)
+    by_target = {t: p for p in found.pairs for t in (*p.targets, *(n for n, _ in p.fills))}
+    same = {n: set(p.sources) == set(truth[n].sources) for n, p in by_target.items()}
+    unmarked = sum(not good and by_target[n].sure for n, good in same.items())
+    return Score(
+        len(b), sum(same.values()), sum(not p.sure for p in found.pairs), len(same) - sum(same.values()), unmarked
+    )
+
+
 def large(count: int) -> None:
     """So many tensors of few shapes, half of them under names that say little."""
     rng = np.random.default_rng(0)
@@ -168,8 +209,15 @@ if __name__ == "__main__":
     parser.add_argument("--oracles", type=Path, default=ROOT.parent / "shared" / "oracles")
     parser.add_argument("--large", type=int, default=0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--applications", action="store_true")
     args = parser.parse_args()
     if args.large:
         large(args.large)
+    elif args.applications:
+        print("| Keras | class | right | wrong, not marked |\n|---|---|---|---|")
+        for case in APPLICATIONS:
+            row = application(*case)
+            library_, _, name = case[1].partition("-")
+            print(f"| {case[0]} | {library_} {name} | {row.right} of {row.total} | {row.unmarked} |", flush=True)
     else:
         raise SystemExit(not table(args.oracles, args.only))

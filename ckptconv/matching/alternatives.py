@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..checkpoint import Tensor
 from . import cuts, orders
 from .bundles import FUSED
-from .cells import FORGET
+from .cells import FORGET, SUMMED
 from .conventions import is_kernel
 from .doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
 from .orders import Order
@@ -95,7 +95,7 @@ def _turned(
 
 def _gates(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
     """The gates of LSTMs in TensorFlow's order or in torch's; a forget bias or none."""
-    cells = {k: p for k, p in unsure.items() if KEPT_GATES in p.why or p.fills}
+    cells = {k: p for k, p in unsure.items() if {KEPT_GATES, SUMMED, FORGET} & {*p.why}}
     turned = {k: p for k, old in cells.items() if (p := _regated(old, len(source[old.sources[0]].shape)))}
     if turned:
         yield Alternative("the gates of all LSTMs in the other order", turned)

@@ -33,7 +33,7 @@ MAX_FAMILIES = 60  # of a side that are compared with each other, the largest fi
 HELD = 0.75  # of the modules of two families that must find one of their signature
 WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
 NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
-REPEATED = re.compile(r"(?<![^/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
+REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
 TOKENS = re.compile(r"[a-z]+|[0-9]+")
 BEFORE, AFTER = {"pre", "before", "input"}, {"post", "after", "output"}
 DIMENSION = re.compile(r"(?i)(?<=conv|norm)[123]d")
@@ -72,6 +72,12 @@ def prefixes(home: str) -> tuple[str, ...]:
     """The blocks that hold a module: what stands before it in its name and ends in a number."""
     home = REPEATED.sub(r"\1", home)
     return tuple(home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home))
+
+
+def within(home: str) -> tuple[str, ...]:
+    """The blocks that hold a module, the module itself among them if its name ends in a number: a block's own scale."""
+    once = REPEATED.sub(r"\1", home)
+    return (*prefixes(home), once) if once[-1:].isdigit() else prefixes(home)
 
 
 def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
@@ -124,7 +130,7 @@ def _families(many: Sequence[Unit]) -> list[Family]:
     made: dict[str, dict[str, dict[str, Unit]]] = defaultdict(lambda: defaultdict(dict))
     for u in many:
         once = REPEATED.sub(r"\1", u.home)
-        for p in prefixes(once):
+        for p in within(once):
             made[NUMBER.sub(lambda m: "#" if m[1] else m[0], p)][p][once[len(p) :]] = u
     found = [
         [Block(name, blocks[name]) for name in sorted(blocks, key=natural)]
@@ -145,8 +151,8 @@ def _in_order(a: Sequence[Held], b: Sequence[Held]) -> tuple[int, list[tuple[int
     table = []
     for i, x in zip(numbered[0], a, strict=True):
         table.append([_shared(shared, (i, j), x, y) for j, y in zip(numbered[1], b, strict=True)])
-    ahead = _best(table)
-    back = _best(table[::-1])
+    ahead = longest(table)
+    back = longest(table[::-1])
     return ahead if ahead[0] >= back[0] else (back[0], [(len(a) - 1 - i, j) for i, j in back[1]])
 
 
@@ -156,7 +162,7 @@ def _shared(known: dict[tuple[int, int], int], key: tuple[int, int], x: Held, y:
     return known[key]
 
 
-def _best(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
+def longest(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
     """The pairs with the greatest sum that follow one another on both sides; the earliest of the same sum."""
     rows, columns = len(table), len(table[0])
     sums = [[0] * (columns + 1) for _ in range(rows + 1)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .blocks import Aligned, Named, aligned, companions
+from .blocks import Aligned, Named, aligned, companions, longest
 from .doubt import TABLES
 from .names import assigned, likeness
 from .pairs import LISTED, Pair
@@ -33,6 +33,8 @@ ROUNDS = 3  # neighbours that were paired in one round are evidence in the next
 SAME = 0.5  # weight of equal words
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
 TIE = 0.03  # weight of alphabetical order, where nothing else decides
+MAX_STEPS = 250_000  # pairs of modules of one kind that are compared for that
+STEP = 0.05  # of the modules, by which one order must be better to be taken for that
 CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
 OPPOSITE = 0.5  # against a cell that runs forwards and one that runs backwards: no order of a file outweighs that
@@ -92,12 +94,29 @@ def pair(a: Side, b: Side, known: Sequence[Pair], whole: tuple[Side, Side]) -> l
     if list(a.tensors) == sorted(a.tensors):
         return found[1]
     other = _solved(sides, a, b, lambda u: u.at)
-    best, second = (found, other) if found[0] >= other[0] else (other, found)
+    orders = _in_step(sides, counted), _in_step(sides, lambda u: u.at)
+    first = found[0] >= other[0] if abs(orders[0] - orders[1]) < STEP else orders[0] > orders[1]
+    best, second = (found, other) if first else (other, found)
     rest = {m.a.home: m.b.home for m in second[1]}
     return [
         m if m.b.home == rest.get(m.a.home, m.b.home) else m._replace(real=True, rivals=(rest[m.a.home], *m.rivals))
         for m in best[1]
     ]
+
+
+def _in_step(sides: Sides, place: Place) -> float:
+    """The share of modules that follow one another on both sides, kind by kind, by nothing but their signatures.
+
+    The convolutions of a whole net in the right order agree one by one, in another order they do not.
+    """
+    same = total = 0
+    for kind in {u.kind for u in sides.a}:
+        a = [u.signatures[MAIN] for u in sorted((u for u in sides.a if u.kind == kind), key=place)]
+        b = [u.signatures[MAIN] for u in sides.b if u.kind == kind]
+        if a and b and len(a) * len(b) <= MAX_STEPS:
+            same += longest([[x == y for y in b] for x in a])[0]
+            total += min(len(a), len(b))
+    return same / max(1, total)
 
 
 def _units(side: Side, target: bool) -> list[Unit]:

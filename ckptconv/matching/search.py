@@ -30,7 +30,7 @@ from .lengths import by_length
 from .named import Known, Sides, by_names, by_same_names, known_of, left
 from .pairs import Pair, Proposal, leaf
 from .side import weights
-from .structure import by_modules
+from .structure import by_modules, with_constants
 from .values import Found, find
 from .words import items
 
@@ -78,6 +78,8 @@ def match(
         pairs = by_names(sides, known, pairs, done)
         pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
     pairs += by_length(left(sides, pairs, done), known)
+    if not found.trained:
+        pairs = with_constants(pairs, sides)
     notes += _folded_note(sides, known, pairs)
     ties = [*found.ties, *_tied(target, pairs, done[1])]
     copies = found.copies | _copied(source, pairs)

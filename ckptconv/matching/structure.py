@@ -9,6 +9,10 @@ from . import bundles, cells, gates, modules
 from .named import Known, Sides, folds
 from .pairs import Pair
 from .side import Side
+from .units import units
+
+CONSTANTS = {"weight": 1.0, "bias": 0.0}
+CONSTANT = "the original normalises without scale or offset: ones and zeros are filled in"
 
 
 def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair], every: Sides) -> list[Pair]:
@@ -71,3 +75,19 @@ def _rivals(m: modules.Match, name: str) -> tuple[str, ...]:
     """The same tensor of the modules that it could also be."""
     tail = name.removeprefix(m.b.home) if name.startswith(m.b.home) else ""
     return tuple(f"{home}{tail}" for home in m.rivals) if tail else ()
+
+
+def with_constants(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
+    """The pairs, those of batch normalisations without scale or offset with what stands for these: ones, zeros."""
+    homes = [{t.name: u for u in units(side) for t in u.members.values()} for side in sides]
+    made = {n for p in pairs for n in p.targets}
+    out = []
+    for p in pairs:
+        a, b = homes[0].get(p.sources[0]), homes[1].get(p.targets[0])
+        if a and b and a.kind == b.kind == "batch norm" and b.members["running_mean"].name in p.targets:
+            lacking = [r for r in CONSTANTS if r in b.members and r not in a.members and b.members[r].name not in made]
+            if lacking:
+                fills = tuple((b.members[r].name, (CONSTANTS[r],)) for r in lacking)
+                p = p._replace(fills=(*p.fills, *fills), sure=False, why=(*p.why, CONSTANT))
+        out.append(p)
+    return out

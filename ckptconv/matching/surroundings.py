@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .blocks import Aligned, Named, prefixes
+from .blocks import Aligned, Named, within
 from .units import Unit
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Near(NamedTuple):
         chains: tuple[dict[tuple[str, ...], int], dict[tuple[str, ...], int]] = ({}, {})
         known = self.blocks.blocks, self.blocks.back
         at = [
-            np.array([chain.setdefault(tuple(p for p in prefixes(home) if p in found), len(chain)) for home in homes])
+            np.array([chain.setdefault(tuple(p for p in within(home) if p in found), len(chain)) for home in homes])
             for homes, chain, found in zip((a, b), chains, known, strict=True)
         ]
         table = np.array([[self.blocks.agree(x, y) for y in chains[1]] for x in chains[0]])

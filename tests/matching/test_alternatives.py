@@ -140,6 +140,8 @@ def test_what_has_no_gates_stays(text: str, shape: Shape) -> None:
 
 
 def test_a_forget_bias_may_be_none() -> None:
+    constant = pair("b", "t")._replace(fills=(("u", (1.0,)),))  # of a batch normalisation: it has no gates
+    assert tried([constant], {"b": (8,)}, {"t": (8,)}) == []
     filled = pair("b", "t", "", FORGET)._replace(fills=(("u", (1.0, 0.0)),))
     found = tried([filled], {"b": (3,)}, {"t": (3,)})
     assert found[-1] == "no forget_bias | 0:  fill u (0.0,)"

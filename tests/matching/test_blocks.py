@@ -9,7 +9,7 @@ import pytest
 
 from ckptconv.checkpoint import held
 from ckptconv.matching import blocks, surroundings
-from ckptconv.matching.blocks import Aligned, aligned, companions, prefixes
+from ckptconv.matching.blocks import Aligned, aligned, companions, prefixes, within
 from ckptconv.matching.side import Side
 from ckptconv.matching.surroundings import Near, beside
 from ckptconv.matching.units import Unit, natural, units
@@ -28,12 +28,26 @@ PREFIXES = {
     "a/a/b": [],
     "net.3": [],
     "aa/a1/a1/x": ["aa/a1"],
+    "blocks.1.1.conv": ["blocks.1", "blocks.1.1"],  # the same number twice is two numbers
 }
 
 
 @pytest.mark.parametrize("home", PREFIXES)
 def test_the_blocks_that_hold_a_module(home: str) -> None:
     assert [*prefixes(home)] == PREFIXES[home]
+
+
+@pytest.mark.parametrize(
+    ("home", "held_by"),
+    [
+        ("stages.0.blocks.1", ["stages.0", "stages.0.blocks.1"]),  # a scale that the block itself has
+        ("stages.0.blocks.1.norm", ["stages.0", "stages.0.blocks.1"]),
+        ("a1/a1", ["a1"]),
+        ("scale", []),
+    ],
+)
+def test_what_a_block_has_itself_is_inside_it(home: str, held_by: list[str]) -> None:
+    assert [*within(home)] == held_by
 
 
 def test_numbers_are_in_natural_order() -> None:

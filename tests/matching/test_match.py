@@ -420,6 +420,44 @@ def test_a_bidirectional_layer_of_keras_is_not_crossed(fixtures: Path) -> None:
     assert all(("backward" in n) == t.endswith("_reverse") for n, t in cells), cells
 
 
+QUICK = {"MobileNetV3Small", "Xception", "InceptionV3", "EfficientNetV2B0", "ConvNeXtTiny"}  # of the benchmark's
+
+
+@pytest.mark.parametrize("case", [c for c in BENCH.APPLICATIONS if c[0] in QUICK] if BENCH else [], ids=lambda c: c[0])
+def test_classes_of_torchvision_and_timm(case: tuple[str, str, str]) -> None:
+    """Keras' own models into modules that neither they nor we wrote, by names and shapes."""
+    row = BENCH.application(*case)
+    assert row.right == row.total
+    assert row.unmarked == 0
+
+
+BARE = {f"bn_1/{v}": (8,) for v in ("beta", "moving_mean", "moving_variance")} | {"conv_1/kernel": (3, 3, 4, 8)}
+NORM = {f"net.norm.{v}": (8,) for v in ("weight", "bias", "running_mean", "running_var")} | {
+    "net.conv.weight": (8, 4, 3, 3)
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "gone", "fills"),
+    [
+        ({}, (), {"net.norm.weight": (1.0,)}),
+        ({}, ("bn_1/beta",), {"net.norm.weight": (1.0,), "net.norm.bias": (0.0,)}),
+        ({"bn_1/gamma": (8,)}, (), {}),
+        ({"bn_1/gamma": (8,)}, ("bn_1/beta",), {"net.norm.bias": (0.0,)}),
+    ],
+)
+def test_a_batch_norm_without_scale_is_filled_and_marked(
+    more: dict[str, tuple[int, ...]], gone: tuple[str, ...], fills: dict[str, tuple[float, ...]]
+) -> None:
+    a = {n: s for n, s in (BARE | more).items() if n not in gone}
+    found = by_name(a, NORM)
+    assert dict(f for p in found.pairs for f in p.fills) == fills
+    assert not any(p.sure for p in found.pairs if p.fills)
+    assert not found.target_only
+    made = apply(proposed(found), checkpoint({n: np.full(s, 3.0, "f4") for n, s in a.items()}))
+    assert {n: t.numpy().tolist() for n, t in made.items() if n in fills} == {n: list(v * 8) for n, v in fills.items()}
+
+
 def test_folded_batch_norm_is_reported_and_not_matched() -> None:
     norm = {f"conv/bn/{v}": (8,) for v in ("gamma", "beta", "moving_mean", "moving_variance")}
     a = {
