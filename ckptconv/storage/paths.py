@@ -27,10 +27,14 @@ def local(url: str) -> str:
 def split(url: str) -> tuple[str, str]:
     """Split a path into folder and base name, the arguments of `join`; the folder of a bare name is '.'.
 
-    Of a chain (zip://a/b.npz::https://host/c.zip) the first link is split, of a web address what its query follows.
+    Of a chain (zip://a/b.npz::https://host/c.zip) the first link is split, after the name of a cache (simplecache::),
+    of a web address what its query follows.
     """
     if is_remote(url):
         first, chain, rest = url.partition("::")
+        if "://" not in first:
+            head, base = split(rest)
+            return first + chain + head, base
         end = min([i for c in "?#" if (i := first.find(c)) >= 0] or [len(first)]) if is_http(first) else len(first)
         head, _, base = first[:end].rpartition("/")
         return (f"{head}/" if head.endswith(":/") else head) + chain + rest, base + first[end:]
@@ -49,6 +53,8 @@ def join(folder: str, *names: str) -> str:
     if not is_remote(folder):
         return os.path.join(local(folder), *names)
     first, chain, rest = folder.partition("::")
+    if "://" not in first:
+        return first + chain + join(rest, *names)
     first = first if first.endswith("://") else f"{first.rstrip('/')}/"
     return first + "/".join(names) + chain + rest
 

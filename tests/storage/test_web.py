@@ -338,6 +338,8 @@ def test_a_name_in_an_index_is_a_name(name: str, serve: Serve) -> None:
         ("https://h/d/i.json?sig=a/b", "https://h/d", "i.json?sig=a/b", "https://h/d/n"),
         ("zip://d/m::http://h/a.zip", "zip://d::http://h/a.zip", "m", "zip://d/n::http://h/a.zip"),
         ("zip://m::http://h/a.zip", "zip://::http://h/a.zip", "m", "zip://n::http://h/a.zip"),
+        ("simplecache::s3://b/d/m?x", "simplecache::s3://b/d", "m?x", "simplecache::s3://b/d/n"),
+        ("filecache::http://h/d/m?x", "filecache::http://h/d", "m?x", "filecache::http://h/d/n"),
     ],
 )
 def test_what_lies_beside_a_url(url: str, folder: str, base: str, beside: str) -> None:
