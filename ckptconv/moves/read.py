@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -191,5 +190,7 @@ def each(items: Iterable[S], do: Callable[[S, Sources], T], workers: int = 1) ->
     with Sources() as sources:
         if workers < 2:
             return [do(item, sources) for item in items]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
             return list(pool.map(lambda item: do(item, sources), items))

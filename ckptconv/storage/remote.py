@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 
@@ -198,6 +197,8 @@ def peek(urls: Sequence[str]) -> None:
     def fetch(url: str) -> None:
         with once(run), suppress(CkptError):
             RemoteFile(url).ends()
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(BATCH) as pool:
         list(pool.map(fetch, far))

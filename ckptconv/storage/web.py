@@ -7,7 +7,6 @@ fsspec reads what a server sends to its end and unpacks it, however much that is
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -56,6 +55,8 @@ def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: Mapping[
 
     NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `info` tells of.
     """
+    import asyncio  # costs more than the rest of this room
+
     total = sum(size for _, size in wanted)
 
     async def one(start: int, size: int) -> bytes:

@@ -118,6 +118,14 @@ def test_the_command_line_starts_without_numpy() -> None:
         assert done.stdout.split()[-2:] == ["False", "False"]
 
 
+def test_local_files_are_inspected_without_what_remote_ones_need(tmp_path: Path) -> None:
+    ckptconv.save({"w": np.arange(6, dtype="f4")}, tmp_path / "a.safetensors")
+    code = f"import sys; from ckptconv.cli import main\ntry: main(['inspect', {str(tmp_path / 'a.safetensors')!r}])\n" \
+           "except SystemExit: pass\nprint({'asyncio', 'fsspec', 'concurrent.futures'} & {*sys.modules})"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stdout
+
+
 def test_all_casts_that_cannot_be_are_listed(tmp_path: Path) -> None:
     kinds = {"a": ("float32", "int8"), "b": ("int8", "bool"), "c": ("float32", "bool"), "d": ("int8", "int16")}
     tensors = {}

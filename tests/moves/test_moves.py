@@ -155,6 +155,19 @@ def test_casts_of_float32_equal_torch(to: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("below", [65520, np.inf], ids=["fast", "with infinities"])
+def test_halves_equal_numpy(below: float) -> None:
+    """In blocks, as the engine casts; the passes that NumPy's conversion is compared with take no infinities."""
+    array = everything("f4")
+    array = array[np.abs(array) < below]
+    assert len(array) > 10**5
+    for at in range(0, len(array), 2**16):
+        out, _ = cast(array[at : at + 2**16], F32, DTYPES["float16"])
+        with np.errstate(all="ignore"):
+            assert np.array_equal(out.view("u2"), array[at : at + 2**16].astype("f2").view("u2"))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(("to", "bits"), [("float16", 10), ("bfloat16", 7)])
 def test_float64_is_rounded_once(to: str, bits: int) -> None:
     """Against exact arithmetic on fractions, at the ties that rounding through float32 gets wrong."""
