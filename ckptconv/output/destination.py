@@ -151,8 +151,8 @@ class OutputNames:
     def _stale_names(self) -> list[str]:
         if not self._stale:
             return []
-        folders = sorted({os.path.dirname(name) for name in self.final})
-        here = [os.path.join(f, old) for f in folders for old in names(os.path.join(self.folder, f))]
+        above = sorted({name[: name.rfind("/") + 1] for name in self.final})
+        here = [f"{a}{old}" for a in above for old in names(os.path.join(self.folder, a))]
         return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
 
     def privacy(self) -> int:

@@ -261,9 +261,9 @@ def _unchanged(folder: str, todo: Publication, files: dict[Any, Any]) -> bool:
 
 
 def _matching(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
-    """Title, mark and the name itself of each match in a folder."""
+    """Title, mark and the name itself of each match in a folder, which may have thousands of other names."""
     try:
-        found = [pattern.fullmatch(name) for name in sorted(os.listdir(folder or "."))]
+        found = [pattern.fullmatch(name) for name in sorted(n for n in os.listdir(folder or ".") if n[0] == ".")]
     except OSError:
         return []
     return [(m[1], m[2], m[0]) for m in found if m]
