@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -91,13 +91,26 @@ def _channels_first(array: Any) -> Any:
 
 
 def _places(proposal: Proposal, got: Mapping[str, list[Any]], wanted: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What each submodule should give."""
+    """What each submodule should give; layers without counterpart (an activation, a flattened image) are left out."""
     homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
+    places = {n: n if n in got else homes.get(n, "") for n in wanted}
+    places = {n: place if place in got else "" for n, place in places.items()}
+    others = [n for n, place in places.items() if not place]
+    whole = got.get("", [])
+    if len(others) < len(wanted) and not _fit([wanted[n] for n in others], whole):
+        *_, last = wanted
+        last_fits = last in others and len(whole) == 1 and _fit([wanted[last]], whole)
+        places = {n: place for n, place in places.items() if place or (n == last and last_fits)}
     out: dict[str, list[Any]] = {}
-    for name, array in wanted.items():
-        place = name if name in got else homes.get(name, "")
-        have = got.get(place, [])
+    for name, place in places.items():
+        array, have = wanted[name], got.get(place, [])
         at = len(out.get(place, []))
         turned = at < len(have) and have[at].shape != array.shape and _channels_first(array).shape == have[at].shape
-        out.setdefault(place if place in got else "", []).append(_channels_first(array) if turned else array)
+        out.setdefault(place, []).append(_channels_first(array) if turned else array)
     return out
+
+
+def _fit(arrays: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Whether arrays can be the outputs of the whole, one by one."""
+    both = zip(arrays, outputs, strict=False)
+    return len(arrays) <= len(outputs) and all(b.shape in (a.shape, _channels_first(a).shape) for a, b in both)

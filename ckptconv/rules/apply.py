@@ -162,6 +162,7 @@ class _Builder:
             if rule.pattern:
                 shapes = rule.pattern.inverse.unrolled(shapes).shapes(self._known(rule, group, values))
             before = dict(enumerate(shapes[0])).get(how.axis)
+            resize.bounded(how, t, before)
         new = (resize.backward if rule.backward else resize.forward)(how, t, to or 0, before)
         if text := resize.described(how, t.shape, new.shape, backward=rule.backward):
             self.resized.setdefault(text, []).append(rule.targets[0].render(values))

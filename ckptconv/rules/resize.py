@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..checkpoint import NoteKind, Tensor, contiguous
@@ -20,6 +21,8 @@ from . import layout as layouts
 
 if TYPE_CHECKING:
     from .converter import Resize
+
+ADDED, TIMES = 2**26, 8  # bytes that a recorded length may add to a tensor: so many, or so many times its own
 
 
 def forward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
@@ -48,6 +51,17 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
     if not rest.count:
         return kept
     return contiguous(t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value))
+
+
+def bounded(resize: Resize, t: Tensor, recorded: int | None) -> None:
+    """Refuse a length that metadata, which is from a file, records if it would make a small tensor huge."""
+    more = (recorded or 0) - _length(resize, t)
+    others = prod(n for k, n in enumerate(t.shape) if k != resize.axis)
+    if more * others * t.dtype.itemsize > max(ADDED, TIMES * t.nbytes):
+        raise LayoutError(
+            f"axis {resize.axis} is {_length(resize, t)} long and was {recorded}, as the metadata records: more than "
+            "is taken from there; give it as `from` if that is right"
+        )
 
 
 def described(resize: Resize, old: Sequence[int], new: Sequence[int], *, backward: bool) -> tuple[NoteKind, str] | None:
@@ -106,4 +120,4 @@ def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]
     return (padding.constant(element, t.dtype, tuple(shape)),)
 
 
-__all__ = ["backward", "described", "forward"]
+__all__ = ["backward", "bounded", "described", "forward"]

@@ -183,6 +183,22 @@ def test_an_inverse_without_a_record_asks_for_the_length() -> None:
         apply(wrong, Checkpoint({"v": held("v", W)}))
 
 
+@pytest.mark.parametrize(
+    ("recorded", "fits"), [(4, True), (2**20, True), (2**20 + 6, True), (2**24, False), (2**62, False)]
+)
+def test_a_recorded_length_is_bounded(recorded: int, fits: bool) -> None:
+    """A forged file must not make a tensor of terabytes: 64 MB are added at most, or eight times the tensor."""
+    there = rules("crop = { axis = 0, to = 2 }")
+    made = apply(there, Checkpoint({"w": held("w", W)}))
+    forged = made.metadata["ckptconv.params"].replace("[4,3]", f"[{recorded},3]")
+    made = Checkpoint(dict(made), {**made.metadata, "ckptconv.params": forged})
+    if fits:
+        assert apply(there.inverse, made)["w"].shape == (recorded, 3)
+    else:
+        with pytest.raises(LayoutError, match=f"is 2 long and was {recorded}, as the metadata records: .* `from`"):
+            apply(there.inverse, made)
+
+
 def test_lengths_are_sizes() -> None:
     """A number, a parameter or another tensor's axis; lint knows them."""
     of = library.parse("[[rule]]\nfrom='{m}/w'\nto='{m}.w'\ncrop = { axis = 0, to = { of = '{m}/b', axis = 0 } }\n"

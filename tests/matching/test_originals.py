@@ -1,0 +1,98 @@
+"""`--check` with the original itself: the functions that docs/match.md gives for Keras models and SavedModels."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import ROOT
+
+import ckptconv
+from ckptconv.matching.checked import _places
+from ckptconv.matching.pairs import Pair, Proposal
+
+pytest.importorskip("scipy", reason="matching by names is an extra")
+torch = pytest.importorskip("torch", reason="--check runs a module of torch")
+X = np.random.default_rng(4).normal(size=(3, 7, 8, 2)).astype("f4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Keras, saved by Keras and by TensorFlow."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    pytest.importorskip("tensorflow", reason="the original is run by TensorFlow")
+    keras = pytest.importorskip("keras", reason="the original is run by Keras")
+    keras.utils.set_random_seed(5)
+    layers = [
+        keras.layers.Conv2D(4, 3, name="first"), keras.layers.Conv2D(4, 1, name="second"),
+        keras.layers.Flatten(name="flat"), keras.layers.Dense(5, name="head"),
+    ]  # fmt: skip
+    model = keras.Sequential([keras.Input((7, 8, 2)), *layers])
+    for v in model.weights:
+        v.assign(np.random.default_rng(len(v.shape)).normal(size=v.shape))
+    to = tmp_path_factory.mktemp("originals")
+    model.save(to / "original.keras")
+    model.export(to / "original", verbose=False)
+    return to
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 4, 1)
+        self.c = torch.nn.Linear(120, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.c(self.b(self.a(x)).flatten(1))
+
+
+def functions() -> dict[str, Any]:
+    """What the page says to write."""
+    page = (ROOT / "docs" / "match.md").read_text()
+    code = next(c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def keras_model" in c)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["keras_model", "saved_model"])
+def test_the_original_is_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    from ckptconv.torch import load_into
+
+    module = Net()
+    found = ckptconv.match("original.keras", module, check=({"x": X}, functions()[name]))
+    assert found.proof is not None
+    assert found.proof.found.same
+    assert found.proposal.doubtful == []
+    loaded = load_into(Net(), "original.keras", converter=rules(found))
+    assert loaded.complete
+
+
+def rules(found: ckptconv.Match) -> str:
+    Path("rules.toml").write_text(found.rules)
+    return "rules.toml"
+
+
+PLACES: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]] = {
+    "all are known": ({"first": (2, 3), "b": (2, 4)}, {"a": ["first"], "b": ["b"]}),
+    "the output of the whole": ({"first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}),
+    "a layer without counterpart": ({"flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}),
+    "the last is the output": ({"flat": (2, 9), "first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}),
+    "as the output, but before": ({"z": (2, 5), "flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}),
+    "outputs that do not fit": ({"y": (2, 9)}, {"": ["y"]}),  # they are compared, and depart
+    "too many": ({"y": (2, 5), "z": (2, 5)}, {"": ["y", "z"]}),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_which_array_is_whose_output(case: str) -> None:
+    wanted, places = PLACES[case]
+    got = {"a": [np.zeros((2, 3))], "b": [np.zeros((2, 4))], "": [np.zeros((2, 5))]}
+    arrays = {n: np.full(shape, k) for k, (n, shape) in enumerate(wanted.items())}
+    found = _places(Proposal((Pair(("first/kernel",), ("a.weight",)),)), got, arrays)
+    assert {place: [[*wanted][int(x.flat[0])] for x in many] for place, many in found.items()} == places
