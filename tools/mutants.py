@@ -43,19 +43,24 @@ NEVER_RUN = {"annotation", "returns", "decorator_list", "type_params", "type_com
 
 
 class Change(NamedTuple):
-    """What becomes of the source between the beginning of one node and its end."""
+    """What becomes of the source between the beginning of one node and its end.
+
+    telling: the line that a test must reach to notice, if it is another one than the node's.
+    """
 
     node: ast.stmt | ast.expr
     kind: str
     text: str
+    telling: int = 0
 
 
 class Mutant(NamedTuple):
-    """One change of one module; `key` names it for --id."""
+    """One change of one module; `key` names it for --id, and a test must reach the line `telling` to notice."""
 
     key: str
     path: str
     line: int
+    telling: int
     kind: str
     before: str
     after: str
@@ -93,7 +98,7 @@ def made(key: str, change: Change) -> Mutant | None:
         return None
     if ast.dump(tree) == ast.dump(ast.parse(before)):
         return None
-    return Mutant(key, path, node.lineno, change.kind, before, after)
+    return Mutant(key, path, node.lineno, change.telling or node.lineno, change.kind, before, after)
 
 
 def changes(node: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[Change]:
@@ -183,7 +188,7 @@ def _statement(node: ast.stmt, within: tuple[ast.AST, ...]) -> Iterator[Change]:
     """Take a check away, or a whole statement where nothing need be bound by it."""
     match node:
         case ast.If(test=test, body=body) if any(isinstance(s, ast.Raise) for s in body):
-            yield Change(test, "check", "((\1) and False)")
+            yield Change(test, "check", "((\1) and False)", body[0].lineno)
         case ast.Raise() if not isinstance(within[-1], ast.If):
             yield Change(node, "check", "pass")
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):

@@ -363,7 +363,7 @@ def tested(o: argparse.Namespace, picked: Sequence[Mutant], bench: Bench) -> lis
     say(f"{len(picked)} mutants; tests are run on the unchanged package first")
     if o.covered:
         covered = Covered(o.covered)
-        reach = {m.key: [t for t in covered.of(m.path, m.line) if t.partition("::")[0] in tests.all] for m in picked}
+        reach = {m.key: [t for t in covered.of(m.path, m.telling) if t.partition("::")[0] in tests.all] for m in picked}
         there = bench.there(test for group in reach.values() for test in group[: 3 * MOST])
         cases = [(m, [test for test in reach[m.key] if test in there][:MOST]) for m in picked]
         for verdict in bench.all(bench.judge_by_line, cases):
