@@ -31,7 +31,7 @@ from .dtypes import DTYPES
 from .errors import ConversionError, UsageError
 from .messages import fold, listing, many
 from .moves.part import Held
-from .moves.read import read_array
+from .moves.read import fill_array, read_array
 from .moves.sources import Sources
 from .moves.torch import to_array, to_torch
 from .verification.outputs import Comparison, Step
@@ -230,7 +230,7 @@ def load_into(
     is changed then. Missing buffers (counters, tables that the module computes) are only reported. Without `strict`,
     all differences are only reported. Also raises UsageError (unknown converter, a module on the meta device) and what
     reading raises. A ConversionError while values are copied (tied parameters with two values in the source, a dtype
-    that torch lacks) leaves the module partly loaded.
+    that torch lacks) leaves the module partly loaded, and so does a tensor that turns out to be damaged.
     """
     if isinstance(source, Checkpoint):
         from .rules import library
@@ -277,12 +277,32 @@ def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[st
             target = own[name]
             if target.is_meta:
                 raise UsageError(f"{name} has no memory (device meta); call module.to_empty(device=...) first")
+            if id(target) not in done and _is_plain(target, found[name]):
+                done[id(target)] = name
+                _fill(target, found[name], sources)
+                continue
             array = read_array(found[name], sources)
             value = to_torch(array, found[name].dtype, name)
             if id(target) in done and not torch.equal(value.to(target.dtype).to(target.device), target):
                 raise ConversionError(f"the module ties {name} to {done[id(target)]}, but the source has two values")
             done[id(target)] = name
             target.copy_(value)
+
+
+def _is_plain(target: torch.Tensor, source: Tensor) -> bool:
+    """Whether the memory of a module's tensor holds exactly the bytes that a read of the source gives.
+
+    Not where the source is in memory: it could be the module's own, in another order.
+    """
+    own = type(target) in (torch.Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
+    as_they_are = own and not (target.is_conj() or target.is_neg() or target.is_inference())
+    return as_they_are and _kind(target) == source.dtype and not any(isinstance(p.data, Held) for p in source.parts)
+
+
+def _fill(target: torch.Tensor, source: Tensor, sources: Sources) -> None:
+    """Read into the memory of the module itself, and count that as a change of the tensor in place, as `copy_` does."""
+    fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
+    torch.autograd.graph.increment_version(target)
 
 
 __all__ = [

@@ -109,10 +109,15 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
     import numpy as np
 
     target = np.empty(t.nbytes, "u1")
-    check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
+    fill_array(t, target, sources)
     if not t.count and is_vast(t.shape):
         raise UsageError(f"NumPy cannot represent the shape {list(t.shape)}, although it is empty", tensor=t.name)
     return target.view(t.dtype.np).reshape(t.shape)
+
+
+def fill_array(t: Stored, target: Array, sources: Sources) -> None:
+    """Read one tensor into bytes that are there, `t.nbytes` of them, checksums verified; damaged bytes stay there."""
+    check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------

@@ -95,6 +95,35 @@ def test_load_into(tmp_path: Path) -> None:
     assert "3 missing" in str(report)
 
 
+ODD = {
+    "plain": lambda t: t, "transposed": lambda t: t.t(), "strided": lambda t: t[:, ::2], "wider": lambda t: t.double(),
+    "bfloat16": lambda t: t.bfloat16(), "flags": lambda t: t > 0, "none": lambda t: t[:0], "scalar": lambda t: t[0, 0],
+    "conjugate": lambda t: torch.complex(t, t).conj(), "negative": lambda t: torch.complex(t, t).conj().imag,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sort", ODD)
+def test_any_memory_is_filled_as_torch_fills_it(sort: str, tmp_path: Path) -> None:
+    want = ODD[sort](torch.randn(4, 6)).resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    given = want.float() if sort == "wider" else want
+    torch.save({"x": given}, tmp_path / "a.pt")
+    module = nn.Module()
+    module.register_buffer("x", ODD[sort](torch.randn(4, 6)))
+    memory, version, strides = module.x.data_ptr(), module.x._version, module.x.stride()
+    into.load_into(module, tmp_path / "a.pt")
+    assert torch.equal(module.x, given.to(want.dtype))
+    assert (module.x.data_ptr(), module.x.stride()) == (memory, strides)
+    assert module.x._version > version  # autograd sees that it changed
+
+
+def test_a_module_is_loaded_from_its_own_memory_in_another_order(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('[[rule]]\nlayout = "i o -> o i"\nnames = { "weight" = "weight" }\n')
+    module = nn.Linear(512, 512, bias=False)  # more than one tile
+    want = module.weight.detach().t().clone()
+    into.load_into(module, into.snapshot(module), converter=str(tmp_path / "r.toml"))
+    assert torch.equal(module.weight, want)
+
+
 def test_nothing_changes_unless_all_fits(tmp_path: Path) -> None:
     source, module = saved(tmp_path, wide=6), Net()
     before = state(module)
