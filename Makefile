@@ -74,9 +74,9 @@ fuzz: $(FUZZ)/fuzz.done $(if $(CASES),$(VENV)/test.done) ## findings, and a tabl
 	PYTHON=$(abspath $(call bin,$(FUZZ)))/python fuzz/run.sh $(MINUTES) $(FAMILIES)
 	$(if $(CASES),for f in $(DIFFER); do $(BIN)/python fuzz/differential.py $$f $(CASES) || exit 1; done)
 
-bench: $(VENV)/test.done ## figures for docs/performance.md, on a machine that does nothing else
+bench: $(VENV)/test.done ## figures for docs/performance.md, on a machine that does nothing else; fails if slower than last
 	$(BIN)/python benchmarks/make_files.py $(BENCH) 0.4 1.3 5
-	$(BIN)/python benchmarks/run.py --files $(BENCH)
+	$(BIN)/python benchmarks/run.py --files $(BENCH) --last $(BENCH)/last.json --save $(BENCH)/last.json
 
 build: $(VENV)/build.done ## the wheel and the source distribution, in dist/
 	rm -rf dist

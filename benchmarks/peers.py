@@ -102,6 +102,13 @@ def bfloat16(source: str, target: str) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(source).items()}, target)
 
 
+def float16(source: str, target: str) -> None:
+    """safetensors + torch: load, cast, save."""
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.half() for name, tensor in load_file(source).items()}, target)
+
+
 def inspect_tf(source: str, target: str) -> None:
     """tf.train.list_variables."""
     import tensorflow as tf
@@ -123,7 +130,7 @@ WAYS: dict[str, Callable[[str, str], None]] = {
     f.__name__: f
     for f in (
         tf_safetensors, tf_torch, torch_safetensors, h5_safetensors, safetensors_torch, shards,
-        joined, bfloat16, inspect_tf, inspect_safetensors,
+        joined, bfloat16, float16, inspect_tf, inspect_safetensors,
     )
 }  # fmt: skip
 

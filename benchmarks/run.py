@@ -2,6 +2,10 @@
 
     python benchmarks/make_files.py /tmp/bench 0.4 1.3 5
     python benchmarks/run.py --files /tmp/bench [--sizes 1.3] [--only TEXT] [--runs 7] [--cold] [--python PEERS_PYTHON]
+                             [--save FILE] [--last FILE]
+
+At the end, one table has the ratios of ckptconv beside their targets and those of the last run (--last); --save writes
+them as JSON. If a ratio is more than a tenth above that of the last run, the status is 1 and nothing is saved.
 
 These machines are noisy, page allocation above all: contenders run in turn (A B C, A B C), the best and the median of
 all runs are shown, and ratios are of the best. CPU and peak memory are the process's own (wait4). `cp` leaves its
@@ -11,6 +15,7 @@ output in the page cache; ckptconv's is on the disk when it says so, which is wh
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -18,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,19 +44,44 @@ class Task(NamedTuple):
     target: str
     options: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
+    goal: float = 1.05  # times `cp && sync`
 
 
 TASKS = (
     Task("TensorFlow to safetensors", "{}.ckpt", "out.safetensors", (), ("tf_safetensors",)),
-    Task("TensorFlow BERT to PyTorch, -c bert", "{}.ckpt", "out.pt", ("-c", "bert"), ("tf_torch",)),
+    Task("TensorFlow BERT to PyTorch, -c bert", "{}.ckpt", "out.pt", ("-c", "bert"), ("tf_torch",),
+         1.4),
     Task(".pt to safetensors", "{}.pt", "out.safetensors", (), ("torch_safetensors",)),
     Task("safetensors to .pt", "{}.safetensors", "out.pt", (), ("safetensors_torch",)),
     Task("HDF5 to safetensors", "{}.h5", "out.safetensors", (), ("h5_safetensors",)),
     Task("safetensors into shards of 300 MB", "{}.safetensors", "out/model.safetensors", ("--max-shard-size", "300MB"),
          ("shards",)),
     Task("shards into one safetensors", "{}-shards/model.safetensors.index.json", "out.safetensors", (), ("joined",)),
-    Task("safetensors cast to bfloat16", "{}.safetensors", "out.safetensors", ("--dtype", "bfloat16"), ("bfloat16",)),
+    Task("safetensors cast to bfloat16", "{}.safetensors", "out.safetensors", ("--dtype", "bfloat16"), ("bfloat16",),
+         1.2),
+    Task("safetensors cast to float16", "{}.safetensors", "out.safetensors", ("--dtype", "float16"), ("float16",), 1.2),
 )  # fmt: skip
+
+
+class Figure(NamedTuple):
+    """What ckptconv takes in units of something else, and may take."""
+
+    ratio: float
+    unit: str
+    target: float
+
+
+figures: dict[str, Figure] = {}  # by title
+WORSE = 1.1  # times the last ratio: more than the best of several runs varies on a quiet machine
+
+
+def judged(last: Mapping[str, float]) -> list[str]:
+    """Print the figures beside their targets and the last ones; return the titles of those that became worse."""
+    print("\n**ckptconv beside its targets**\n\n| job | now | target | last |\n|---|---:|---:|---:|")
+    for title, f in figures.items():
+        before = f"{last[title]:.2f}" if title in last else ""
+        print(f"| {title} | {f.ratio:.2f} {f.unit} | {f.target:g} | {before} |")
+    return [title for title, f in figures.items() if title in last and f.ratio > WORSE * last[title]]
 
 
 def run(command: Sequence[str], *, quiet: bool = True) -> Cost | None:
@@ -93,9 +123,12 @@ def in_turn(
     return costs
 
 
-def table(title: str, costs: dict[str, list[Cost]], size: int = 0) -> None:
-    """Print one markdown table."""
+def table(title: str, costs: dict[str, list[Cost]], size: int = 0, goals: Mapping[str, tuple[str, float]] = {}) -> None:
+    """Print one markdown table, and note what is to be judged: for a contender, against which one and the target."""
     base = {name: min(c.wall for c in got) for name, got in costs.items()}
+    for name, (unit, target) in goals.items():
+        if name in base and unit in base:
+            figures[title if name == "ckptconv" else name] = Figure(base[name] / base[unit], f"x {unit}", target)
     against = [name for name in ("cp", "cp + sync", "import numpy") if name in base]
     heads = ["wall best", "median", "CPU best", "peak", *(["GB/s"] if size else []), *(f"x {a}" for a in against)]
     print(f"\n**{title}**\n\n| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
@@ -137,7 +170,11 @@ def convert(task: Task, size: str, args: argparse.Namespace, scratch: Path) -> N
         peer = [args.python, str(PEERS), way, str(source), str(scratch / Path(task.target).parts[0])]
         contenders[way] = lambda peer=peer: run(peer)  # type: ignore[misc]
     total = sum(f.stat().st_size for f in files)
-    table(f"{task.title}, {size} GB, {'cold' if args.cold else 'warm'}", in_turn(contenders, args.runs, clean), total)
+    title, goals = (
+        f"{task.title}, {size} GB, {'cold' if args.cold else 'warm'}",
+        {"ckptconv": ("cp + sync", task.goal)},
+    )
+    table(title, in_turn(contenders, args.runs, clean), total, goals)
 
 
 def small_tensors(args: argparse.Namespace, scratch: Path) -> None:
@@ -157,22 +194,30 @@ def small_tensors(args: argparse.Namespace, scratch: Path) -> None:
         if not args.no_peers:
             contenders[way] = lambda peer=peer: run(peer)  # type: ignore[misc]
         table(f"inspect of 200,000 tensors, {kind}", in_turn(contenders, args.runs, lambda: None))
-    for kind, to in ((".ckpt", ".safetensors"), (".safetensors", ".pt"), (".safetensors", ".ckpt")):
+    for kind, to, target in ((".ckpt", ".safetensors", 10), (".safetensors", ".pt", 20), (".safetensors", ".ckpt", 20)):
         words = ["-q", str(source.with_suffix(kind)), "-o", str(scratch / f"many{to}"), "--force"]
         costs = in_turn({"ckptconv": lambda words=words: run([args.ours, "-m", "ckptconv", *words])}, args.runs,
                         lambda: None)  # type: ignore[misc]  # fmt: skip
-        table(f"200,000 tensors, {kind} to {to}", costs)
-        print(f"\n{min(c.wall for c in costs['ckptconv']) / 0.2:.0f} µs a tensor, start-up included")
+        title = f"200,000 tensors, {kind} to {to}"
+        table(title, costs)
+        figures[title] = Figure(min(c.wall for c in costs["ckptconv"]) / 0.2, "µs each, start-up included", target)
 
 
-def start_up(args: argparse.Namespace) -> None:
-    module = [args.ours, "-m", "ckptconv"]
+def start_up(args: argparse.Namespace, scratch: Path) -> None:
+    module, small = [args.ours, "-m", "ckptconv"], str(scratch / "small.safetensors")
+    make = "import sys, numpy as np, ckptconv; ckptconv.save({'w': np.ones((512, 512), 'f4')}, sys.argv[1])"
+    subprocess.run([args.ours, "-c", make, small], check=True)
+    npz = str(scratch / "small.npz")
+    goals = dict.fromkeys(("ckptconv --version", "inspect of 1 MB", "1 MB to npz"), ("import numpy", 1.5))
     table("start-up", in_turn(
         {"import numpy": lambda: run([args.ours, "-c", "import numpy"]),
          "ckptconv --version": lambda: run([*module, "--version"]),
          "ckptconv --help": lambda: run([*module, "--help"]),
-         "ckptconv convert --help": lambda: run([*module, "convert", "--help"])},
-        max(args.runs, 15), lambda: None))  # fmt: skip
+         "ckptconv convert --help": lambda: run([*module, "convert", "--help"]),
+         "inspect of 1 MB": lambda: run([*module, "inspect", small]),
+         "1 MB to npz": lambda: run([*module, "-q", small, "-o", npz, "--force"])},
+        max(args.runs, 15), lambda: None),
+        goals=goals)  # fmt: skip
 
 
 def main() -> None:
@@ -185,6 +230,8 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--python", default=sys.executable, help="the peers' interpreter")
     parser.add_argument("--ours", default=sys.executable, help="ckptconv's interpreter")
+    parser.add_argument("--save", type=Path, help="JSON file for the ratios")
+    parser.add_argument("--last", type=Path, help="JSON file that an earlier run saved")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.files) as folder:
         for size in args.sizes:
@@ -196,9 +243,15 @@ def main() -> None:
                 if args.only in task.title:
                     convert(task, size, args, Path(folder))
         if args.only in "start-up":
-            start_up(args)
+            start_up(args, Path(folder))
         if args.only in "200,000 tensors":
             small_tensors(args, Path(folder))
+    last = json.loads(args.last.read_text()) if args.last and args.last.exists() else {}
+    worse = judged(last)
+    if args.save and not worse:  # else the next run would be compared with the slower one
+        args.save.write_text(json.dumps({**last, **{title: f.ratio for title, f in figures.items()}}, indent=1) + "\n")
+    if worse:
+        sys.exit(f"more than a tenth slower than in the last run: {'; '.join(worse)}")
 
 
 if __name__ == "__main__":
