@@ -17,7 +17,7 @@ import io
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -28,16 +28,18 @@ from ports_common import Arrays, Port, State, dense, gates, ids, image, keras, k
 from ports_images import PORTS as IMAGES
 from ports_later import PORTS as LATER
 from ports_sequences import PORTS as SEQUENCES
+from ports_strangers import PORTS as STRANGERS
 from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
 from ckptconv.matching.checked import prove
+from ckptconv.matching.pairs import Proposal
 from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
-SECONDS = 3.0  # of a search after the outputs agree or not
+SECONDS = 30.0  # of a search that does not end; a person would wait five minutes
 
 # --- nets of convolutions ---------------------------------------------------------------------------------------------
 
@@ -554,6 +556,7 @@ PORTS = {
     **IMAGES,
     **SEQUENCES,
     **LATER,
+    **STRANGERS,
 }
 
 
@@ -623,7 +626,13 @@ def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inpu
     fresh = trained(port.build, 3)
     with torch.no_grad():
         wanted = original(*inputs)
-    proof = prove(fresh, found, source, {"x": inputs[0].numpy()}, {"output": wanted.numpy()}, seconds=SECONDS)
+    target = outline(fresh)
+
+    def propose(order: Sequence[str]) -> Proposal:
+        return match(source, target.with_tensors({n: target[n] for n in order}), values=False)
+
+    arrays = {"x": inputs[0].numpy()}, {"output": wanted.numpy()}
+    proof = prove(fresh, found, source, *arrays, propose=propose, seconds=SECONDS)
     wrong = {n for n, x in state(original).items() if x.tobytes() != state(fresh)[n].tobytes()}
     if any(p.sure and wrong & set(p.targets) for p in proof.proposal.pairs):
         raise SystemExit(f"{port.title}: a wrong pair is not marked")

@@ -25,6 +25,7 @@ def prove(
     inputs: Mapping[str, Array],
     wanted: Mapping[str, Array],
     *,
+    propose: Callable[[Sequence[str]], Proposal] | None = None,
     seconds: float = SECONDS,
 ) -> Proof:
     """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
@@ -32,7 +33,8 @@ def prove(
     `inputs` are the arguments of `forward`, by its names or in order. `wanted` are arrays: those under the name of a
     submodule, or of a module of the source that is paired with one, are its output; all others are the outputs of the
     whole, in order. Arrays whose channels come last are turned where only that fits. The search ends after so many
-    seconds. The module keeps what is found.
+    seconds. The module keeps what is found. `propose` matches again with the module's tensors in another order: that
+    in which its modules run, which is tried if the outputs do not agree at once.
 
     Raises UsageError if the module cannot be run with the inputs.
     """
@@ -47,7 +49,15 @@ def prove(
             got = runner.outputs()
         except RUNNING:
             raise UsageError(f"the module cannot be run with these inputs: {str(e).splitlines()[0]}") from e
-    return search(proposal, source, runner, _places(proposal, got, wanted), seconds=seconds)
+    order = _as_run(list(runner.state), list(got))
+    as_run = propose(order) if propose and order != list(runner.state) else None
+    return search(proposal, source, runner, _places(proposal, got, wanted), as_run=as_run, seconds=seconds)
+
+
+def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:
+    """The tensors of a module in the order in which its submodules ran; those of what did not run stay at the end."""
+    at = {home: k for k, home in enumerate(ran) if home}
+    return sorted(names, key=lambda n: at.get(parent(n), len(at)))
 
 
 def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dict[str, Array]:

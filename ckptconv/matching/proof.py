@@ -32,6 +32,7 @@ NEARER = 0.999  # of the distance that must be left for an alternative to be kep
 RTOL, ATOL = 1e-3, 1e-4  # float error of two frameworks over some hundred layers
 
 
+AS_RUN = "the modules in the order in which they run"
 FAILED = Comparison((Step("", float("inf"), False, "it cannot be run"),))
 
 
@@ -76,14 +77,25 @@ class Distance(NamedTuple):
 
 
 def prove(
-    proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, *,
+    proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, *, as_run: Proposal | None = None,
     tries: int = TRIES, seconds: float = SECONDS, rtol: float = RTOL, atol: float = ATOL,
 ) -> Proof:  # fmt: skip
-    """Search among the marked alternatives for one whose outputs are `wanted` (by submodule; '' is the whole)."""
-    search = _Search(list(proposal.pairs), source, runner, wanted, (rtol, atol), tries, time.monotonic() + seconds)
-    search.load(range(len(search.pairs)))
-    while not search.comparison.same and search.improve():
-        pass
+    """Search among the marked alternatives for one whose outputs are `wanted` (by submodule; '' is the whole).
+
+    `as_run` is what is proposed if the target's modules come in the order in which they run. Unless the outputs agree
+    at once, the search begins with the one that comes nearer, and tries the other if it does not end there.
+    """
+    until = time.monotonic() + seconds
+    search = _Search(proposal, source, runner, wanted, (rtol, atol), tries, until)
+    search.load_all()
+    if as_run and not search.comparison.same and _differ(as_run, proposal):
+        search.tries, search.until = tries // 2, time.monotonic() + seconds / 2
+        other = _Search(as_run, source, runner, wanted, (rtol, atol), tries // 2, until)
+        other.kept.append(AS_RUN)
+        search = _either(search, other)
+    else:
+        search.searched()
+    proposal = search.proposal
     settled, undecided = search.settled() if search.comparison.same else (set(), ())
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else p
@@ -98,10 +110,11 @@ class _Search:
     """The pairs as they are now, and how near their outputs are."""
 
     def __init__(
-        self, pairs: list[Pair], source: Checkpoint, runner: Runner, wanted: Outputs, tolerance: tuple[float, float],
+        self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, tolerance: tuple[float, float],
         tries: int, until: float,
     ) -> None:  # fmt: skip
-        self.pairs, self.source, self.runner, self.wanted = pairs, source, runner, wanted
+        self.proposal, self.pairs = proposal, list(proposal.pairs)
+        self.source, self.runner, self.wanted = source, runner, wanted
         self.tolerance, self.tries, self.until = tolerance, tries, until
         self.tried = 0
         self.kept: list[str] = []
@@ -109,6 +122,16 @@ class _Search:
         self.why = ""
         self.comparison = FAILED
         self.distance = Distance(0, 0.0)
+
+    def load_all(self) -> None:
+        self.load(range(len(self.pairs)))
+
+    def searched(self) -> bool:
+        """Search from what is there; whether the outputs then agree."""
+        self.load_all()
+        while not self.comparison.same and self.improve():
+            pass
+        return self.comparison.same
 
     def load(self, places: Iterable[int]) -> None:
         """Load these pairs and see what the outputs are."""
@@ -188,6 +211,24 @@ class _Search:
         found = departure(got, self.wanted, *self.tolerance)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         return found, Distance(sum(not s.same for s in found.steps), sum(errors) / max(1, len(errors)))
+
+
+def _either(one: _Search, other: _Search) -> _Search:
+    """Search from the nearer of two proposals, then from the other; the one that ends nearer, as it was loaded."""
+    other.load_all()
+    first, second = (one, other) if one.distance <= other.distance else (other, one)
+    first.until, second.until = min(one.until, other.until), max(one.until, other.until)
+    best = first if first.searched() or not (second.searched() or second.distance < first.distance) else second
+    best.tried = first.tried + second.tried + 1
+    if best is first and second.tried:
+        best.load_all()
+    return best
+
+
+def _differ(one: Proposal, other: Proposal) -> bool:
+    """Whether two proposals would load something else."""
+    loads = [{(p.sources, p.targets, p.order, p.fills) for p in found.pairs} for found in (one, other)]
+    return loads[0] != loads[1]
 
 
 def made(pairs: Sequence[Pair], source: Checkpoint) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,12 @@ def match(
         b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
     globs = {"include": select.include, "exclude": select.exclude}
     found = search.match(a, b, values=values, workers=resources.workers, **globs)
-    proof = _proof(found, a, target, check) if check else None
+
+    def propose(order: Sequence[str]) -> Proposal:
+        reordered = b.with_tensors({n: b[n] for n in order if n in b})
+        return search.match(a, reordered, values=False, include=select.include, exclude=select.exclude)
+
+    proof = _proof(found, a, target, check, propose) if check else None
     found = proof.proposal if proof else found
     names = [_name(side) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
@@ -130,7 +135,10 @@ def match(
     return Match(found, text, proof)
 
 
-def _proof(found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Original]) -> Proof:
+def _proof(
+    found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Original],
+    propose: Callable[[Sequence[str]], Proposal],
+) -> Proof:  # fmt: skip
     """Run the module with the proposal and compare; try alternatives until the outputs agree."""
     if isinstance(target, Checkpoint) or (isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))):
         raise UsageError("check runs a module: the target must be one, or name package.module:callable")
@@ -140,7 +148,7 @@ def _proof(found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays
     if isinstance(original, str) and names_code(original):
         original = imported(original)
     outputs = outputs_of(original, inputs) if callable(original) else _arrays(original)
-    return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs)
+    return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs, propose=propose)
 
 
 def _arrays(given: Any) -> Mapping[str, Any]:

@@ -96,3 +96,43 @@ def test_which_array_is_whose_output(case: str) -> None:
     arrays = {n: np.full(shape, k) for k, (n, shape) in enumerate(wanted.items())}
     found = _places(Proposal((Pair(("first/kernel",), ("a.weight",)),)), got, arrays)
     assert {place: [[*wanted][int(x.flat[0])] for x in many] for place, many in found.items()} == places
+
+
+class Shuffled(torch.nn.Module):
+    """Six layers that are defined in another order than they run, under names that say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "qxbzma":
+            setattr(self, name, torch.nn.Linear(7, 7))
+
+    def forward(self, x: Any) -> Any:
+        for name in "mbaqzx":
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_order_of_execution_is_evidence(turned: bool, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    trained = Shuffled().eval()
+    with torch.no_grad():
+        for p in trained.parameters():
+            p.mul_(3)
+    source = {}
+    for k, name in enumerate("mbaqzx", 1):
+        layer = getattr(trained, name)
+        weight = layer.weight.detach().numpy()
+        source |= {f"net/dense_{k}/{'kernel' if turned else 'w'}": weight.T if turned else weight}
+        source |= {f"net/dense_{k}/bias": layer.bias.detach().numpy()}
+    x = np.random.default_rng(3).normal(size=(64, 7)).astype("f4")
+    with torch.no_grad():
+        wanted = trained(torch.from_numpy(x)).numpy()
+    ckptconv.save(source, tmp_path / "a.npz")
+    found = ckptconv.match(tmp_path / "a.npz", Shuffled(), check=({"x": x}, {"y": wanted}))
+    assert found.proof is not None
+    assert found.proof.found.same
+    assert found.proof.kept[0] == "the modules in the order in which they run"
+    assert {(p.targets[0], p.evidence, p.sure) for p in found.proposal.pairs if "dense_1" in p.sources[0]} == {
+        ("m.weight", "proved", True), ("m.bias", "proved", True),
+    }  # fmt: skip
