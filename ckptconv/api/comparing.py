@@ -32,14 +32,19 @@ VERIFY = (*MADE_WITH, "jobs")
 
 @takes(*READ)
 def diff(
-    a: Path, b: Path, *, rtol: float | None = None, atol: float | None = None, **given: Unpack[ReadOptions]
+    a: Path | Checkpoint,
+    b: Path | Checkpoint,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **given: Unpack[ReadOptions],
 ) -> Diff:
     """Compare two checkpoints of any formats: bit for bit, or within a tolerance.
 
-    Options that change names, layouts and dtypes are applied to `a` before the comparison. Without a converter,
-    `include` and `exclude` select from both; with one, they select from `a`, and tensors that only `b` has are not
-    differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a different dtype alone is then not a
-    difference. Without them, values are compared bit for bit.
+    a, b: paths, URLs or open checkpoints. Options that change names, layouts and dtypes are applied to `a` before the
+    comparison. Without a converter, `include` and `exclude` select from both; with one, they select from `a`, and
+    tensors that only `b` has are not differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a
+    different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors) and `pairs` (the differences); print() shows it as a
     table. Raises UsageError for a negative tolerance, and what `open` and the conversion raise.
@@ -47,9 +52,9 @@ def diff(
     from ..verification import compare
 
     select, change, _, resources = bundle(given, *READ)
-    left = prepare(list_of(a), select, change)
+    left = prepare([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
-    right = opened(text(b), other)
+    right = opened(b, other)
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)

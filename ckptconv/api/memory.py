@@ -1,14 +1,14 @@
 """What Python has in memory, as a checkpoint: arrays of any framework, state dicts with ties, modules.
 
-An array is what `numpy.asarray` takes, torch tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is
-contiguous and on the CPU.
+Mappings may be nested, as JAX's parameters are: names are joined by '/'. An array is what `numpy.asarray` takes, torch
+tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous and on the CPU.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,24 @@ from ..checkpoint import Checkpoint, Tensor, held
 from ..errors import UsageError
 from ..messages import listing
 
+MAX_DEPTH = 100  # of mappings in mappings
+
 
 def gathered(tensors: Any) -> Checkpoint:
     """A mapping of arrays or tensors, or a module that has a state dict; UsageError names all that is neither."""
     if isinstance(tensors, Checkpoint):
         return tensors
-    found = tensors if isinstance(tensors, Mapping) else _state_dict(tensors)
+    found = list(_leaves(tensors if isinstance(tensors, Mapping) else _state_dict(tensors)))
     made: dict[str, Tensor] = {}
     bad: dict[str, str] = {}
     known: dict[object, str] = {}
     ties: dict[str, list[str]] = {}
-    for name, value in found.items():
+    for name, value in found:
         if not isinstance(name, str):
             bad[repr(name)] = "a name is a text"
+            continue
+        if name in made:
+            bad[name] = "two values have this name"
             continue
         shared = _storage(value)
         if shared is not None and shared in known:
@@ -46,6 +51,18 @@ def gathered(tensors: Any) -> Checkpoint:
         lines = listing(f"{name}: {why}" for name, why in bad.items())
         raise UsageError(f"{len(bad)} of {len(found)} values are not arrays that a checkpoint can hold:\n{lines}")
     return Checkpoint(made, ties=tuple(map(tuple, ties.values())), format="memory")
+
+
+def _leaves(found: Mapping[Any, Any], around: tuple[int, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Names and values of a mapping and of those in it; a mapping that holds itself is left as it is."""
+    around = (*around, id(found))
+    for name, value in found.items():
+        mapping = isinstance(value, Mapping) and isinstance(name, str)
+        if not mapping or id(value) in around or len(around) == MAX_DEPTH:
+            yield name, value
+            continue
+        for inner, leaf in _leaves(value, around):
+            yield f"{name}/{inner}" if isinstance(inner, str) else (name, inner), leaf
 
 
 def _state_dict(owner: Any) -> Mapping[str, Any]:
@@ -78,7 +95,7 @@ def _array(value: Any) -> Any:
 
         return to_array(value)
     if isinstance(value, Mapping):
-        raise TypeError("it is a mapping itself; give each of its arrays a name, such as 'a/b'")
+        raise TypeError("it is a mapping that holds itself or is nested too deeply")
     if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"it is {'None' if value is None else f'of type {type(value).__name__}'}")
     if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):

@@ -45,9 +45,12 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
-def opened(url: str, select: Select, *, guard: bool = False) -> Checkpoint:
-    """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes."""
-    found = whole(url, select)
+def opened(source: Path | Checkpoint, select: Select, *, guard: bool = False) -> Checkpoint:
+    """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
+
+    An open checkpoint stays as it is open: options that are about the file do nothing to it.
+    """
+    found = source if isinstance(source, Checkpoint) else whole(text(source), select)
     if guard and found.hashes:
         from ..verification.hashes import guarded
 
@@ -94,7 +97,7 @@ def selected(found: Checkpoint, select: Select) -> Checkpoint:
 
 
 @checkpoint.uncollected()
-def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
     """Open the sources and apply all passes: what the target shall hold, still without reading a tensor.
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
@@ -104,14 +107,12 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
     if change.scopes and len(change.scopes) != len(sources):
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(change.scopes)}")
-    found = [opened(os.fspath(s), select, guard=guard) for s in sources]
+    found = [opened(s, select, guard=guard) for s in sources]
     if change.scopes:
         found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
     merged = passes.merge(found)
     if not merged.tensors and merged.notes:  # a file of settings, for example
-        raise UsageError(
-            f"there is no tensor to convert:\n{listing(map(str, merged.notes))}", url=os.fspath(sources[0])
-        )
+        raise UsageError(f"there is no tensor to convert:\n{listing(map(str, merged.notes))}", url=url_of(sources[0]))
     if change.converter or change.renames or change.inverse or change.params:
         from ..rules import library
 
@@ -123,10 +124,15 @@ def prepare(sources: Sequence[Path], select: Select, change: Change, *, guard: b
     return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
 
 
+def url_of(source: Path | Checkpoint) -> str:
+    """The path of a source; of an open checkpoint the first file, or '' if it is in memory."""
+    return "".join(source.urls[:1]) if isinstance(source, Checkpoint) else text(source)
+
+
 def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     """One path, or many."""
     several = isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike, Mapping))
     return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
 
 
-__all__ = ["list_of", "open", "opened", "prepare", "refuse_nameless", "selected", "whole"]
+__all__ = ["list_of", "open", "opened", "prepare", "refuse_nameless", "selected", "url_of", "whole"]

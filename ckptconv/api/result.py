@@ -20,7 +20,7 @@ class Report:
     user should know. loss: for each tensor that a cast changed, how many finite values became infinite or NaN, and how
     many values other than zero became zero. verified_bytes: the number of bytes of the sources whose checksums were
     compared. verify: how the output was checked, 'none', 'receipts' (its headers) or 'full'. damaged: tensors that were
-    left out, and why.
+    left out, and why. casts: the number of tensors by what they were cast from and to, as in 'float32 to float16'.
     """
 
     sources: tuple[str, ...]
@@ -36,6 +36,7 @@ class Report:
     verified_bytes: int
     verify: Verify
     damaged: Mapping[str, str] = field(default_factory=dict)
+    casts: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
@@ -47,7 +48,8 @@ class Report:
         lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
-        size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
+        cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
+        size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
         return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
 
     def __repr__(self) -> str:

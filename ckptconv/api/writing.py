@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -210,6 +211,7 @@ def _report(
     made: Plan, outcome: Outcome, to: str, verify: Verify, sources: tuple[str, ...], url: str, format: str, began: float
 ) -> Report:
     """What was done, for people: urls without secrets, the plan's notes with those of the run."""
+    kinds = ((t.dtype.name, {p.dtype.name for p in t.parts if p.dtype != t.dtype}) for t in made.tensors.values())
     return Report(
         sources=tuple(map(redacted, sources)),
         destination=redacted(url),
@@ -224,6 +226,7 @@ def _report(
         verified_bytes=outcome.verified,
         verify=verify,
         damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
+        casts=Counter(f"{was} to {now}" for now, before in kinds for was in before),
     )
 
 
@@ -260,8 +263,9 @@ def save(
     """Write tensors to `path`.
 
     tensors: NumPy, torch or JAX arrays or tensors of an open checkpoint, by name; a checkpoint, a state dict, or a
-    torch module. Torch tensors that share memory are tied, if the format supports ties. format: the target format, if
-    the suffix does not determine it. metadata: texts to store; they replace those of a checkpoint.
+    torch module. Names in nested dicts, such as the parameters of JAX, are joined by '/'. Torch tensors that share
+    memory are tied, if the format supports ties. format: the target format, if the suffix does not determine it.
+    metadata: texts to store; they replace those of a checkpoint.
     Returns a Report. Raises UsageError (lists all values that are not arrays), Unrepresentable (tensors that the
     format cannot hold) and StorageError (`path` exists and `force` is not given).
     """

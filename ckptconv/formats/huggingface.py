@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
-from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, UnknownFormat
+from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat
 from ..messages import listing, many
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
@@ -117,7 +117,7 @@ def open_index(url: str, how: Reading) -> Checkpoint:
         names(split(url)[0], beginning(files))  # all sizes in one request, not one for each
     missing = [file for file in files if not exists(paths[file])]
     if missing:
-        raise CorruptCheckpoint(f"{len(missing)} of {many(len(files), 'shard')} missing:\n{listing(missing)}", url=url)
+        raise StorageError(f"{len(missing)} of {many(len(files), 'shard')} missing:\n{listing(missing)}", url=url)
     shards: dict[str, Checkpoint] = {}
     for at in range(0, len(files), PEEKED):
         peek([paths[file] for file in files[at : at + PEEKED]])

@@ -85,7 +85,7 @@ class Match:
 
 @takes(*MATCH)
 def match(
-    source: api.Path,
+    source: api.Path | Checkpoint,
     target: Any,
     output: api.Path | None = None,
     *,
@@ -95,13 +95,13 @@ def match(
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
 
-    source: a path or URL. target: a path or URL, a torch module, or the name package.module:callable of a function that
-    builds one. If both hold the same values, these decide, bit for bit; otherwise names, shapes and the order of
-    modules decide, and what they leave open is marked. `include` and `exclude` apply to both. output: a .toml file to
-    write the rules to. values: whether to compare values, or only names and shapes. check: the inputs of the module and
-    the outputs of the original for them, each as arrays by name or an .npz file, or as outputs the original itself, a
-    function or its name package.module:callable; the module is run, and what is marked is tried until it computes the
-    same (`Match.proof`).
+    source: a path or URL, or an open checkpoint. target: the same, a torch module, or the name package.module:callable
+    of a function that builds one. If both hold the same values, these decide, bit for bit; otherwise names, shapes and
+    the order of modules decide, and what they leave open is marked. `include` and `exclude` apply to both. output: a
+    .toml file to write the rules to. values: whether to compare values, or only names and shapes. check: the inputs of
+    the module and the outputs of the original for them, each as arrays by name or an .npz file, or as outputs the
+    original itself, a function or its name package.module:callable; the module is run, and what is marked is tried
+    until it computes the same (`Match.proof`).
 
     Returns a Match; `Match.doubt` says why the two may not be the same model. Raises UsageError if nothing can be
     proposed or a name leads to no module, StorageError if `output` exists and `force` is not given, MissingExtra for a
@@ -162,6 +162,8 @@ def _opened(target: Any, select: api.Select) -> Checkpoint:
         return target
     if isinstance(target, str | os.PathLike) and not names_code(os.fspath(target)):
         return api.opened(os.fspath(target), select)
+    if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
+        raise UsageError(f"target is a path, an open checkpoint or a torch module, not {type(target).__name__}")
     from ..torch import build, outline
 
     return outline(build(target, meta=True) if isinstance(target, str) else target)

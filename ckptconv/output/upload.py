@@ -53,7 +53,7 @@ class Upload:
         self._there = _present(folder, files)
         taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
         if is_http(folder):
-            raise StorageError("a web server takes no files", url=folder)
+            raise StorageError("nothing can be written to a web server", url=folder)
         self._kept = {f.name for f in files if f.shared and join(folder, f.name) in self._there}
         if taken and not force:
             raise StorageError("already exists; force=True replaces it", url=taken[0])

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api import Change, Path, Select, bundle, prepare
 from ..api.options import CHANGE, SELECT, takes
+from ..api.values import path as text
 from ..messages import redacted, version
 from ..output import own
 from ..output.destination import OutputFile
@@ -56,6 +57,7 @@ def report(
     statistics, checks and heat maps; if false, only headers are read. Raises any CkptError of reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
+    source, target = text(source), text(target) if target is not None else None
     given_values: dict[str, Any] = {
         "values": values, "workers": resources.workers, "progress": resources.progress
     }  # fmt: skip

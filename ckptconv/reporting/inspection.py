@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import api
 from ..api.options import SELECT, Path, takes
-from ..api.values import path as text
+from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, uncollected
 from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
@@ -88,7 +88,7 @@ class Inspection:
 @once()
 @uncollected()
 def inspect(
-    path: Path,
+    path: Path | Checkpoint,
     *,
     stats: bool = False,
     hashes: bool = False,
@@ -100,23 +100,22 @@ def inspect(
 ) -> Inspection:
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes in bytes and roles. Only headers are read.
 
-    stats: also minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each tensor; hashes: also a
-    content hash, which is the same for equal tensors in any format; both read all values. graph: also the variables
-    that a graph or a Keras configuration lists. check: also look for NaN, outliers, dead and equal tensors and the
-    like (docs/inspect.md); limit: the limits of the checks, as in ["outliers=20", "spike=off"]. sort: name, size,
-    parameters, dtype, shape or role; a leading `-`, as in `-size`, reverses the order. The other options select
-    tensors, as in `open`.
+    path: a path or URL, or an open checkpoint. stats: also minimum, maximum, mean, standard deviation, zeros, NaN and
+    infinities of each tensor; hashes: also a content hash, which is the same for equal tensors in any format; both read
+    all values. graph: also the variables that a graph or a Keras configuration lists. check: also look for NaN,
+    outliers, dead and equal tensors and the like (docs/inspect.md); limit: the limits of the checks, as in
+    ["outliers=20", "spike=off"]. sort: name, size, parameters, dtype, shape or role; a leading `-`, as in `-size`,
+    reverses the order. The other options select tensors, as in `open`.
 
     Raises UsageError for an unknown `sort` or `limit`, and what `open` raises.
     """
     select, _, _, resources = api.bundle(given, *SELECT, "jobs")
-    url = text(path)
-    checkpoint = api.opened(url, select)
+    checkpoint = api.opened(path, select)
     tensors = outline.ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hashes, resources.workers)
     variables = outline.graph(checkpoint) if graph else None
     found = _found(checkpoint, limit, resources.workers) if check or limit else None
-    return Inspection(url, checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables, found)
+    return Inspection(url_of(path), checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables, found)
 
 
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:

@@ -63,9 +63,16 @@ def network(e: BaseException) -> str:
             return "timed out: the server did not answer in time"
         if isinstance(cause, ConnectionError) or type(cause).__name__ in BROKEN:
             return "the connection broke"
+        kinds = {kind.__name__ for kind in type(cause).__mro__}
+        if "SSLCertVerificationError" in kinds:
+            return "the certificate of the server is not trusted"
+        if "SSLError" in kinds:
+            return "no secure connection to the server; is its address http://, not https://?"
         if said := status(cause):
             later = f"; it asks to be left alone for {wished(cause):.0f} s" if wished(cause) else ""
             return STATUS.get(said, f"the server answered with status {said}") + later
+        if isinstance(cause, FileNotFoundError) and isinstance(cause.__cause__, ValueError):  # so fsspec says it
+            return "the address is not valid"
     return ""
 
 

@@ -44,8 +44,8 @@ def test_a_notebook_shows_a_table_and_no_markup_of_strangers(tmp_path: Path) -> 
 
 def test_results_print_as_the_command_line_does(path: Path, tmp_path: Path) -> None:
     done = ckptconv.convert(path, tmp_path / "n.npz", dtype="float16", include="layer_0*")
-    assert str(done).splitlines()[-1].startswith("1 tensor, 24 B in ")
-    assert repr(done).startswith("<Report: 1 tensor, 24 B in ")
+    assert str(done).splitlines()[-1].startswith("1 tensor (1 cast from float32 to float16), 24 B in ")
+    assert repr(done).startswith("<Report: 1 tensor (1 cast from float32 to float16), 24 B in ")
 
 
 def test_with_and_a_near_name(path: Path) -> None:
@@ -226,13 +226,21 @@ def test_arrays_that_are_lent(tmp_path: Path) -> None:
 def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ckptconv.UsageError) as e:
         ckptconv.save(
-            {"w": np.ones(2), "opt": {"lr": 1}, "none": None, "note": "x", "any": object()}, tmp_path / "m.pt"
+            {"w": np.ones(2), "opt": {1: np.ones(2)}, "none": None, "note": "x", "any": object()}, tmp_path / "m.pt"
         )
     assert str(e.value) == (
         "4 of 5 values are not arrays that a checkpoint can hold:\n"
-        "  opt: it is a mapping itself; give each of its arrays a name, such as 'a/b'\n  none: it is None\n"
+        "  ('opt', 1): a name is a text\n  none: it is None\n"
         "  note: it is of type str\n  any: it is of type object"
     )
+    inner: dict[str, Any] = {"w": np.ones(2)}
+    inner["self"] = inner["again"] = inner
+    for tensors, says in (
+        (inner, "again: it is a mapping that holds itself"),
+        ({"a": {"b": np.ones(1)}, "a/b": np.ones(2)}, "a/b: two values have this name"),
+    ):
+        with pytest.raises(ckptconv.UsageError, match=says):
+            ckptconv.save(tensors, tmp_path / "m.pt")
     with pytest.raises(ckptconv.UsageError, match="takes a mapping of arrays or a module, not int"):
         ckptconv.save(3, tmp_path / "m.pt")
     assert not (tmp_path / "m.pt").exists()
@@ -273,7 +281,9 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
         (lambda: ckptconv.convert(c, out), "a path is needed, not Checkpoint; save"),
         (lambda: ckptconv.convert({"a": np.ones(3)}, out), "a path is needed, not dict; save"),
         (lambda: ckptconv.convert(path, 3), "a path is needed, not int"),
-        (lambda: ckptconv.diff(path, c), "a path is needed, not Checkpoint"),
+        (lambda: ckptconv.diff(path, {}), "a path is needed, not dict"),
+        (lambda: ckptconv.report(c), "a path is needed, not Checkpoint"),
+        (lambda: ckptconv.match(c, 3), "target is a path, an open checkpoint or a torch module, not int"),
         (lambda: ckptconv.verify(c), "a path is needed, not Checkpoint"),
         (lambda: ckptconv.inspect(b"x"), "a path is needed, not bytes"),
         (lambda: ckptconv.save({1: np.ones(3)}, out), "1: a name is a text"),

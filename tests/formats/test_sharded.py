@@ -72,7 +72,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
 def test_all_that_is_missing_is_named(folder: Path) -> None:
     (folder / SHARDS[0]).unlink()
     (folder / SHARDS[2]).unlink()
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="2 of 3 shards") as caught:
+    with pytest.raises(ckptconv.errors.StorageError, match="2 of 3 shards") as caught:
         ckptconv.open(folder)
     assert SHARDS[0] in str(caught.value)
     assert SHARDS[2] in str(caught.value)
