@@ -95,6 +95,11 @@ demo: $(VENV)/core.done ## convert a real checkpoint and show what came out
 	@mkdir -p build
 	$(BIN)/ckptconv fixtures/g2p_en -o build/g2p_en.safetensors --weights-only --force
 	$(BIN)/ckptconv inspect build/g2p_en.safetensors
+	@echo; echo 'What to try next:'
+	@echo '  $(BIN)/ckptconv report build/g2p_en.safetensors --open          a page with statistics and pictures'
+	@echo '  $(BIN)/ckptconv diff fixtures/g2p_en build/g2p_en.safetensors   what was left out'
+	@echo '  $(BIN)/ckptconv fixtures/g2p_en -o build/g2p_en.pt -c tf-torch --weights-only --dry-run'
+	@echo '  $(BIN)/ckptconv --help'
 
 clean: ## remove what these targets made
 	rm -rf $(VENV) $(QUICK) $(FUZZ) $(PROTO) $(LOCK) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -53,7 +53,7 @@ def zoo(
     ledger: Annotated[
         str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger in this file, not in DIR.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print what would happen; write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
