@@ -67,7 +67,7 @@ def network(e: BaseException) -> str:
         if "SSLCertVerificationError" in kinds:
             return "the certificate of the server is not trusted"
         if "SSLError" in kinds:
-            return "no secure connection to the server; is its address http://, not https://?"
+            return "no secure connection to the server, which may know http only, not https"
         if said := status(cause):
             later = f"; it asks to be left alone for {wished(cause):.0f} s" if wished(cause) else ""
             return STATUS.get(said, f"the server answered with status {said}") + later

@@ -300,7 +300,7 @@ def test_no_server_and_no_host() -> None:
 
 def test_what_is_no_web_server_is_not_a_missing_file(serve: Serve) -> None:
     for url, says in (
-        (f"https://{serve(Quiet)}/m.npz", "no secure connection to the server"),
+        (f"https://{serve(Quiet)}/m.npz", "no secure connection to the server, which may know http only, not https$"),
         ("http://127.0.0.1:99999/m.npz", "the address is not valid"),
         ("http:///m.npz", "the address is not valid"),
     ):
