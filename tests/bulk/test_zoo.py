@@ -385,7 +385,7 @@ def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> None:
-    make(tmp_path / "in", 60)
+    make(tmp_path / "in", 24)
     command = [sys.executable, "-m", "ckptconv", "zoo", str(tmp_path / "in"), "--resume", "-q", "-j", "2", "-o"]
     began = time.monotonic()
     subprocess.run([*command, str(tmp_path / "want")], check=True)
