@@ -24,19 +24,23 @@ settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("unhurried")  # a busy machine is no failure
+FEW = 6  # cases of a table that are run with less effort
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With less effort, run only a share of the cases of a test that is marked `many`: evenly spread, at least one."""
+    """With less effort, run a share of the cases of a test that is marked `many`, and a few of each other table:
+    evenly spread, the first among them."""
+    if EFFORT >= 1:
+        return
+    cases = Counter(item.nodeid.partition("[")[0] for item in items)
     count: Counter[str] = Counter()
     kept = []
     for item in items:
-        if item.get_closest_marker("many"):
-            name = item.nodeid.split("[")[0]
-            count[name] += 1
-            if ceil(count[name] * EFFORT) == ceil((count[name] - 1) * EFFORT):
-                continue
-        kept.append(item)
+        name = item.nodeid.partition("[")[0]
+        share = EFFORT if item.get_closest_marker("many") else min(1.0, FEW / cases[name])
+        count[name] += 1
+        if ceil(count[name] * share) != ceil((count[name] - 1) * share):
+            kept.append(item)
     items[:] = kept
 
 

@@ -54,10 +54,10 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         if row.proves:
             row.load().prove(got)
         wrong = _wrong(made, outcome, got, full=full)
-    except FormatError as e:
-        raise VerifyError(f"the output cannot be read back{state}: {e.message}", url=url) from e
-    except StorageError as e:
-        raise StorageError(f"the output cannot be read back{state}: {e.message}", url=url) from e
+    except (FormatError, StorageError) as e:
+        # what the system refuses is no fault of the output; a name in it that leads nowhere is
+        kind = StorageError if isinstance(e.__cause__, OSError) else VerifyError
+        raise kind(f"the output cannot be read back{state}: {e.message}", url=url) from e
     if wrong:
         text = f"does not read back as written in {many(len(wrong), 'tensor')}{state}:\n{listed(wrong)}"
         raise VerifyError(text, url=url)

@@ -228,6 +228,7 @@ def test_a_dead_worker_loses_only_its_task() -> None:
     assert done.stdout.strip() == f"True {[2 * n for n in range(10)]}", done.stderr
 
 
+@pytest.mark.slow
 def test_resume_does_only_what_is_not_done(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     make(source)

@@ -160,6 +160,7 @@ def test_a_dozen_lines_convert_a_real_model(tmp_path: Path) -> None:
     back(converter, before, after, None)
 
 
+@pytest.mark.slow
 def test_auto_finds_the_family() -> None:
     if not ORACLES.exists():
         pytest.skip("no oracles")

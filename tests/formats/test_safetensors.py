@@ -123,6 +123,7 @@ def header(rng: random.Random) -> bytes:
 ODD: tuple[Any, ...] = (0, 1, 2, 4, 8, -1, True, None, 1.0, "1", 2**32, 2**62, 2**64, [], {}, 12, 3)
 
 
+@pytest.mark.slow
 def test_the_reference_and_we_refuse_the_same(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors")
     rng, path = random.Random(1), tmp_path / "x.safetensors"

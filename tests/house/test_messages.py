@@ -6,6 +6,7 @@ import ast
 import re
 from functools import cache
 
+import pytest
 from kit import ROOT
 
 from ckptconv.api.options import KNOWN
@@ -30,6 +31,7 @@ def literals() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_library_names_no_option_of_the_command_line() -> None:
     assert [f"{where}: {flag}" for where, text in literals() for flag in FLAG.findall(text)] == []
 

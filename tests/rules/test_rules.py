@@ -437,6 +437,7 @@ def test_auto_names_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert library.auto(checkpoint({"x/seen": [1]})).name == "d"
 
 
+@pytest.mark.slow
 def test_auto_takes_the_converter_of_the_source_s_own_framework() -> None:
     """Names of Keras's layers are those of TensorFlow's, too; the format says whose they are."""
     dense = replace(checkpoint({"dense/kernel": [2, 3], "dense/bias": [3]}), format="keras")

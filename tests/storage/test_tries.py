@@ -105,10 +105,9 @@ Serve = Callable[..., tuple[str, type[Server]]]
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve(tmp_path: Path) -> Iterator[Serve]:
     """Serve a checkpoint, with faults."""
     ckptconv.save(ARRAYS, tmp_path / "m.safetensors")
-    monkeypatch.setattr(tries, "FIRST", 0.01)
     servers = []
 
     def start(faults: Iterator[Fault | None]) -> tuple[str, type[Server]]:
@@ -202,8 +201,7 @@ def test_a_file_that_changes_in_the_middle_is_an_error(fault: Fault, serve: Serv
     assert server.asked == 5  # it is not asked again
 
 
-def test_who_refuses_is_asked_again_only_if_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "FIRST", 0.001)
+def test_who_refuses_is_asked_again_only_if_known() -> None:
     for known, times in ((False, 1), (True, tries.TRIES)):
         calls = []
 
@@ -217,7 +215,7 @@ def test_who_refuses_is_asked_again_only_if_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half to all of 0.25 s, 0.5 s, 1 s ...; and never beyond three times the limit of a request."""
+    """Half to all of a pause that doubles; and never beyond three times the limit of a request."""
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "5")
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -229,7 +227,7 @@ def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionResetError):
         paused.pause(ConnectionResetError())
     late = tries.Tries("http://x", 0, known=True)
-    now += 14.9
+    now += 14.999
     with pytest.raises(TimeoutError):
         late.pause(TimeoutError())
 

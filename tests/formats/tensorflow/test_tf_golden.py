@@ -262,6 +262,7 @@ def test_a_flipped_byte_of_a_v1_checkpoint(tmp_path, at):
 
 
 @pytest.mark.parametrize("name", ["frozen.pb", "tf1/model-1.meta", "v1", "frozen.pbtxt"])
+@pytest.mark.slow
 def test_every_truncation_of_a_graph_or_table_is_an_error_or_less(tmp_path, name):
     data = (TF / name).read_bytes()
     path = tmp_path / Path(name).name
