@@ -60,10 +60,10 @@ def along(writer: Writer, url: str, source: str) -> Writer:
     for name in sorted(set(wanted) - set(there)):
         try:
             path = sibling(join(source, "."), name)
-            status = stat(path)
-        except CkptError:  # a link out of the folder, or to itself
+        except CkptError:
             left.append(name)
             continue
+        status = stat(path)
         regular = status is not None and (is_remote(path) or os.path.isfile(local(path)))
         if status is None or not regular or status.size > MAX_SIZE:
             left.append(name)

@@ -23,6 +23,12 @@ STATUS = {
 }
 # what libraries call a connection that ended too soon; their classes are not imported to be compared
 BROKEN = frozenset({"ServerDisconnectedError", "ClientPayloadError", "IncompleteRead", "ProtocolError", "SSLEOFError"})
+WORDS = {
+    "host": "the host is unknown",
+    "refused": "the server refuses the connection",
+    "time": "timed out: the server did not answer in time",
+    "broken": "the connection broke",
+}
 BUSY = 429, 503  # where a server may say how long it wants to be left alone
 
 
@@ -55,14 +61,8 @@ def causes(e: BaseException | None) -> Iterator[BaseException]:
 def network(e: BaseException) -> str:
     """The error of a server or of the connection to it, or ''."""
     for cause in causes(e):
-        if isinstance(cause, socket.gaierror) or "DNS" in type(cause).__name__:
-            return "the host is unknown"
-        if isinstance(cause, ConnectionRefusedError):
-            return "the server refuses the connection"
-        if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
-            return "timed out: the server did not answer in time"
-        if isinstance(cause, ConnectionError) or type(cause).__name__ in BROKEN:
-            return "the connection broke"
+        if what := failure(cause):
+            return WORDS[what]
         kinds = {kind.__name__ for kind in type(cause).__mro__}
         if "SSLCertVerificationError" in kinds:
             return "the certificate of the server is not trusted"
@@ -74,6 +74,18 @@ def network(e: BaseException) -> str:
         if isinstance(cause, FileNotFoundError) and isinstance(cause.__cause__, ValueError):  # so fsspec says it
             return "the address is not valid"
     return ""
+
+
+def failure(e: BaseException) -> str:
+    """How a connection failed, by this error alone: a key of WORDS, or '' if it did not."""
+    name = type(e).__name__
+    if isinstance(e, socket.gaierror) or "DNS" in name:
+        return "host"
+    if isinstance(e, ConnectionRefusedError):
+        return "refused"
+    if isinstance(e, TimeoutError) or "Timeout" in name:
+        return "time"
+    return "broken" if isinstance(e, ConnectionError) or name in BROKEN else ""
 
 
 def status(e: BaseException) -> int:
@@ -134,4 +146,4 @@ def spooling() -> Iterator[None]:
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
-__all__ = ["BROKEN", "STATUS", "asking", "causes", "network", "refused", "spooling", "status", "wished"]
+__all__ = ["STATUS", "asking", "causes", "failure", "network", "refused", "spooling", "status", "wished"]

@@ -12,14 +12,13 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import CkptError, UsageError
 from ..messages import redacted
-from .faults import BROKEN, causes, network, status, wished
+from .faults import causes, failure, network, status, wished
 
 RATE = 2**16  # bytes a second: what is slower has stalled
 TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one they may take together
@@ -45,14 +44,10 @@ def passes(e: Exception, *, known: bool) -> bool:
     chain = list(causes(e))
     if said := next(filter(None, map(status, chain)), 0):
         return said in PASSING
-    if any(isinstance(c, socket.gaierror) or "DNS" in type(c).__name__ for c in chain):
+    ways = set(map(failure, chain))
+    if "host" in ways:
         return False
-    if any(isinstance(c, ConnectionRefusedError) for c in chain):
-        return known
-    names = {type(c).__name__ for c in chain}
-    return any(isinstance(c, (ConnectionError, TimeoutError)) for c in chain) or bool(
-        names & BROKEN or [n for n in names if "Timeout" in n]
-    )
+    return known if "refused" in ways else bool(ways & {"time", "broken"})
 
 
 class Tries:
