@@ -1,0 +1,106 @@
+"""Look at what there is at a path, local or remote: whether, how large, and which names lie in a folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+from ..errors import CkptError
+from . import lookups
+from .faults import refused
+from .lookups import Stat
+from .paths import is_remote, join, local
+
+
+def exists(url: str) -> bool:
+    if is_remote(url):
+        return lookups.info(url) is not None
+    return os.path.lexists(local(url))
+
+
+def is_dir(url: str) -> bool:
+    if is_remote(url):
+        return lookups.is_dir(url)
+    return os.path.isdir(local(url))
+
+
+def walk(
+    folder: str, failed: Callable[[str, CkptError], None] | None = None
+) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
+    """Yield this folder and each below it: its url, the names of its folders, and its files; sorted, outer ones first.
+
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
+    `failed` is given the folders below that cannot be read, instead of an error.
+    """
+    if is_remote(folder):
+        yield from lookups.walk(folder)
+        return
+    todo = [folder]
+    while todo:
+        at = todo.pop()
+        try:
+            folders, files = _scanned(at)
+        except CkptError as e:
+            if failed is None or at == folder:
+                raise
+            failed(at, e)
+            continue
+        yield at, folders, files
+        todo += [join(at, name) for name in reversed(folders)]
+
+
+def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
+    """The folders and the files in a local folder, sorted."""
+    folders, files = [], {}
+    try:
+        with os.scandir(local(folder)) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif _is_file(entry):
+                    status = entry.stat()
+                    files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
+    except OSError as e:
+        raise refused(e, folder) from e
+    return folders, files
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def stat(url: str) -> Stat | None:
+    """Size and time of a file, or None if there is none."""
+    if is_remote(url):
+        return lookups.stat(url)
+    try:
+        status = os.stat(local(url))
+    except OSError:
+        return None
+    return Stat(status.st_size, status.st_mtime_ns)
+
+
+def names(folder: str, prefix: str = "") -> list[str]:
+    """Names of the files and folders in a folder, sorted; empty if the folder does not exist.
+
+    With `prefix`, those that begin with it: of many objects in a store only these are listed.
+    """
+    try:
+        if is_remote(folder):
+            return lookups.names(folder, prefix)
+        return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
+            return []
+        raise refused(e, folder) from e
+
+
+__all__ = ["Stat", "exists", "is_dir", "names", "stat", "walk"]
