@@ -191,6 +191,7 @@ def write(
         metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
         stamps=stamps,
         confirm=confirmed if target.verify != "none" else None,
+        ahead=target.verify != "full",  # which reads every byte before anything is published
     )
     outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run

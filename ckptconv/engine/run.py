@@ -113,6 +113,7 @@ class How:
     metadata: gives the checkpoint's metadata where that depends on what the jobs did (hashes).
     confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.
     stamps: of the sources when their headers were read: the data must be those files'.
+    ahead: tensors may be sent to a store before all is written; `confirm` then sees a file with holes there.
     """
 
     force: bool = False
@@ -124,6 +125,7 @@ class How:
     metadata: Metadata | None = None
     confirm: Confirm | None = None
     stamps: Mapping[str, Stamp] | None = None
+    ahead: bool = False
 
 
 def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
@@ -148,7 +150,8 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
 def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
     files, stale, unit = plan.placement.files, plan.placement.stale, plan.placement.unit
     if is_remote(plan.folder):
-        return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit)
+        tensors = _tensors(plan) if how.ahead and how.map is None else {}
+        return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors)
     mode = _permissions(plan, how)
     if not how.resume:
         return Output(plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode)
@@ -156,6 +159,15 @@ def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destinat
         plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode, mark=MARK,
         kept=bool(journal.receipts) or journal.publishing, whole=journal.publishing,
     )  # fmt: skip
+
+
+def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
+    """The ranges of each file that hold bytes of tensors, which nothing changes once a job has written them."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for slot in set(plan.placement.slots.values()):
+        if slot.payload is None:
+            ranges.setdefault(slot.file, []).extend((start, start + size) for _, start, size in slot.runs())
+    return ranges
 
 
 def _permissions(plan: Plan, how: How) -> int:

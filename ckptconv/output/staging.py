@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,13 @@ class Output:
     With a `mark` their names can be found again: they stay when the run fails (journal.py continues from them). `kept`:
     an earlier run filled them, in part; `whole`: it filled them all and began to rename them. `mode`: the permissions
     that the files may have at most, beside the owner's; those of what they replace bound them as well, as with `cp`.
+    `room`: the bytes that files with holes take on the disk.
     """
 
     def __init__(
         self, folder: str, files: Sequence[OutputFile], *, force: bool = False, mark: str = "", kept: bool = False,
         whole: bool = False, stale: str = "", unit: bool = False, mode: int = 0o777,
+        room: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
@@ -48,7 +50,7 @@ class Output:
         self._mode = mode & self._to.privacy()
         try:
             self._stage()
-            self._check_room(files)
+            self._check_room({f.name: f.size for f in files} | dict(room or {}))
             for f in files:
                 self.create(f)
         except BaseException:  # an interrupt, too, leaves no stage behind
@@ -84,10 +86,10 @@ class Output:
             if not self._stays:
                 raise
 
-    def _check_room(self, files: Sequence[OutputFile]) -> None:
+    def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""
         try:
-            self._to.check_room({} if self._whole else {f.name: f.size for f in files})
+            self._to.check_room({} if self._whole else sizes)
         except OSError as e:
             raise refused(e, self._to.folder) from e
 

@@ -1,7 +1,8 @@
-"""Write to a remote folder: build the files locally, then send them, the index last.
+"""Write to a remote folder: every object appears whole or not at all, the index last.
 
-Every object appears whole or not at all; if one fails, those already sent are removed. Object stores cannot write at
-positions, and a checkpoint's header is known last, so the files need room in the temporary folder (TMPDIR).
+Object stores cannot write at positions, and a checkpoint's header is known last. Where a store takes parts of an object
+in any order (multipart.py), tensors are sent while they are written, and only what else a file holds is kept in the
+temporary folder (TMPDIR). For other stores the files are built there. If one fails, those already sent are removed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, StorageError
@@ -20,7 +21,9 @@ from ..storage.faults import asking, spooling
 from ..storage.files import join, names, split
 from ..storage.lookups import filesystem
 from ..storage.paths import beginning, is_http
+from . import multipart
 from .destination import OutputFile, foreign
+from .multipart import Range
 from .staging import Output
 
 if TYPE_CHECKING:
@@ -43,11 +46,15 @@ def remove(url: str) -> None:
 
 
 class Upload:
-    """A `Destination` in a remote folder."""
+    """A `Destination` in a remote folder.
+
+    tensors: of each file that may be sent before it is complete, the ranges that hold nothing but bytes of tensors.
+    """
 
     def __init__(
-        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "", unit: bool = False
-    ) -> None:
+        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, stale: str = "", unit: bool = False,
+        tensors: Mapping[str, Sequence[Range]] | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
         self._there = _present(folder, files)
@@ -62,16 +69,22 @@ class Upload:
             raise foreign([redacted(url) for url in self._older], folder)
         if self._older and not force:
             raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=self._older[0])
+        begun = {f.name: multipart.begin(join(folder, f.name), f.size, (tensors or {}).get(f.name, ())) for f in files}
+        self._parts = {name: parts for name, parts in begun.items() if parts and name not in self._kept}
         with spooling():
             self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
-            self._out = Output(self._stage, files)
+            self._out = Output(self._stage, files, room={name: parts.local for name, parts in self._parts.items()})
         except BaseException:  # an interrupt, too, leaves no stage behind
             self.discard()
             raise
 
     def write(self, name: str, start: int, data: Buffer) -> None:
-        self._out.write(name, start, data)
+        if name not in self._parts:
+            self._out.write(name, start, data)
+            return
+        for at, rest in self._parts[name].write(start, data):
+            self._out.write(name, at, rest)
 
     def paths(self) -> dict[str, str]:
         return self._out.paths()
@@ -104,10 +117,13 @@ class Upload:
         sent: list[str] = []
         try:
             for name in (n for n in self._names if n not in self._kept):
-                url = join(self.folder, name)
-                upload(os.path.join(self._stage, name), url)
+                url, path = join(self.folder, name), os.path.join(self._stage, name)
+                if parts := self._parts.get(name):
+                    parts.finish(path)
+                else:
+                    upload(path, url)
                 sent.append(url)
-                os.unlink(os.path.join(self._stage, name))
+                os.unlink(path)
         except BaseException:  # an interrupt, too, leaves no half of a checkpoint behind
             for url in sent:
                 if url not in self._there:
@@ -129,6 +145,8 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_out"):
             self._out.discard()
+        for parts in self._parts.values():
+            parts.abort()
         self.discard()
 
 

@@ -158,6 +158,31 @@ def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> No
     assert same(ckptconv.open(tmp_path / "w.safetensors")["w"].numpy(), np.ascontiguousarray(value))
 
 
+def test_a_large_output_is_sent_in_parts(s3: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a real client of S3; what fails half way leaves neither an object nor parts that are paid for."""
+    monkeypatch.setattr("ckptconv.output.multipart.PART", 5 * 2**20)  # the least that S3 takes
+    values = {f"w{i}": np.full(700_000, i, "f4") for i in range(10)}
+    ckptconv.save(values, tmp_path / "m.safetensors")
+    s3.reset()
+    ckptconv.convert(tmp_path / "m.safetensors", "s3://zoo/parts/m.safetensors")
+    assert s3.requests <= 16, "one for each of six parts, and what a small output takes"
+    assert ckptconv.diff(tmp_path / "m.safetensors", "s3://zoo/parts/m.safetensors").same
+    fs = fsspec.filesystem("s3")
+    real = fs.call_s3
+
+    def failing(method: str, **given: object) -> object:
+        if method == "complete_multipart_upload":
+            raise OSError("the line is cut")
+        return real(method, **given)
+
+    monkeypatch.setattr(fs, "call_s3", failing, raising=False)
+    monkeypatch.setattr("ckptconv.storage.lookups._connected", lambda url: (fs, url.removeprefix("s3://")))
+    with pytest.raises(StorageError, match="the line is cut"):
+        ckptconv.save(values, "s3://zoo/parts/n.safetensors")
+    assert not fs.exists("zoo/parts/n.safetensors")
+    assert "Uploads" not in real("list_multipart_uploads", Bucket="zoo")
+
+
 def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> None:
     ckptconv.save(arrays(), tmp_path / "m.ckpt", format="tf")
     data = tmp_path / "m.ckpt.data-00000-of-00001"

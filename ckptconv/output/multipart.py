@@ -1,0 +1,165 @@
+"""Send an object to a store in parts while it is written; the store puts them together when all are there.
+
+    upload = begin(url, size, tensors)      None where the store, or so small an object, is sent as a whole
+    rest = upload.write(start, data)        what goes into the local file; whole parts are on their way
+    upload.finish(path)                     send what the local file holds, then put the object together
+
+A part that holds nothing but bytes of tensors is sent as soon as it is full, from memory. All others (headers,
+directories, the end of the file) wait in a local file with holes, since they can change until the output is sealed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CkptError, StorageError
+from ..storage import lookups
+from ..storage.faults import asking
+from ..storage.lookups import filesystem
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+PART = 5 * 2**20  # bytes, the least that S3 takes: every writer and sender holds one or two in memory
+MOST = 9_000  # parts of an object; S3 takes 10,000, and a file may grow when it is sealed
+SENDERS = 3  # parts of the local file that are sent at once
+
+Range = tuple[int, int]  # the first byte, and the one after the last
+
+
+class S3:
+    """A multipart upload of S3 and of what speaks its protocol, through s3fs, whose credentials and retries it has."""
+
+    def __init__(self, url: str) -> None:
+        fs, path = filesystem(url)
+        bucket, key, _ = fs.split_path(path)
+        self._url, self._call, self._at = url, fs.call_s3, {"Bucket": bucket, "Key": key}
+        self._id = str(self._ask("create_multipart_upload")["UploadId"])
+
+    def _ask(self, method: str, **given: Any) -> dict[str, Any]:
+        with asking(self._url):
+            answer: dict[str, Any] = self._call(method, **self._at, **given)
+            return answer
+
+    def send(self, number: int, data: bytes | bytearray) -> str:
+        """Send a part, counted from 1; what the store calls it."""
+        return str(self._ask("upload_part", UploadId=self._id, PartNumber=number, Body=data)["ETag"])
+
+    def complete(self, tags: Sequence[str]) -> None:
+        parts = [{"PartNumber": n, "ETag": tag} for n, tag in enumerate(tags, 1)]
+        self._ask("complete_multipart_upload", UploadId=self._id, MultipartUpload={"Parts": parts})
+
+    def abort(self) -> None:
+        self._ask("abort_multipart_upload", UploadId=self._id)
+
+
+STORES: dict[str, Callable[[str], S3]] = {"s3": S3, "s3a": S3}
+
+
+class Multipart:
+    """One object that is sent in parts. `size`: its bytes; `tensors`: the ranges that hold bytes of tensors only.
+
+    Any number of threads write. The one that fills a part sends it, so that no more parts wait than threads write.
+    """
+
+    def __init__(self, url: str, size: int, tensors: Iterable[Range], store: Callable[[str], S3]) -> None:
+        self._url, self._store, self._size = url, store, size
+        self._part = PART * -(-size // (PART * MOST))
+        self._direct = frozenset(_inside(tensors, self._part, last=(size - 1) // self._part))
+        self._open: dict[int, tuple[bytearray, list[int]]] = {}  # the part and how many of its bytes are there
+        self._tags: dict[int, str] = {}
+        self._upload: S3 | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def local(self) -> int:
+        """Bytes that the local file takes."""
+        return self._size - len(self._direct) * self._part
+
+    def write(self, start: int, data: Buffer) -> Iterator[tuple[int, memoryview]]:
+        """Take bytes at a position; yields what belongs into the local file, with its position."""
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            number, inner = divmod(start + at, self._part)
+            piece = view[at : at + self._part - inner]
+            if number in self._direct:
+                self._fill(number, inner, piece)
+            else:
+                yield start + at, piece
+            at += len(piece)
+
+    def _fill(self, number: int, inner: int, piece: memoryview) -> None:
+        with self._lock:
+            if number in self._tags:
+                raise StorageError("bytes that are sent already would change", url=self._url)
+            part, filled = self._open.setdefault(number, (bytearray(self._part), [0]))
+        part[inner : inner + len(piece)] = piece
+        with self._lock:
+            filled[0] += len(piece)
+            if filled[0] < self._part:
+                return
+            del self._open[number]
+        self._send(number, part)
+
+    def _send(self, number: int, data: bytes | bytearray) -> None:
+        with self._lock:
+            if self._upload is None:
+                self._upload = self._store(self._url)
+        tag = self._upload.send(number + 1, data)
+        with self._lock:
+            self._tags[number] = tag
+
+    def finish(self, path: str) -> None:
+        """Send the parts that only the local file has, then let the object appear."""
+        if self._open or len(self._tags) < len(self._direct):
+            raise StorageError("not all of the tensors' bytes were written", url=self._url)
+        size = os.stat(path).st_size
+        rest = [n for n in range(-(-size // self._part)) if n not in self._tags]
+        with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(SENDERS) as pool:
+            fd = file.fileno()
+            for _ in pool.map(lambda n: self._send(n, _read(fd, n * self._part, self._part)), rest):
+                pass
+        if self._upload is not None:
+            lookups.forget()
+            self._upload.complete([self._tags[n] for n in range(len(self._tags))])
+            self._upload = None
+
+    def abort(self) -> None:
+        """Let the store forget what was sent, unless the object is complete."""
+        if self._upload is not None:
+            with suppress(CkptError):
+                self._upload.abort()
+            self._upload = None
+
+
+def begin(url: str, size: int, tensors: Iterable[Range]) -> Multipart | None:
+    """A multipart upload of an object that is large enough for one, to a store that is known to have them."""
+    store = STORES.get(url.partition("://")[0]) if "::" not in url else None
+    return Multipart(url, size, tensors, store) if store and size > 2 * PART else None
+
+
+def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
+    """The numbers of the parts that ranges fill; never the last, behind which a file may still grow."""
+    start = end = 0
+    for lo, hi in (*sorted(ranges), (1 << 63, 1 << 63)):
+        if lo > end:
+            yield from range(-(-start // part), min(end // part, last))
+            start = lo
+        end = max(end, hi)
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """The bytes of a range, fewer at the end of the file."""
+    out = bytearray()
+    while len(out) < size and (got := os.pread(fd, size - len(out), start + len(out))):
+        out += got
+    return bytes(out)
+
+
+__all__ = ["Multipart", "begin"]
