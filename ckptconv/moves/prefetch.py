@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..storage.paths import is_remote
-from ..storage.remote import MAX_GAP, RemoteFile
+from ..storage.remote import MAX_REQUEST, RemoteFile
 from .boxes import clip, reach
 from .part import Span
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_SPREAD = 2  # fetch a box by its extent if the extent is at most this many times larger
 SMALL_EXTENT = 2**20  # or has at most this many bytes
-MAX_REQUEST = 32 * 2**20  # bytes; longer runs are read while the job runs
 
 
 @contextmanager
@@ -45,7 +44,7 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
         _wanted(piece, far, ranges)
     try:
         for url, needed in ranges.items():
-            far[url].hold(merged(needed))
+            far[url].hold(needed)
         yield
     finally:
         for f in far.values():
@@ -64,17 +63,3 @@ def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tup
                 far[span.url].spool(span.start + whole.offset * item, reach(whole.shape, whole.strides) * item)
             elif extent <= MAX_REQUEST:
                 ranges[span.url].append((span.start + part.offset * item, extent))
-
-
-def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges (start, size) that overlap or are close together, up to `MAX_REQUEST` bytes."""
-    out: list[tuple[int, int]] = []
-    for start, size in sorted(ranges):
-        if out:
-            first, length = out[-1]
-            end = max(first + length, start + size)
-            if start <= first + length + MAX_GAP and end - first <= MAX_REQUEST:
-                out[-1] = first, end - first
-                continue
-        out.append((start, size))
-    return out

@@ -26,10 +26,11 @@ from .faults import refused
 from .looking import Stat, exists, is_dir, names, stat, walk
 from .lookups import filesystem
 from .paths import is_remote, join, local, sibling, split
-from .ranges import FileObject
-from .remote import RemoteFile
+from .ranges import FileObject, Ranges
+from .remote import MAX_GAP, RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
+AHEAD = 2**23  # bytes that are fetched before they are asked for
 
 
 class Seen:
@@ -190,6 +191,22 @@ class Reader:
         self.close()
 
 
+def ahead(f: Ranges, ranges: Iterator[tuple[int, int]]) -> None:
+    """Fetch ranges (start, size) of a remote file in few requests, for what this thread reads of it next.
+
+    Up to `AHEAD` bytes of them, and what lies between, are kept while the reader is open; of a local file nothing is.
+    """
+    if not isinstance(f, Reader) or f.remote is None:
+        return
+    wanted, total = list[tuple[int, int]](), 0
+    for start, size in ranges:
+        total += size + MAX_GAP
+        if total > AHEAD:
+            break
+        wanted.append((start, size))
+    f.remote.hold(wanted)
+
+
 def read_all(url: str, limit: int) -> bytes:
     """Read a whole small file; CorruptCheckpoint if it is larger than `limit` bytes."""
     with Reader(url) as f:
@@ -220,6 +237,7 @@ __all__ = [
     "Seen",
     "Stamp",
     "Stat",
+    "ahead",
     "exists",
     "fileobj",
     "filesystem",

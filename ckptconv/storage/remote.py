@@ -25,6 +25,7 @@ HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end,
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
 TIMES = ("LastModified", "Last-Modified", "mtime", "updated", "created")  # as file systems call it
+MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
 BATCH = 8  # ranges requested at once, and files looked at
 PIECE = 2**23  # bytes of one request
 
@@ -92,7 +93,7 @@ class RemoteFile:
         """Fetch ranges and serve this thread's reads from them until `release`."""
         if self._copy is None:
             self._mine.held = []
-            new = [(a, n) for a, n in ranges if not self._spooled(a, n) and self._kept(a, n) is None]
+            new = [(a, n) for a, n in merged(ranges) if not self._spooled(a, n) and self._kept(a, n) is None]
             inside = [(a, n) for a, n in new if n and a >= 0 and a + n <= self.size]
             self._mine.held = [(a, data) for (a, _), data in zip(inside, self.ranges(inside), strict=True)]
 
@@ -204,6 +205,20 @@ def peek(urls: Sequence[str]) -> None:
         list(pool.map(fetch, far))
 
 
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges (start, size) that overlap or are close together, up to `MAX_REQUEST` bytes."""
+    out: list[tuple[int, int]] = []
+    for start, size in sorted(ranges):
+        if out:
+            first, length = out[-1]
+            end = max(first + length, start + size)
+            if start <= first + length + MAX_GAP and end - first <= MAX_REQUEST:
+                out[-1] = first, end - first
+                continue
+        out.append((start, size))
+    return out
+
+
 def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
     if len(data) != size:
         raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(data)} came", url=url)
@@ -222,4 +237,4 @@ def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
     return spool
 
 
-__all__ = ["MAX_GAP", "RemoteFile", "peek"]
+__all__ = ["MAX_GAP", "MAX_REQUEST", "RemoteFile", "merged", "peek"]

@@ -23,8 +23,8 @@ from ckptconv.formats.containers import msgpack as walker
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import opcodes, pickle, walk
 from ckptconv.formats.tensorflow import locate
-from ckptconv.moves import prefetch
 from ckptconv.rules import axes, layout, library, pieces, templates, toml
+from ckptconv.storage import remote
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
 
@@ -153,9 +153,9 @@ def test_pieces_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_requests_are_joined(ranges: Any, joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "MAX_GAP", 3)
-    monkeypatch.setattr(prefetch, "MAX_REQUEST", 10)
-    assert prefetch.merged(ranges) == joined
+    monkeypatch.setattr(remote, "MAX_GAP", 3)
+    monkeypatch.setattr(remote, "MAX_REQUEST", 10)
+    assert remote.merged(ranges) == joined
 
 
 def test_an_index_of_names(tmp_path: Path) -> None:

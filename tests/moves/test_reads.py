@@ -23,11 +23,10 @@ from ckptconv.moves.copy import TILE, _direct, _tile
 from ckptconv.moves.decoded import Decoded, Pool
 from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
-from ckptconv.moves.prefetch import MAX_REQUEST, merged
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
 from ckptconv.moves.slices import box
 from ckptconv.storage import checksum
-from ckptconv.storage.remote import MAX_GAP
+from ckptconv.storage.remote import MAX_GAP, MAX_REQUEST, merged
 
 F32, U8 = DTYPES["float32"], DTYPES["uint8"]
 MB = 2**20

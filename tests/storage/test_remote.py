@@ -22,9 +22,9 @@ from ckptconv import Change, Select, Target
 from ckptconv.bulk import run
 from ckptconv.errors import MissingExtra, StorageError, UsageError
 from ckptconv.formats import detect
-from ckptconv.moves.prefetch import merged
 from ckptconv.output import upload
 from ckptconv.storage import files, lookups, paths, remote
+from ckptconv.storage.remote import merged
 
 MB = 10**6
 WRITABLE = {
@@ -443,6 +443,16 @@ def test_what_opening_costs(s3: Line, name: str, most: int) -> None:
     s3.reset()
     assert len(ckptconv.open(url)) == 6
     assert 0 < s3.requests <= most
+
+
+@pytest.mark.parametrize(("name", "most"), [("m.npz", 14), ("m.pt", 14)])
+def test_a_zip_of_large_members_is_opened_in_few_requests_at_once(s3: Line, name: str, most: int) -> None:
+    """Their headers lie far apart: one request for each, and none of them waits for another."""
+    ckptconv.save({f"w{i}": np.full(50_000, i, "f4") for i in range(10)}, f"s3://zoo/far/{name}")
+    s3.reset()
+    assert len(ckptconv.open(f"s3://zoo/far/{name}")) == 10
+    assert s3.requests <= most
+    assert s3.received < 400_000
 
 
 def test_a_folder_of_four_shards_costs_twelve_requests(s3: Line) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
+from ...storage.files import ahead
 from ...storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
@@ -30,6 +31,7 @@ MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ENCRYPTED, UTF8, DESCRIPTOR = 0x2041, 0x800, 0x8
 _OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
 SIGNED = b"PK\7\x08"
+_HEAD = 1024  # bytes behind a local header that are fetched with it from a remote file: an .npy begins with a head
 _WINDOW = 2**18  # local headers closer together than this are read at once
 
 
@@ -59,7 +61,9 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
         raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
     entries = list(_central(f.read(start, size), count, f.url))
     check_names([e.name for e in entries], f.url, files)
-    starts = _payloads(f, sorted(entries, key=lambda e: e.at), start)
+    entries_by_place = sorted(entries, key=lambda e: e.at)
+    ahead(f, ((e.at, max(0, min(start - e.at, LOCAL.size + len(e.raw) + _HEAD))) for e in entries_by_place))
+    starts = _payloads(f, entries_by_place, start)
     return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
 
 

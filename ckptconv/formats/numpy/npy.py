@@ -179,13 +179,19 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
+def head_size(raw: bytes) -> int:
+    """The size in bytes that the first bytes of an .npy give for its header."""
+    start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
+    return start + int.from_bytes(raw[8:start], "little")
+
+
 def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     """Parse the header of an .npy from its first bytes; no Python is evaluated."""
     wide = raw[6:7] in {b"\2", b"\3"}
     start = 12 if wide else 10
     if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
-    size = start + int.from_bytes(raw[8:start], "little")
+    size = head_size(raw)
     if size > len(raw):
         raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip

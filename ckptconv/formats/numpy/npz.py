@@ -39,6 +39,7 @@ from .npy import (
     check_pickle,
     collect,
     head_bytes,
+    head_size,
     parse_head,
     strings,
     unheld,
@@ -47,6 +48,7 @@ from .npy import (
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
+NEAR = 256  # bytes of an array that hold its head, unless its dtype or shape is long
 
 
 def sniff(seen: Seen) -> int:
@@ -73,7 +75,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     """Parse one array's head; its elements are a span if stored, otherwise `Coded`."""
-    start, _ = _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)
+    start = _beginning(f, m)
     head = parse_head(start, f.url, m.name)
     if head.descr == OBJECTS:
         check_pickle(m.size, f.url)
@@ -100,6 +102,12 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     if not head.nbytes and check:
         raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
     return head, Span(f.url, m.start + head.size, head.nbytes, f"crc32:{check:08x}")
+
+
+def _beginning(f: Reader, m: Member) -> bytes:
+    """The member's first bytes, with all of its head: a few as a rule, which over a network are there already."""
+    start, _ = _started(_pieces(f, m, NEAR), NEAR)
+    return start if head_size(start) <= len(start) else _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)[0]
 
 
 def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
