@@ -121,7 +121,8 @@ CONSTANTS = (
     "tensorflow.objects.VALUE",
     "tensorflow.objects.CONFIG",
     "tensorflow.objects.TRAINED",
-    "tensorflow.objects.ROLES",
+    "tensorflow.objects.STEPS",
+    "tensorflow.objects.STATES",
 )
 SPELLED = rb"Const Identity VarHandleOp value tensor_content /.OPTIMIZER_SLOT/ \xff\xff\xff\xff\xff\x01 \x10\x01"
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)

@@ -45,6 +45,12 @@ def test_found_by_fuzzing(path: Path, families: dict[str, Any], tmp_path: Path) 
     assert time.process_time() - began < 5
 
 
+def test_every_family_has_a_dictionary(families: dict[str, Any]) -> None:
+    """Of words that the readers know, by the names of constants: a fuzzer that cannot find one does not start."""
+    spelled = {name: sys.modules["families"].dictionary(family) for name, family in families.items()}
+    assert min(text.count("\n") for text in spelled.values()) >= 5
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("family", ["tf", "pytorch", "hdf5", "json", "numpy", "flax", "orbax", "zoo"])
 def test_seeds_are_read(family: str, families: dict[str, Any], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .values import HARMLESS
 from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 
 MAX_DEPTH = 100
-SHARING = 16  # visits per byte of pickle: a container may occur at several places, but not without bound
+SHARING = 4  # visits per byte of pickle: a container may occur at several places, but not without bound
 NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
 WalkRole = Literal[Role, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
@@ -36,7 +36,7 @@ class Walk:
     """One walk through nested containers, bounded in depth and in visits."""
 
     def __init__(self, size: int, url: str) -> None:
-        self.left = SHARING * (size + 64)
+        self.left = SHARING * size + 2**14
         self.room = NAMING * size + 2**20
         self.url = url
         self.open: set[int] = set()
