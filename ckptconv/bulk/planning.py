@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 from typing import Literal, NamedTuple
+from zlib import crc32
 
 from ..errors import CkptError, UnsafeCheckpoint, UsageError
 from ..formats import table
@@ -64,12 +65,14 @@ def plan(
     hashed: bool = False,
     follow: bool = False,
     ledger: str = "",
+    shard: str = "",
 ) -> list[Conversion]:
     """Find all checkpoints and decide for each whether it has to be converted.
 
     known: the entries of the ledger. ledger: its local path, where no output goes. hashed: compare sources by a hash of
-    their content, not by size and time. With `verify="full"` in its target, an output counts as done only if its bytes
-    are those that were written. Raises UsageError and StorageError as `discover` does.
+    their content, not by size and time. shard: "2/8" for the second of eight shares, on one of eight machines. With
+    `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
+    UsageError and StorageError as `discover` does.
     """
     if not sources:
         raise UsageError("no source was given")
@@ -88,6 +91,7 @@ def plan(
     digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
     items = [i._replace(options=digests[id(i.settings)]) for i in items]
     items, linked = _placed(items, folder, ledger)
+    items = _share(items, *parts(shard)) if shard else items
     known = known or {}
     new = any(i.at not in known for i in items)
     there = sorted(_occupied(folder) | linked) if new or files.is_remote(folder) else []  # a store lists all at once
@@ -96,6 +100,21 @@ def plan(
         return list(map(state, items))
     with ThreadPoolExecutor(HASHING) as pool:
         return list(pool.map(state, items))
+
+
+def parts(shard: str) -> tuple[int, int]:
+    """The number of a share, from 1, and of all shares, of "2/8"."""
+    number, slash, count = shard.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and shard.isascii()):
+        raise UsageError(f"shard= is like '2/8', for the second of eight shares, not {shard!r}")
+    if not 1 <= int(number) <= int(count):
+        raise UsageError(f"shard={shard!r}: the shares are 1 to {int(count)}")
+    return int(number), int(count)
+
+
+def _share(items: Sequence[Conversion], number: int, count: int) -> list[Conversion]:
+    """The share of one of several machines: the path of an output decides it, so that no machine asks another."""
+    return [i for i in items if crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1]
 
 
 def _placed(items: Sequence[Conversion], folder: str, ledger: str) -> tuple[list[Conversion], set[str]]:
@@ -153,9 +172,14 @@ def _of_row(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpo
         return FoundCheckpoint(source, file_name(source), "", (), e)
 
 
-def read_ledger(place: str) -> Mapping[str, LedgerEntry]:
+def ledger_name(shard: str) -> str:
+    """The name of the ledger in an output folder; each share has one of its own."""
+    return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*parts(shard))) if shard else NAME
+
+
+def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
     """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none."""
-    path = files.join(place, NAME) if files.is_dir(place) else place
+    path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
     return Ledger.read(path) if files.stat(path) else {}
 
 
@@ -243,4 +267,15 @@ def options(settings: Settings) -> str:
     return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["DEFAULT", "Conversion", "State", "content", "identity", "options", "plan", "read_ledger", "written"]
+__all__ = [
+    "DEFAULT",
+    "Conversion",
+    "State",
+    "content",
+    "identity",
+    "ledger_name",
+    "options",
+    "plan",
+    "read_ledger",
+    "written",
+]

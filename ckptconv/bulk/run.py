@@ -30,7 +30,7 @@ from . import pool, room
 from .discover import FoundCheckpoint
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, Conversion, content, identity, plan, read_ledger, written
+from .planning import DEFAULT, Conversion, content, identity, ledger_name, plan, read_ledger, written
 from .summary import Summary, summary
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
@@ -65,19 +65,21 @@ def convert(
     hashed: bool = False,
     follow: bool = False,
     ledger: str = "",
+    shard: str = "",
     resources: Resources = FREE,
     each: Callable[[LedgerEntry], None] | None = None,
 ) -> Summary:
     """Convert all checkpoints that are not up to date.
 
     Failures of single checkpoints are in the summary; errors that concern all of them are raised. `each` is called with
-    each new entry of the ledger; `hashed` compares sources by content; `ledger` is the path of the ledger.
+    each new entry of the ledger; `hashed` compares sources by content; `ledger` is the path of the ledger; `shard` says
+    which share of all this run converts.
     """
     began = time.monotonic()
-    with Ledger(_ledger(folder, ledger), resume=resume or settings.target.force) as book:
+    with Ledger(_ledger(folder, ledger, shard), resume=resume or settings.target.force) as book:
         items = plan(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
-            ledger=book.path,
+            ledger=book.path, shard=shard,
         )  # fmt: skip
         bad = [i for i in items if i.found.problem]
         items = [i for i in items if not i.found.problem]
@@ -106,13 +108,13 @@ def convert(
     return summary(entries, skipped, began)
 
 
-def _ledger(folder: str, given: str) -> str:
+def _ledger(folder: str, given: str, shard: str) -> str:
     """The path of the ledger; an error if the outputs cannot go to this folder, or the ledger not there as well."""
     if files.is_remote(folder) and not given:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
     if not files.is_remote(folder) and files.exists(folder) and not files.is_dir(folder):
         raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
-    return given or files.join(folder, NAME)
+    return given or files.join(folder, ledger_name(shard))
 
 
 def _outcomes(

@@ -34,6 +34,7 @@ def zoo(
     by_content: bool = False,
     follow_links: bool = False,
     ledger: str = "",
+    shard: str = "",
     each: Callable[[LedgerEntry], None] | None = None,
     **given: Unpack[ZooOptions],
 ) -> Summary:
@@ -43,8 +44,9 @@ def zoo(
     pattern: a glob; only checkpoints whose path or name matches. latest: only the newest of each training series.
     resume: continue after an earlier run; convert only what is not done or has changed. by_content: compare sources by
     a hash of their bytes, not by time and size. follow_links: read files that links outside the source folders lead
-    to; otherwise those are failures. ledger: the path of the ledger, if not in `output`. each: a function that is
-    called with each ledger entry. The other options are those of `convert`, for every checkpoint.
+    to; otherwise those are failures. ledger: the path of the ledger, if not in `output`. shard: "2/8" converts the
+    second of eight shares, for eight machines that each convert one; each share has a ledger of its own. each: a
+    function that is called with each ledger entry. The other options are those of `convert`, for every checkpoint.
 
     Returns a Summary: counts, bytes, seconds, and in `failed` the ledger entries of the failures; one checkpoint that
     fails does not stop the others. Raises what concerns all of them: UsageError (an option, a manifest, a pattern that
@@ -54,8 +56,8 @@ def zoo(
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(
         [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
-        latest=latest, resume=resume, hashed=by_content, follow=follow_links, ledger=ledger, resources=resources,
-        each=each,
+        latest=latest, resume=resume, hashed=by_content, follow=follow_links, ledger=ledger, shard=shard,
+        resources=resources, each=each,
     )  # fmt: skip
 
 
@@ -71,6 +73,7 @@ def zoo_plan(
     by_content: bool = False,
     follow_links: bool = False,
     ledger: str = "",
+    shard: str = "",
     **given: Unpack[ZooOptions],
 ) -> list[Conversion]:
     """List the conversions that `zoo` would do with the same arguments, without writing anything.
@@ -80,11 +83,11 @@ def zoo_plan(
     problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
-    known = read_ledger(ledger or os.fspath(output)) if resume else {}
+    known = read_ledger(ledger or os.fspath(output), shard) if resume else {}
     many = [os.fspath(s) for s in list_of(sources)]
     return plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,
-        follow=follow_links,
+        follow=follow_links, shard=shard,
     )  # fmt: skip
 
 

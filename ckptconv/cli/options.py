@@ -109,7 +109,7 @@ def _flag(keyword: str) -> str:
     return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
 
 
-ALSO = ("rtol", "atol", "pattern", "ledger", "sort", "follow_links", "graph")  # keywords of single functions
+ALSO = ("rtol", "atol", "pattern", "ledger", "shard", "sort", "follow_links", "graph")  # keywords of single functions
 _KEYWORD = re.compile(
     rf"(?<![^\s(`])({'|'.join([*KNOWN, *ALSO])})=(?:(True|False|None|[A-Z]+|[0-9]+)|'([^'\n]*)')?(?![\w{{/])"
 )

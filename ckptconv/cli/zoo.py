@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..messages import in_bytes, redacted
-from . import complete, show
+from . import complete, meant, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ EXAMPLES = """Examples:
   ckptconv zoo models/ -o out/ --resume               what is not done, failed or has changed
   ckptconv zoo 'runs/**/*.ckpt-*' -o out/ --latest    the newest step of each series
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
+  ckptconv zoo models/ -o out/ --shard 2/8            the second of eight shares, on one of eight machines
+  ckptconv zoo status out/                            how far it is, and what failed
 """
 
 
@@ -32,7 +34,7 @@ def zoo(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files or manifests.")],
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
-    ],
+    ] = "",
     to: Annotated[
         str,
         typer.Option("--to", metavar="FORMAT", help="The format of all outputs.", autocompletion=complete.writable),
@@ -53,6 +55,9 @@ def zoo(
     ledger: Annotated[
         str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger in this file, not in DIR.")
     ] = "",
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for N machines.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print what would happen; write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -63,10 +68,13 @@ def zoo(
     Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
     exit code is 1 if any failed, or if none was found.
     """
+    if not output:
+        _status(sources, as_json)
+        return
     from ..bulk import zoo as many
 
     options |= {"to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
-    options |= {"ledger": ledger, "follow_links": follow_links}
+    options |= {"ledger": ledger, "follow_links": follow_links, "shard": shard}
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)
         return
@@ -77,6 +85,19 @@ def zoo(
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
     _report(done, as_json, quiet)
+
+
+def _status(words: list[str], as_json: bool) -> None:
+    """`zoo status DIR`; anything else lacks the folder to write."""
+    if words[0] != "status" or len(words) != 2:
+        raise meant.without_destination(words, "zoo")
+    from ..bulk.status import zoo_status
+
+    found = zoo_status(words[1])
+    if as_json:
+        show.as_json(found.to_json())
+    else:
+        show.talk(str(found))
 
 
 def _report(done: Summary, as_json: bool, quiet: bool) -> None:

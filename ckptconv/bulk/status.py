@@ -1,0 +1,90 @@
+"""How far a zoo is, from its ledgers, which are read and not locked: a run may be writing them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..errors import StorageError
+from ..messages import in_bytes, many
+from ..storage import files
+from .ledger import NAME, Ledger, LedgerEntry
+from .summary import Summary
+
+LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the ledgers of an output folder say; print() shows it as the command line does.
+
+    ledgers: how many there are, one for each share. done, failed, planned: checkpoints by the last entry about them;
+    planned ones are being converted, wait, or were left by a run that ended early. bytes: the size of the outputs.
+    formats: the number of converted checkpoints by source format. quiet: seconds since the last entry.
+    """
+
+    ledgers: int
+    done: int
+    failed: tuple[LedgerEntry, ...]
+    planned: int
+    bytes: int
+    formats: dict[str, int]
+    quiet: float
+
+    def __str__(self) -> str:
+        """The causes of failures, then the counts."""
+        *causes, _ = str(self._summary).split("\n")
+        formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
+        shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
+        total = self.done + len(self.failed) + self.planned
+        return "\n".join(
+            [
+                *causes,
+                f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
+                + (f" ({formats})" if formats else ""),
+                f"{self.planned} to come, {len(self.failed)} failed; the last entry is {self.quiet:.0f} s old",
+            ]
+        )
+
+    @property
+    def _summary(self) -> Summary:
+        return Summary(self.done, 0, self.failed, self.bytes, 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as JSON values."""
+        return {
+            "ledgers": self.ledgers, "done": self.done, "failed": len(self.failed), "planned": self.planned,
+            "bytes": self.bytes, "formats": self.formats, "seconds_since_last_entry": round(self.quiet, 1),
+            "causes": self._summary.to_json()["causes"],
+        }  # fmt: skip
+
+
+def zoo_status(output: str) -> Status:
+    """Tell how far the conversion of many checkpoints is.
+
+    output: the output folder of `zoo`, or the path of a ledger. Nothing is locked or changed.
+
+    Returns a Status. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
+    """
+    folder = files.is_dir(output)
+    found = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)] if folder else [output]
+    if not found:
+        raise StorageError("has no ledger: no zoo was converted into this folder", url=output)
+    entries = [e for path in found for e in Ledger.read(path).values()]
+    done = [e for e in entries if e.state == "done"]
+    times = [s.mtime for path in found if (s := files.stat(path))]
+    return Status(
+        ledgers=len(found),
+        done=len(done),
+        failed=tuple(e for e in entries if e.state == "failed"),
+        planned=sum(e.state == "planned" for e in entries),
+        bytes=sum(e.size for e in done),
+        formats=dict(Counter(e.format for e in done)),
+        quiet=max(0.0, time.time() - max(times, default=0) / 1e9),
+    )
+
+
+__all__ = ["Status", "zoo_status"]
