@@ -13,7 +13,7 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.api import options
-from ckptconv.api.elsewhere import ELSEWHERE
+from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.options import SPELLINGS, spelled
 from ckptconv.messages import table
@@ -44,6 +44,27 @@ def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
 def test_words_of_other_programs_lead_to_options_of_ours() -> None:
     assert {k for keywords in ELSEWHERE.values() for k in keywords} <= options.KNOWN.keys()
     assert ELSEWHERE.keys().isdisjoint(options.KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("meant", "words"),
+    [
+        ("force", "overwrite replace yes exist_ok"), ("to", "format type output_format target_format"),
+        ("from_", "input_format source_format"), ("dtype", "precision torch_dtype half fp16 bf16"),
+        ("include", "filter only pattern keys grep"), ("exclude", "ignore skip"),
+        ("jobs", "threads workers num_workers"), ("at", "key entry subset"),
+        ("strip_prefix", "remove_prefix drop_prefix"), ("rename", "prefix mapping key_mapping"),
+        ("opaque", "allow_pickle unsafe"), ("keep_going", "ignore_errors skip_errors"),
+    ],
+)  # fmt: skip
+def test_what_a_word_of_other_programs_leads_to(meant: str, words: str) -> None:
+    assert {word: elsewhere(word, options.KNOWN) for word in words.split()} == dict.fromkeys(words.split(), meant)
+    assert {elsewhere(word, options.KNOWN.keys() - {meant}) for word in words.split()} <= {"", "from_"}
+    assert elsewhere("no such word", options.KNOWN) == ""
+
+
+def test_the_format_of_what_is_only_read() -> None:
+    assert [elsewhere(w, ["from_", "include"]) for w in ("format", "type", "output_format")] == ["from_", "from_", ""]
 
 
 def test_every_spelling_is_of_an_option() -> None:

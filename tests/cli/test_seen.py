@@ -103,6 +103,25 @@ def test_colours(monkeypatch: pytest.MonkeyPatch, stream: Any, environment: Any,
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("_signals")
+def test_the_colours_of_differences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Red is what only the first has, green what only the second has, yellow what differs."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    ckptconv.save({"w": np.ones(2), "old": np.ones(3), "same": np.ones(1)}, tmp_path / "a.npz")
+    ckptconv.save({"w": np.zeros(2), "new": np.zeros(4), "same": np.ones(1)}, tmp_path / "b.npz")
+    out = Terminal()
+    with monkeypatch.context() as m:
+        m.setattr(sys, "stdout", out)
+        m.setattr(show, "get_terminal_size", lambda: os.terminal_size((200, 50)))
+        assert ended(["diff", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
+    assert all(line.endswith("\x1b[0m") for line in out.getvalue().splitlines())
+    rows = [line for line in out.getvalue().splitlines() if not line.startswith("\x1b[1m")]
+    assert sorted((row[:5], row[5:].split()[0]) for row in rows) == [
+        ("\x1b[31m", "only"), ("\x1b[32m", "only"), ("\x1b[33m", "values")
+    ]  # fmt: skip
+
+
 def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     for stream, quiet, watched in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):

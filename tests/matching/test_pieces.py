@@ -12,7 +12,7 @@ import pytest
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching import cells, checked, parts, prints
-from ckptconv.matching.doubt import KEPT_GATES, Judge, voted
+from ckptconv.matching.doubt import CHOSEN, KEPT_GATES, VOTED, Judge, voted
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
@@ -444,3 +444,17 @@ def test_matrices_that_are_looked_up_are_not_turned_with_the_others(word: str) -
         pairs.append(Pair((name,), (to,), Order() if table else Order("i o -> o i"), sure=not table, real=table))
     *_, last = voted(pairs, a, b)
     assert bool(last.order.text) is not bool(word)
+
+
+def test_a_matrix_that_was_turned_says_why_and_nothing_else_than_is_true() -> None:
+    """It keeps the other reasons; that a convention chose is no longer one."""
+    pairs, a, b = [], {}, {}
+    for k, name in enumerate(["p", "q", "r"]):
+        shape = (4, 4) if name == "r" else (3, 5 + k)
+        a[name], b[f"t.{name}.weight"] = tensor(name, shape), tensor(f"t.{name}.weight", shape[::-1])
+        order = Order() if name == "r" else Order("i o -> o i")
+        pairs.append(Pair((name,), (f"t.{name}.weight",), order, why=("names", CHOSEN)))
+    *others, last = voted(pairs, a, b)
+    assert others == pairs[:2]
+    assert (last.order.text, last.why, last.sure) == ("i o -> o i", ("names", VOTED), False)
+    assert voted([*others, last], a, b) == [*others, last]

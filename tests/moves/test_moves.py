@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import examples, same
 
+import ckptconv
 from ckptconv import ConversionError
 from ckptconv.dtypes import DTYPES
 from ckptconv.moves.boxes import clip, fuse, is_contiguous, is_run, slabs
@@ -191,12 +194,46 @@ def test_losses_are_counted(kind: str, to: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "to"),
-    [(300, "int32", "uint8"), (-1, "int8", "uint8"), (9, "int8", "int4"), (0.5, "float32", "int8")],
+    ("value", "kind", "to", "words"),
+    [
+        (300, "int32", "uint8", "^values from 300 to 300 do not fit uint8$"),
+        (-1, "int8", "uint8", "^values from -1 to -1 do not fit uint8$"),
+        (256, "int32", "uint8", "^values from 256 to 256 do not fit uint8$"),
+        (128, "int32", "int8", "^values from 128 to 128 do not fit int8$"),
+        (-129, "int32", "int8", "^values from -129 to -129 do not fit int8$"),
+        (8, "int8", "int4", "^values from 8 to 8 do not fit int4$"),
+        (-9, "int8", "int4", "^values from -9 to -9 do not fit int4$"),
+        (16, "int8", "uint4", "^values from 16 to 16 do not fit uint4$"),
+        (0.5, "float32", "int8", "^float32 is not cast to int8: fractions would be lost$"),
+    ],
 )
-def test_what_does_not_fit_an_integer_is_refused(value: float, kind: str, to: str) -> None:
-    with pytest.raises(ConversionError):
+def test_what_does_not_fit_an_integer_is_refused(value: float, kind: str, to: str, words: str) -> None:
+    with pytest.raises(ConversionError, match=words):
         cast(np.array([value], DTYPES[kind].np), DTYPES[kind], DTYPES[to])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "to"),
+    [
+        ([0, 255], "int32", "uint8"),
+        ([-128, 127], "int32", "int8"),
+        ([-8, 7], "int8", "int4"),
+        ([0, 15], "int8", "uint4"),
+    ],
+)
+def test_what_just_fits_an_integer(values: list[int], kind: str, to: str) -> None:
+    out, loss = cast(np.array(values, DTYPES[kind].np), DTYPES[kind], DTYPES[to])
+    assert out.astype("i4").tolist() == values
+    assert loss == (0, 0)
+
+
+def test_the_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    ckptconv.save({"fits": np.array([7], "i4"), "deep/w": np.array([1, 300], "i4")}, tmp_path / "a.npz")
+    tensors = {n: replace(t, dtype=DTYPES["uint8"]) for n, t in ckptconv.open(tmp_path / "a.npz").items()}
+    assert tensors["fits"].numpy().tolist() == [7]
+    with pytest.raises(ConversionError, match="deep/w: values from 1 to 300 do not fit uint8"):
+        ckptconv.save(tensors, tmp_path / "b.npz")
+    assert not (tmp_path / "b.npz").exists()
 
 
 def test_operations() -> None:

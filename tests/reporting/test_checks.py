@@ -42,6 +42,19 @@ def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Find
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kept", [0, pictures.KEPT])
+def test_where_an_outlier_is_does_not_depend_on_windows(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = read.windows
+    monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, 52))
+    monkeypatch.setattr(pictures, "KEPT", kept)
+    array = NORMAL.copy()
+    array[30, 4] = array[39, 29] = 1e4
+    drawn = pictured(array)
+    assert drawn.outliers == pictures.Odd(2, 30 * 30 + 4)
+    assert drawn.bars is not None
+    assert (drawn.bars.below, drawn.bars.above) == (0, 2)
+
+
 @pytest.mark.parametrize("shape", [(7, 5), (100, 3), (3, 100), (1, 1), (30, 4, 5), (2, 3, 4, 50), (1, 999)])
 @pytest.mark.parametrize("window", [4, 52, 2**20])
 @pytest.mark.many

@@ -148,6 +148,7 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     rules += '[[rule]]\nfrom = "junk"\nto = []\n'
     (tmp_path / "r.toml").write_text(rules)
     a = {"a/kernel": np.arange(6, dtype="f4").reshape(2, 3), "b/kernel": np.ones((2, 2), "f4"), "junk": np.ones(1)}
+    a["lost/kernel"] = np.ones((2, 2), "f4")
     ckptconv.save(a, tmp_path / "a.npz")
     b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
     ckptconv.save(b, tmp_path / "b.safetensors")
@@ -160,7 +161,8 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     assert "{x}/kernel" in data["compared"]["rules"][rows["a.weight"][0]]
     assert (rows["b.weight"][2], rows["b.weight"][3]["first"]) == ("values", [1, 1])
     assert rows["extra"][:3] == [-1, [], "only_b"]
-    assert [left[0] for left in data["compared"]["left"]] == ["junk"]
+    assert [left[0] for left in data["compared"]["left"]] == ["junk", "lost/kernel"]
+    assert data["compared"]["missing"] == ["lost.weight"]
 
 
 def test_command_line(cli: Run, tmp_path: Path) -> None:

@@ -458,6 +458,17 @@ def test_strings_that_were_opened_are_compared_when_they_are_saved(tmp_path: Pat
         ckptconv.save(ckptconv.open(tmp_path / "m.hdf5"), tmp_path / "n.hdf5", format="hdf5")
 
 
+@pytest.mark.parametrize("how", ["converted", "saved"])
+def test_damage_to_what_is_left_out_is_in_nobodys_way(how: str, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "m.safetensors")
+    flip(tmp_path / "m.safetensors", -3)
+    if how == "converted":
+        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", exclude="whole.x")
+    else:
+        ckptconv.save(ckptconv.open(tmp_path / "m.safetensors", exclude="whole.x"), tmp_path / "n.safetensors")
+    assert api.verify(tmp_path / "n.safetensors").hashed == len(values()) - 1
+
+
 def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.safetensors")
     flip(tmp_path / "m.safetensors", -3)

@@ -295,6 +295,20 @@ def test_deflated_data_that_ends_early(cut: int, tmp_path: Path) -> None:
             list(inflate.unpack(f, 0, len(raw) - cut))
 
 
+@pytest.mark.parametrize(("change", "words"), [(-1, "more than the"), (1, "fewer than the")])
+@pytest.mark.parametrize("kind", ["S3", "M8[s]"])
+def test_a_member_that_inflates_to_another_size(change: int, words: str, kind: str, tmp_path: Path) -> None:
+    """Of texts, which are read as a whole, and of a dtype that is no tensor's, whose checksum is compared."""
+    np.savez_compressed(tmp_path / "x.npz", w=np.arange(500).astype(kind))
+    size = 500 * np.dtype(kind).itemsize + 128
+    raw = (tmp_path / "x.npz").read_bytes()
+    for width in (4, 8):  # NumPy writes the local header with ZIP64, the directory without
+        raw = raw.replace(size.to_bytes(width, "little"), (size + change).to_bytes(width, "little"))
+    (tmp_path / "x.npz").write_bytes(raw)
+    with refused(f"w.npy: inflates to {words} {size + change} bytes|of shape .* needs"):
+        ckptconv.open(tmp_path / "x.npz")["w"].numpy()
+
+
 TWINS = [("w.npy", "w"), ("w", "w.npy"), ("a.npy", "a.npy.npy"), ("a.npy.npy", "v.npy", "a.npy")]
 
 

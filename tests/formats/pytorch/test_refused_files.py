@@ -294,6 +294,13 @@ def test_what_a_stream_may_hold(tmp_path: Path) -> None:
     assert not [n for n in got.notes if n.kind == "unread"]
 
 
+@pytest.mark.parametrize("more", [1, 2, 9])
+def test_what_follows_the_storages_of_a_stream_is_noted(more: int, tmp_path: Path) -> None:
+    raw = stream({"t": tensor(old(0))}, tail=struct.pack("<q2f", 2, 3, 4) + bytes(more))
+    notes = [n for n in opened(tmp_path / "a.pt", raw).notes if n.kind == "unread"]
+    assert [n.text for n in notes] == [f"{more} bytes that follow the last storage"]
+
+
 # --- tars ---------------------------------------------------------------------------------------------------------
 
 
