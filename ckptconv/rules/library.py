@@ -6,7 +6,7 @@ toml.py parses their files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,13 @@ def load(name: str | Path) -> Converter:
         hint = did_you_mean(str(name), found, "converters", count=3)
         raise UsageError(f"no converter is called {str(name)!r}, and it is not a .toml file{hint}")
     path = found[str(name)]
-    return parse(read(path), str(name), folder=path.parent)
+    return _kept(path) if path.parent == shipped() else parse(read(path), str(name), folder=path.parent)
+
+
+@cache
+def _kept(path: Path) -> Converter:
+    """A converter that we ship, parsed once: the one that fits is searched for among all of them."""
+    return parse(read(path), path.stem, folder=path.parent)
 
 
 def texts(name: str) -> tuple[str, ...]:

