@@ -639,13 +639,6 @@ def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inpu
     return proof.found.same and same(original, fresh, inputs)
 
 
-def told(port: Port, row: Row) -> str:
-    """What a person still has to do."""
-    if row.names:
-        return "nothing"
-    return "nothing" if row.checked else port.lacking or "edit the rules"
-
-
 def main(only: str, every: bool) -> int:
     """Print the table; 1 if a wrong pair is not marked."""
     print(
@@ -661,7 +654,8 @@ def main(only: str, every: bool) -> int:
         done.append(row)
         names, checked = ("yes" if f else "no" for f in (row.names, row.checked))
         right = f"{row.right} of {row.total}"
-        print(f"| {port.title} | {right} | {row.unmarked} | {names} | {checked} | {told(port, row)} |", flush=True)
+        told = "nothing" if row.names or row.checked else "edit the rules"
+        print(f"| {port.title} | {right} | {row.unmarked} | {names} | {checked} | {told} |", flush=True)
         print(f"{name}: {row.doubts} pairs marked, {row.seconds:.1f} s {row.note}", file=sys.stderr)
     loaded, proved_ = sum(r.names for r in done), sum(r.checked for r in done)
     tensors = sum(r.right for r in done), sum(r.total for r in done)

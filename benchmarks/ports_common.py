@@ -21,7 +21,6 @@ class Port(NamedTuple):
     build: Callable[[], nn.Module]
     store: Callable[[State], Arrays]
     inputs: Callable[[], tuple[Tensor, ...]]
-    lacking: str = ""  # what no rule can say, which a person has to do
 
 
 def kernel(w: Array) -> Array:

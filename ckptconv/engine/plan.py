@@ -18,7 +18,7 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves import copies, padding
+from ..moves import copies, padding, sums
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
 from ..moves.log import CHUNK
@@ -148,6 +148,8 @@ def how(t: Tensor) -> str:
     words = []
     if count := max((len(copies.of(p.data)) for p in t.parts), default=0):
         words.append(f"compare {count} copies")
+    elif count := max((len(sums.of(p.data)) for p in t.parts), default=0):
+        words.append(f"add {count}")
     elif any(padding.of(p.data) for p in t.parts):
         words.append("cut padding off")
     elif any(isinstance(p.data, Coded) for p in t.parts):
@@ -179,8 +181,8 @@ def sources(t: Stored) -> list[str]:
     """Where the tensor's bytes come from, for people: 'file@start+size'."""
     out = []
     for p in t.parts:
-        if same := copies.of(p.data) or padding.of(p.data):
-            out += [at for one in same for at in sources(one)]
+        if several := copies.of(p.data) or sums.of(p.data) or padding.of(p.data):
+            out += [at for one in several for at in sources(one)]
         elif isinstance(p.data, Span):
             out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")
         elif isinstance(p.data, Coded):

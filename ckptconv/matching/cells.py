@@ -3,6 +3,7 @@
 torch       weight_ih [4h, x], weight_hh [4h, h], bias_ih [4h], bias_hh [4h]     LSTM: i f g o     GRU: r z n
 Keras       kernel [x, 4h], recurrent_kernel [h, 4h], bias [4h]                  LSTM: i f c o     GRU: z r h
             GRU with reset_after: bias [2, 3h]; CuDNN: bias [8h] or [6h]
+Flax        the gates as matrices (gates.py); of the state of a GRU only the candidate has a bias, [h]
 TF1         kernel [x + h, 4h], bias [4h], forget_bias added when it runs        LSTM: i j f o
 """
 
@@ -12,11 +13,13 @@ from typing import NamedTuple
 
 from .doubt import KEPT_GATES, Judge
 from .orders import Order
+from .pairs import Length
 from .units import Unit
 
 LSTM, GRU = 4, 3
 SUMMED = "the bias is the sum of torch's two: one of them is filled with zeros"
 FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: it is filled in"
+LAST = "of the state only the candidate's gate has a bias: zeros are put before it"
 RESET = "torch's GRU resets after the matrix; an original without reset_after computes something else"
 
 
@@ -30,6 +33,7 @@ class Piece(NamedTuple):
     axis: str = ""
     real: bool = False
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    length: Length | None = None
 
 
 def cell(a: Unit, b: Unit, judge: Judge) -> list[Piece]:
@@ -68,6 +72,9 @@ def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Piece]:
     if len(ours) < 2 or "bias_ih" not in a.members:
         return []
     bias, wide = a.members["bias_ih"], gates * state
+    if gates == GRU and "bias_hh" in a.members and a.members["bias_hh"].shape == (state,):
+        last = Piece((a.members["bias_hh"].name,), ours[1:], Order(), LAST, length=Length(0, state, wide, front=True))
+        return [Piece((bias.name,), ours[:1], Order("(h.z + h.r + h.n) -> (h.r + h.z + h.n)"), KEPT_GATES), last]
     if "bias_hh" in a.members:
         both = zip(("bias_ih", "bias_hh"), ours, strict=True)
         return [Piece((a.members[r].name,), (n,), Order(), KEPT_GATES) for r, n in both]

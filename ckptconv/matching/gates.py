@@ -79,6 +79,9 @@ def _bundles(home: str, named: Mapping[tuple[str, str], str], side: Side) -> dic
         new = f"{home}/{leaf}"
         if names and all(names) and len(shapes) == 1 and new not in side.tensors:
             out[new] = Bundle(names, "gates", shapes.pop())
+    last = named.get(("bh", "h"), "")
+    if order == GRU and last and f"{home}/bias" in out and f"{home}/recurrent_bias" not in {*out, *side.tensors}:
+        out[f"{home}/recurrent_bias"] = Bundle((last,), "gates", side.tensors[last].shape)  # r and z have none
     if f"{home}/bias" not in out and f"{home}/recurrent_bias" in out:  # the only bias is that of both
         out[f"{home}/bias"] = out.pop(f"{home}/recurrent_bias")
     return out if {f"{home}/kernel", f"{home}/recurrent_kernel"} <= set(out) else {}
@@ -87,6 +90,8 @@ def _bundles(home: str, named: Mapping[tuple[str, str], str], side: Side) -> dic
 def parted(order: Order, bundle: Bundle) -> Order:
     """An order of the whole as one of its gates, which lie behind each other along the last axis."""
     rank, count = len(bundle.shape), len(bundle.names)
+    if count == 1:
+        return order
     letters = " ".join(LETTERS[:rank])
     left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
     *rest, last = orders.tokens(left)

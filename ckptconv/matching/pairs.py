@@ -57,6 +57,7 @@ class Length(NamedTuple):
     axis: int
     before: int
     to: int
+    front: bool = False
 
     @property
     def word(self) -> str:
@@ -65,7 +66,7 @@ class Length(NamedTuple):
     @property
     def text(self) -> str:
         """The key of a rule."""
-        value = ", value = 0" if self.word == "pad" else ""
+        value = (", value = 0" if self.word == "pad" else "") + ", front = true" * self.front
         return f"{self.word} = {{ axis = {self.axis}, from = {self.before}, to = {self.to}{value} }}"
 
 

@@ -36,7 +36,7 @@ def _of_cell(m: modules.Match, piece: cells.Piece, source: Side) -> Pair:
     order = gates.parted(piece.order, bundle) if bundle else piece.order
     return Pair(
         tuple(source.named(piece.sources)), piece.targets, order, "names", False, why, _rivals(m, piece.targets[0]),
-        piece.axis, m.real or piece.real, piece.fills,
+        piece.axis, m.real or piece.real, piece.fills, piece.length,
     )  # fmt: skip
 
 

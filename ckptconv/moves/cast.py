@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import frexp
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,17 @@ def _negate(a: Array, kind: DType) -> Array:
     return out
 
 
+def _scaled(a: Array, x: float) -> Array:
+    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all."""
+    with np.errstate(all="ignore"):
+        by = np.asarray(x).astype(a.dtype)
+        out: Array = (a * by).astype(a.dtype)
+        odd = np.count_nonzero((out / by != a) & (a == a)) if abs(frexp(x)[0]) == 0.5 else 0
+    if odd:
+        raise ConversionError(f"mul:{x!r} is not exact for {odd} of {a.size} elements: they are too large or too small")
+    return out
+
+
 # Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
 OPS: dict[str, Callable[[Array, DType], Array]] = {
     "swap": _swap,
@@ -57,7 +69,7 @@ OPS: dict[str, Callable[[Array, DType], Array]] = {
 ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
     "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
     "fill": lambda a, x: np.full_like(a, x),
-    "mul": lambda a, x: (a * np.asarray(x).astype(a.dtype)).astype(a.dtype),
+    "mul": _scaled,
 }
 
 

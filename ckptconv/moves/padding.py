@@ -1,4 +1,4 @@
-"""Padding: one value at the end of a tensor, and cutting it off, where it must hold that value, bit for bit.
+"""Padding: one value at an end of a tensor, and cutting it off, where it must hold that value, bit for bit.
 
 constant(0, kind, [6, 4])    the part of a tensor that holds one value everywhere
 without(kept, rest, 0, 0.0)  data that is kept's bytes; whoever reads it learns of padding that is not (ConversionError)
@@ -33,17 +33,19 @@ def is_constant(part: Part) -> bool:
     return isinstance(part.data, Held) and bool(part.shape) and not any(part.strides)
 
 
-def without(kept: Stored, padding: Stored, axis: int, value: float) -> Data:
+def without(kept: Stored, padding: Stored, axis: int, value: float, *, front: bool = False) -> Data:
     """The bytes of `kept`, in C order. `padding`, which follows it along the axis, is read whenever they are.
+
+    With `front`, it goes before it.
 
     ConversionError if an element of it is not `value`. Memory is bounded. Arrays in memory are compared now.
     """
     both = (kept, padding)
     if recorded.in_memory(both):
         with Sources() as sources:
-            _check(kept, padding, axis, value, sources)
+            _check(padding, axis, value, 0 if front else kept.shape[axis], sources)
             return Held(read_array(kept, sources))
-    key = json.dumps([axis, value, recorded.rows(both)], separators=(",", ":"))
+    key = json.dumps([axis, value, recorded.rows(both), front], separators=(",", ":"))
     return Coded(__name__, recorded.url(both), key, kept.nbytes)
 
 
@@ -58,14 +60,15 @@ def decode(coded: Coded) -> Iterator[Array]:
     """Yield the bytes that are kept; see `without`."""
     kept, padding = of(coded)
     with Sources() as sources:
-        axis, value, _ = json.loads(coded.key)
-        _check(kept, padding, axis, value, sources)
+        axis, value, _, front = json.loads(coded.key)
+        _check(padding, axis, value, 0 if front else kept.shape[axis], sources)
         yield from windows(kept, sources, CHUNK)
         for url in sources.changed():
             raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
 
 
-def _check(kept: Stored, padding: Stored, axis: int, value: float, sources: Sources) -> None:
+def _check(padding: Stored, axis: int, value: float, start: int, sources: Sources) -> None:
+    """Refuse padding, which begins at `start` of the axis, that is not the value."""
     import numpy as np
 
     want = np.array(value).astype(padding.dtype.np).reshape(1).view("u1")
@@ -74,7 +77,7 @@ def _check(kept: Stored, padding: Stored, axis: int, value: float, sources: Sour
         elements = view.reshape(-1, len(want))
         if len(odd := np.flatnonzero((elements != want).any(axis=1))):
             index = [int(i) for i in np.unravel_index(at + int(odd[0]), padding.shape)]
-            index[axis] += kept.shape[axis]
+            index[axis] += start
             found = elements[odd[0]].view(padding.dtype.np)[0]
             raise ConversionError(
                 f"{printable(padding.name)}: what would be cut off is not padding: at {index} it is {found}, not "

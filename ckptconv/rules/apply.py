@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, contiguous, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
-from ..moves import copies
 from ..moves.part import Part
-from . import doubts, provenance, resize, sizes, ties
+from . import doubts, merge, provenance, resize, sizes, ties
 from . import layout as layouts
 from .assign import Assignment, Group, Names, assign, translated
 from .problems import Problems, refuse_unmatched
@@ -87,6 +86,7 @@ class _Builder:
         self.problems = Problems()
         self.twins: list[str] = []
         self.copies: list[str] = []  # which `same` compares
+        self.added: list[str] = []  # which `sum` adds
         self.resized: dict[tuple[NoteKind, str], list[str]] = {}  # what happened to an axis: its targets
 
     def build(self, group: Group) -> None:
@@ -125,7 +125,10 @@ class _Builder:
         sources = [self._source(t, m) for t, m in zip(rule.sources, group.members, strict=True)]
         if rule.same and not rule.backward:
             self.copies += [s.name for s in sources[1:]]
-            sources = [_same(sources)]
+            sources = [merge.same(sources)]
+        elif rule.sum and not rule.backward:
+            self.added += [s.name for s in sources]
+            sources = [merge.summed(sources, zeros=rule.sum == "zeros")]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
         known = self._known(rule, group, values)
@@ -141,7 +144,7 @@ class _Builder:
                 yield t.render(values), shape, parts
                 continue
             spell = rule.where[t.stacked].inverse.at if t.stacked in rule.where else str
-            for i, (part_shape, part) in enumerate(_unstacked(Tensor("", sources[0].dtype, shape, parts))):
+            for i, (part_shape, part) in enumerate(merge.unstacked(Tensor("", sources[0].dtype, shape, parts))):
                 yield t.render({**values, t.stacked: spell(i)}), part_shape, part
 
     def _known(self, rule: Rule, group: Group, values: dict[str, str]) -> dict[str, int]:
@@ -151,7 +154,7 @@ class _Builder:
         known = self.sizes.of(
             rule, values if rule.backward else group.values, () if group.shapes else rule.undetermined
         )
-        shapes = group.shapes[:1] if rule.same else group.shapes
+        shapes = group.shapes[:1] if rule.merges else group.shapes
         return rule.pattern.inverse.unrolled(shapes).solve(shapes, known) if shapes else known
 
     def _resized(self, how: Resize, rule: Rule, group: Group, values: dict[str, str], t: Tensor) -> Tensor:
@@ -171,7 +174,7 @@ class _Builder:
     def _source(self, t: Template, members: dict[int, str]) -> Tensor:
         if not t.stacked:
             return self.checkpoint[members[0]]
-        return _stacked([self.checkpoint[n] for _, n in sorted(members.items())])
+        return merge.stacked([self.checkpoint[n] for _, n in sorted(members.items())])
 
     def _fill(self, index: int, names: list[str], like: Tensor, values: dict[str, str]) -> None:
         """Add the constants of a rule: tensors like its first target, whose elements are read and replaced."""
@@ -228,6 +231,8 @@ class _Builder:
             yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
         if self.copies:
             yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
+        if self.added:
+            yield Note("hint", "added, which must be exact, as is checked when they are read", tuple(self.added))
         yield from (Note(kind, text, tuple(names)) for (kind, text), names in self.resized.items())
         used = {g.rule for g in found.groups}
         yield from self._idle(used)
@@ -275,39 +280,6 @@ def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
         for i, (number, (_, parts)) in enumerate(zip(numbers, pattern.apply([like]), strict=True))
         for p in parts
     )
-
-
-def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
-    """The first of tensors, which must have one shape and one dtype."""
-    first = tensors[0]
-    if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
-        a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
-        raise LayoutError(f"{a}, but {b}")
-    return first
-
-
-def _same(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor for equal copies, which compares them when it is read."""
-    first = _first_of_alike(tensors)
-    if first.dtype.kind == "s":
-        raise LayoutError("`same` compares bytes, not strings")
-    if not first.count or all(origin(t) == origin(first) for t in tensors):
-        return first
-    return contiguous(first.name, first.dtype, first.shape, copies.compared(tensors), role=first.role)
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one shape along a new first axis."""
-    first = _first_of_alike(tensors)
-    parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(tensors) for p in t.parts]
-    return replace(first, shape=(len(tensors), *first.shape), parts=tuple(parts))
-
-
-def _unstacked(tensor: Tensor) -> Iterator[tuple[Shape, tuple[Part, ...]]]:
-    """Split a tensor along its first axis; the inverse of _stacked."""
-    pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
-    for i in range(tensor.shape[0]):
-        yield pattern.apply([tensor], {"before": i})[1]
 
 
 __all__ = ["apply"]

@@ -26,7 +26,8 @@ from .templates import Domain, Matcher, Template
 Pattern = tuple[Template, Mapping[str, Domain]]
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
-MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
+MAX_COPIES = 64  # that are compared or added: 4 MB of each are in memory
+SUMS = ("exact", "zeros")
 
 
 class Of(NamedTuple):
@@ -44,9 +45,10 @@ class Resize(NamedTuple):
     to: int | str | Of
     before: int | str | Of | None = None
     value: float = 0.0
+    front: bool = False  # at the beginning of the axis, not at its end
 
     def __str__(self) -> str:
-        return f"{'pad' if self.pads else 'crop'} axis {self.axis}"
+        return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"
 
 
 class Param(NamedTuple):
@@ -112,6 +114,7 @@ class Rule:
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
     resize: Resize | None = None  # of the target
     same: bool = False  # the sources are equal copies of one tensor, compared when they are read
+    sum: str = ""  # the sources are added: `exact`, or all but the first are `zeros`
     shared: bool = False  # several names may lead to one target: the first is taken
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
@@ -130,7 +133,7 @@ class Rule:
     def pattern(self) -> layouts.Layout | None:
         """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
 
-        Of equal copies it moves one.
+        Of equal copies it moves one, of terms their sum.
         """
         stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
         if not self.targets or not (self.layout or any(stacked)):
@@ -142,9 +145,14 @@ class Rule:
         sides = []
         for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
             tensors = side.split(",")
-            templates = templates[:1] if self.same else templates
+            templates = templates[:1] if self.merges else templates
             sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
         return layouts.parse(" -> ".join(sides))
+
+    @property
+    def merges(self) -> bool:
+        """Whether the sources are alike and become one; a layout is then that of one of them."""
+        return self.same or bool(self.sum)
 
     @cached_property
     def undetermined(self) -> tuple[str, ...]:
@@ -180,19 +188,22 @@ class Rule:
     @cached_property
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
-        spelled = [self._axes(0, 0 if self.same else k) for k in range(len(self.sources))]
+        spelled = [self._axes(0, 0 if self.merges else k) for k in range(len(self.sources))]
         ranks = [(n,) if whole else () for n, whole in spelled]
-        if self.same:
+        if self.merges:
             return (self.ranks or ranks[0],) * len(ranks)
         return (self.ranks or ranks[0], *ranks[1:])
 
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
         names = [len(self.sources), len(self.targets)]
-        if self.same:
+        if self.sum and (self.sum not in SUMS or self.same or self.fills):
+            raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
+        if self.merges:
+            word = "same" if self.same else "sum"
             stacked = any(t.stacked for t in (*self.sources, *self.targets))
             if not 1 < names[0] <= MAX_COPIES or names[1] != 1 or stacked:
-                raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+                raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
             names[0] = 1
         if self.resize and (names != [1, 1] or self.sources[0].stacked or self.targets[0].stacked or self.ops):
             raise UsageError("`crop` and `pad` take one name to one name, without {e*} and without `op`")
@@ -212,17 +223,20 @@ class Rule:
         if ranks and self.pattern:
             (before, _), (after, whole) = self._axes(0, 0), self._axes(1, 0)
             ranks = () if whole else tuple(r + after - before for r in ranks)
+        if self.sum == "exact":
+            raise UsageError('a sum cannot be undone; `sum = "zeros"` can')
         left, _, right = self.layout.partition("->")
+        targets, zeros = (self.sources[:1], self.sources[1:]) if self.sum else (self.sources, ())
         return replace(
             self,
             sources=self.targets,
-            targets=self.sources,
+            targets=targets,
             layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
             where={k: d.inverse for k, d in self.where.items()},
             ops=tuple(inverse_op(op) for op in reversed(self.ops)),
             ranks=ranks,
             kinds=(),
-            fills=(),
+            fills=tuple((t, (0.0,)) for t in zeros),
             backward=not self.backward,
         )
 

@@ -2,6 +2,7 @@
 
     crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
     pad = { axis = 0, to = 30528, value = 0 }       the inverse crops, and checks that only padding is cut off
+    pad = { axis = 0, to = 48, front = true }       at the beginning of the axis instead
 
 The axis is one of the rule's target. `from` is the length before; else the metadata records it for the inverse.
 """
@@ -33,7 +34,7 @@ def forward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
     if (to - length) * (1 if resize.pads else -1) < 0:
         what, other = ("pad", "longer") if resize.pads else ("crop", "shorter")
         raise LayoutError(f"`{what}` to {to}: axis {resize.axis} is {other} than that, {length}")
-    return _padded(t, resize, to) if resize.pads else _cut(t, resize.axis, to)[0]
+    return _padded(t, resize, to) if resize.pads else _cut(t, resize, to)[0]
 
 
 def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
@@ -47,10 +48,12 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
         raise LayoutError(f"axis {resize.axis} is {length} long and was {before}: that is not what the rule does")
     if not resize.pads:
         return _padded(t, resize, before)
-    kept, rest = _cut(t, resize.axis, before)
+    kept, rest = _cut(t, resize, before)
     if not rest.count:
         return kept
-    return contiguous(t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value))
+    return contiguous(
+        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value, front=resize.front)
+    )
 
 
 def bounded(resize: Resize, t: Tensor, recorded: int | None) -> None:
@@ -89,21 +92,23 @@ def _names(axis: int, count: int, along: str) -> str:
     return " ".join(along if k == axis else f"a{k}" for k in range(count))
 
 
-def _cut(t: Tensor, axis: int, to: int) -> tuple[Tensor, Tensor]:
-    """The tensor up to an index of an axis, and from there on."""
-    sides = [_names(axis, len(t.shape), x) for x in ("(x + y)", "x", "y")]
+def _cut(t: Tensor, resize: Resize, to: int) -> tuple[Tensor, Tensor]:
+    """The part of a tensor that is kept, with its axis `to` long, and the rest: behind it, or in front of it."""
+    names = ("y", "x") if resize.front else ("x", "y")
+    sides = [_names(resize.axis, len(t.shape), x) for x in (f"({' + '.join(names)})", "x", "y")]
     pattern = layouts.parse(f"{sides[0]} -> {sides[1]}, {sides[2]}")
     kept, rest = (replace(t, shape=s, parts=p) for s, p in pattern.apply([t], {"x": to}))
     return kept, rest
 
 
 def _padded(t: Tensor, resize: Resize, to: int) -> Tensor:
-    """The tensor with one value at the end of an axis."""
+    """The tensor with one value at the end of an axis, or at its beginning."""
     if to == (length := _length(resize, t)):
         return t
     shape = (*t.shape[: resize.axis], to - length, *t.shape[resize.axis + 1 :])
     end = replace(t, shape=shape, parts=_constant(t, shape, resize.value))
-    sides = [_names(resize.axis, len(t.shape), x) for x in ("x", "y", "(x + y)")]
+    both = "(y + x)" if resize.front else "(x + y)"
+    sides = [_names(resize.axis, len(t.shape), x) for x in ("x", "y", both)]
     ((whole, parts),) = layouts.parse(f"{sides[0]}, {sides[1]} -> {sides[2]}").apply([t, end])
     return replace(t, shape=whole, parts=parts)
 

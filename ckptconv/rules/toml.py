@@ -45,7 +45,7 @@ _TOP = {
 }  # fmt: skip
 _RULE = {
     "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
-    "crop", "pad", "same", "shared", "optional", "note", "doubts", "refuse",
+    "crop", "pad", "same", "sum", "shared", "optional", "note", "doubts", "refuse",
 }  # fmt: skip
 
 
@@ -219,8 +219,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         kinds=tuple(_strings(table.get("kind", []))),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         resize=_resize(table, side),
-        same=bool(table.get("same", False)),
-        shared=bool(table.get("shared", False)),
+        same=bool(table.get("same", False)), sum=str(table.get("sum", "")), shared=bool(table.get("shared", False)),
         optional=bool(table.get("optional", False)), note=str(table.get("note", "")),
         doubts=_known(table.get("doubts", {}), ("class", "flatten"), "doubts"), refuse=str(table.get("refuse", "")),
     )  # fmt: skip
@@ -244,12 +243,13 @@ def _resize(table: Mapping[str, Any], side: Any) -> Resize | None:
     if not given:
         return None
     word, value = given[0]
-    _known(value, {"axis", "to", "from", "value"}, f"`{word}`")
-    axis, number = value.get("axis"), value.get("value", 0)
-    if len(given) > 1 or "to" not in value or type(axis) is not int or axis < 0 or type(number) not in (int, float):
+    _known(value, {"axis", "to", "from", "value", "front"}, f"`{word}`")
+    axis, number, front = value.get("axis"), value.get("value", 0), value.get("front", False)
+    kinds = type(axis) is int and axis >= 0 and type(number) in (int, float) and type(front) is bool
+    if len(given) > 1 or "to" not in value or not kinds:
         raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
     before = _size(value["from"], side) if "from" in value else None
-    return Resize(word == "pad", axis, _size(value["to"], side), before, float(number))
+    return Resize(word == "pad", axis, _size(value["to"], side), before, float(number), front)
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:

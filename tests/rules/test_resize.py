@@ -40,6 +40,9 @@ CASES: dict[str, tuple[str, str, Any]] = {
     "columns, after the layout": ("crop = { axis = 1, to = 3 }", TURNED, W.T[:, :3]),
     "all of them": ("crop = { axis = 0, to = 0 }", "", W[:0]),
     "short enough": ("crop = { axis = 0, to = 4 }", "", W),
+    "in front": ("pad = { axis = 0, to = 6, value = 2, front = true }", "", np.vstack([np.full((2, 3), 2, "f4"), W])),
+    "columns in front, after the layout": ("pad = { axis = 1, to = 6, front = true }", TURNED,
+                                           np.pad(W.T, ((0, 0), (2, 0)))),
     "of a length that is checked": ("crop = { axis = 0, from = 4, to = 1 }", "", W[:1]),
 }  # fmt: skip
 
@@ -109,6 +112,7 @@ INVALID = {
     "an axis that is a name": "crop = { axis = 'i', to = 2 }",
     "a value that is a text": "pad = { axis = 0, to = 2, value = 'zero' }",
     "a negative axis": "pad = { axis = -1, to = 2 }",
+    "a front that is a text": "pad = { axis = 0, to = 2, front = 'yes' }",
 }
 
 
@@ -220,6 +224,20 @@ def test_slots_of_a_padded_weight_are_left_out(tmp_path: Path) -> None:
     after = apply(rules("pad = { axis = 0, to = 6 }"), before, slots=True)
     assert list(after) == ["v"]
     assert [n.names for n in after.notes if "slot" in n.text] == [("w/m",)]
+
+
+def test_in_front_the_beginning_is_cut_off_and_checked(tmp_path: Path) -> None:
+    assert np.array_equal(made(rules("crop = { axis = 0, to = 3, front = true }")), W[1:])
+    both = rules("pad = { axis = 1, from = 3, to = 5, front = true }")
+    assert both.rules[0].label == "w -> v (pad the front of axis 1)"
+    changed = np.pad(W, ((0, 0), (2, 0)))
+    changed[3, 1] = 7
+    words = r"v: what would be cut off is not padding: at \[3, 1\] it is 7.0, not 0"
+    with pytest.raises(ConversionError, match=words):
+        apply(both.inverse, Checkpoint({"v": held("v", changed)}))
+    ckptconv.save({"v": changed}, tmp_path / "b.safetensors")
+    with pytest.raises(ConversionError, match=words):
+        apply(both.inverse, ckptconv.open(tmp_path / "b.safetensors"))["w"].numpy()
 
 
 @pytest.mark.slow

@@ -1,0 +1,58 @@
+"""Several tensors as one: stacked along an axis, copies that must be equal, and exact sums. Pure; no tensor is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..checkpoint import Tensor, contiguous, origin
+from ..errors import LayoutError
+from ..moves import copies, sums
+from ..moves.part import Part
+from . import layout as layouts
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape along a new first axis."""
+    first = _first_of_alike(tensors)
+    parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(tensors) for p in t.parts]
+    return replace(first, shape=(len(tensors), *first.shape), parts=tuple(parts))
+
+
+def unstacked(tensor: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[Part, ...]]]:
+    """Split a tensor along its first axis; the inverse of `stacked`."""
+    pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
+    for i in range(tensor.shape[0]):
+        yield pattern.apply([tensor], {"before": i})[1]
+
+
+def same(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor for equal copies, which compares them when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind == "s":
+        raise LayoutError("`same` compares bytes, not strings")
+    if not first.count or all(origin(t) == origin(first) for t in tensors):
+        return first
+    return contiguous(first.name, first.dtype, first.shape, copies.compared(tensors), role=first.role)
+
+
+def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
+    """The sum of tensors, which checks that it is exact when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind != "f":
+        raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
+    if not first.count:
+        return first
+    return contiguous(first.name, first.dtype, first.shape, sums.summed(tensors, zeros=zeros), role=first.role)
+
+
+def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
+    """The first of tensors, which must have one shape and one dtype."""
+    first = tensors[0]
+    if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
+        a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
+        raise LayoutError(f"{a}, but {b}")
+    return first
+
+
+__all__ = ["same", "stacked", "summed", "unstacked"]
