@@ -122,36 +122,42 @@ def _placed(items: Sequence[Conversion], folder: str, ledger: str) -> tuple[list
 
     A stranger may have laid links in the output folder, if it came with the checkpoints.
     """
-    places, linked = {i.at: i.at for i in items}, set[str]()
+    moved, linked = dict[str, str](), set[str]()  # folders behind links: where they are, as seen from the output folder
+    ours: list[tuple[str, str, str]] = []
     if not files.is_remote(folder):
         home = os.path.realpath(files.local(folder))
-        real = {above: os.path.realpath(os.path.join(home, above)) for above in {os.path.dirname(i.at) for i in items}}
-        places = {
-            at: os.path.relpath(os.path.join(real[os.path.dirname(at)], os.path.basename(at)), home) for at in places
-        }
-        for above in (a for a in real if real[a] != os.path.normpath(os.path.join(home, a))):
-            linked |= {os.path.join(above, name) for name in files.names(real[above])}
+        for above in {os.path.dirname(i.at) for i in items}:
+            plain = os.path.join(home, above).rstrip("/")
+            if (real := os.path.realpath(plain)) != plain:
+                moved[above] = os.path.relpath(real, home)
+                linked |= {os.path.join(above, name) for name in files.names(real)}
         ours = [(os.path.relpath(os.path.realpath(ledger), home), "the ledger", "")] if ledger else []
-    else:
-        ours = []
-    meeting = clashes([*ours, *((places[i.at], i.found.source, i.options) for i in items)])
+
+    def place(at: str) -> str:
+        above, base = os.path.split(at)
+        return os.path.normpath(os.path.join(moved[above], base)) if above in moved else at
+
+    meeting = clashes([*ours, *((place(i.at), i.found.source, i.options) for i in items)])
     out = []
     for i in items:
-        problem: CkptError | None = meeting.get(places[i.at].casefold())
-        if places[i.at].startswith("../") and not inside(files.join(folder, os.path.dirname(i.at)), folder):
+        at = place(i.at)
+        problem: CkptError | None = meeting.get(at.casefold()) if meeting else None
+        if at.startswith("../") and not inside(files.join(folder, os.path.dirname(i.at)), folder):
             problem = UnsafeCheckpoint(LEAVES, url=files.join(folder, i.at))
-        out.append(i._replace(found=i.found._replace(problem=i.found.problem or problem)))
+        out.append(i._replace(found=i.found._replace(problem=problem)) if problem and not i.found.problem else i)
     return out, linked
 
 
 LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
 
 
-def clashes(rows: Iterable[tuple[str, str, str]]) -> dict[str, UsageError]:
+def clashes(rows: Sequence[tuple[str, str, str]]) -> dict[str, UsageError]:
     """Find several outputs at one path; letter case is ignored. `rows`: (destination, source, options)."""
+    often = Counter(destination.casefold() for destination, _, _ in rows)
     sources: dict[str, dict[tuple[str, str], str]] = {}
     for destination, source, how in rows:
-        sources.setdefault(destination.casefold(), {})[source, how] = destination
+        if often[key := destination.casefold()] > 1:
+            sources.setdefault(key, {})[source, how] = destination
     return {
         key: UsageError(
             f"{' and '.join(sorted(redacted(s) for s, _ in found))} would both become {min(found.values())}"
