@@ -15,14 +15,15 @@ from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
-from kit import EFFORT, FIXTURES, SHARED, Run
+from kit import EFFORT, FIXTURES, SHARED, Run, examples
 
 from ckptconv.checkpoint import Checkpoint, NoteKind
 from ckptconv.cli.main import main
 
 settings.register_profile(
-    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=examples(100).max_examples,
+)  # fmt: skip
 settings.load_profile("unhurried")  # a busy machine is no failure
 FEW = 6  # cases of a table that are run with less effort
 

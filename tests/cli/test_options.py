@@ -16,7 +16,7 @@ from ckptconv.api import options
 from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.options import SPELLINGS, spelled
-from ckptconv.messages import table
+from ckptconv.messages import brief, table
 
 
 def test_every_verb_and_every_option_is_on_a_page() -> None:
@@ -150,6 +150,16 @@ def test_json_drives_no_terminal(name: str, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert all(line.isprintable() for line in text.splitlines())
     assert json.loads(text) == {"name": name, "rows": [{"name": name}]}
+
+
+@pytest.mark.parametrize(
+    ("length", "limit"), [(300, 300), (301, 300), (5000, 300), (0, 0), (1, 0), (100, 100), (101, 100)]
+)
+def test_a_name_that_just_fits_is_shown_whole(length: int, limit: int) -> None:
+    name = "n" * length
+    assert brief(name, limit) == (name if length <= limit else f"{'n' * limit}... ({length} characters)")
+    if limit == 300:
+        assert brief(name) == brief(name, limit)
 
 
 def test_tables_cut_endless_names() -> None:

@@ -67,6 +67,14 @@ def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
     assert "newest, 10," in note.text
 
 
+def test_items_that_hold_no_arrays_are_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "several" / "3", tmp_path / "3")
+    (tmp_path / "3" / "dataset").mkdir()
+    (tmp_path / "3" / "dataset" / "position.json").write_text("{}")
+    notes = [n for n in ckptconv.open(tmp_path).notes if n.kind == "unread"]
+    assert [(n.text, n.names) for n in notes] == [("items that hold no arrays", ("dataset",))]
+
+
 def test_roles_and_what_is_no_array() -> None:
     found = ckptconv.open(GOLDEN / "mesh_chunks")
     roles = {n: t.role for n, t in found.items()}

@@ -250,6 +250,19 @@ def test_many_members_far_and_near() -> None:
     assert len(members(made(*crowd))) == 200
 
 
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        (b"", []), (b"\1\0\0", []), (b"\1\0\0\0", [b""]), (b"\1\0\2\0ab", [b"ab"]), (b"\1\0\2\0a", []),
+        (b"\1\0\2\0", []), (b"\2\0\2\0ab\1\0\1\0c", [b"c"]), (b"\1\0\1\0a\1\0\1\0b", [b"a", b"b"]),
+        (b"\1\0\1\0ab\0\0\0", [b"a"]), (b"\2\0\xff\xffab", []),
+    ],
+)  # fmt: skip
+def test_extra_fields_of_one_kind(extra: bytes, found: list[bytes]) -> None:
+    """What is cut off is none."""
+    assert list(zip.fields(extra, 1)) == found
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 2**20])
 @pytest.mark.parametrize("method", [0, 8])
 def test_contents_in_pieces(piece: int, method: int) -> None:

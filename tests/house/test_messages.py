@@ -49,6 +49,7 @@ def test_the_library_names_no_option_of_the_command_line() -> None:
     assert [f"{where}: {flag}" for where, text in literals() for flag in FLAG.findall(text)] == []
 
 
+@pytest.mark.slow
 def test_the_command_line_can_spell_every_keyword_that_a_message_names() -> None:
     """`force=True` becomes `--force` where cli.options knows the keyword."""
     named = {

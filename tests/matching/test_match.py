@@ -424,6 +424,7 @@ def test_a_bidirectional_layer_of_keras_is_not_crossed(fixtures: Path) -> None:
 QUICK = {"MobileNetV3Small", "Xception", "InceptionV3", "EfficientNetV2B0", "ConvNeXtTiny"}  # of the benchmark's
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("case", [c for c in BENCH.APPLICATIONS if c[0] in QUICK] if BENCH else [], ids=lambda c: c[0])
 def test_classes_of_torchvision_and_timm(case: tuple[str, str, str]) -> None:
     """Keras' own models into modules that neither they nor we wrote, by names and shapes."""

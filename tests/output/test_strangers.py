@@ -378,3 +378,41 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         AppendLog(str(tmp_path / "ledger"), "another run")
     ckptconv.save(values(), tmp_path / "m.npz")  # what needs none goes on
     assert len(ckptconv.open(tmp_path / "m.npz")) == 2
+
+
+# --- the lock of a temporary folder -------------------------------------------------------------------------------
+
+
+def test_a_temporary_folder_has_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-1 while another run holds it, and for one that was cleared away and made again in the meantime."""
+    pytest.importorskip("fcntl")
+    path = tmp_path / "stage"
+    path.mkdir()
+    first = own.lock_folder(str(path))
+    assert first >= 0
+    assert own.lock_folder(str(path)) == -1
+    os.close(first)
+    real = own.lock
+
+    def slow(fd: int) -> bool:
+        path.rename(tmp_path / f"cleared {again}")
+        if again:
+            path.mkdir()
+        return real(fd)
+
+    monkeypatch.setattr(own, "lock", slow)
+    for again in (True, False):
+        assert own.lock_folder(str(path)) == -1, again
+    monkeypatch.undo()
+    path.mkdir()
+    os.close(own.lock_folder(str(path)))
+
+
+def test_a_file_system_without_locks_has_temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(fd: int) -> bool:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(own, "lock", none)
+    fd = own.lock_folder(str(tmp_path))
+    assert os.path.samestat(os.fstat(fd), tmp_path.stat())
+    os.close(fd)

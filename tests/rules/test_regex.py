@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import EFFORT
 
 import ckptconv
 from ckptconv.rules.regex import Regex
@@ -33,7 +34,8 @@ def pattern(rnd: random.Random, depth: int = 0) -> str:
 
 def test_it_replaces_what_re_replaces() -> None:
     rnd, compared = random.Random(1), 0
-    for _ in range(1500):
+    tries = max(100, int(1500 * EFFORT))
+    for _ in range(tries):
         text = pattern(rnd)
         theirs = re.compile(text, re.DOTALL)
         if theirs.match("") and "|" in text:  # after an empty match `re` tries the next alternative at the same place
@@ -42,7 +44,7 @@ def test_it_replaces_what_re_replaces() -> None:
         name = "".join(rnd.choice("ab1.{]") for _ in range(rnd.randrange(9)))
         assert Regex(text).sub(to, name) == theirs.sub(to, name), (text, name)
         compared += 1
-    assert compared > 1000
+    assert compared > 0.6 * tries
 
 
 @pytest.mark.parametrize(

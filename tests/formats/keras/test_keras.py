@@ -356,3 +356,45 @@ def test_no_shard_passes_the_limit_by_a_byte(tmp_path: Path) -> None:
     for limit, shards in ((800, 1), (799, 2)):
         ckptconv.save(arrays, tmp_path / str(limit) / "a.weights.json", max_shard_size=limit)
         assert len(list((tmp_path / str(limit)).glob("*.weights.h5"))) == shards
+
+
+def wired(kind: str, inputs: object) -> list[str]:
+    """What a layer is taken for whose inbound_nodes are these, after a Flatten called f and an input called i."""
+    rows = [
+        {"class_name": "Flatten", "config": {"name": "f"}, "inbound_nodes": []},
+        {"class_name": kind, "config": {"name": "d"}, "inbound_nodes": inputs},
+    ]
+    config = {"class_name": "Functional", "config": {"layers": rows}}
+    return [taken for _, taken, name, _ in naming.configured(config) if name == "d"]
+
+
+def nested(value: object, depth: int) -> object:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("inputs", "taken"),
+    [
+        ([["f", 0, 0, {}]], "flat_dense"), ([[["f", 0, 0, {}]]], "flat_dense"), ([["i", 0, 0, {}]], "dense"),
+        ([["f", 0]], "dense"), ([["f", 0, "0"]], "dense"),
+        ([["f", True, 0]], "dense"), ([], "dense"), (None, "dense"), ("f", "dense"),
+        ([{"args": [{"config": {"keras_history": ["f", 0, 0]}}]}], "flat_dense"),
+        ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flat_dense"),
+        (nested(["f", 0, 0], 16), "flat_dense"), (nested(["f", 0, 0], 17), "dense"), (nested([], 5000), "dense"),
+    ],
+)  # fmt: skip
+def test_what_follows_a_flatten_by_its_inputs(inputs: object, taken: str) -> None:
+    """As Keras 1 to 3 spell the inputs of a layer; nested at most as deep as any of them nests."""
+    assert wired("Dense", inputs) == [taken]
+
+
+@pytest.mark.parametrize(
+    ("between", "taken"),
+    [("Dropout", "flat_dense"), ("BatchNormalization", "flat_dense"), ("Conv2D", "dense"), ("Add", "mixed_dense")],
+)
+def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> None:
+    rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", between, "Dense")]
+    found = naming.configured({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [kind for _, kind, name, _ in found if name == "Dense"] == [taken]

@@ -355,3 +355,19 @@ def test_every_class_agrees_with_itself() -> None:
 def test_names_of_a_dict_are_taken_in_its_order() -> None:
     found = layered(prepare([GOLDEN / "legacy3.h5"], ckptconv.api.options.Select(), Change()))
     assert found.guess == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "layers"),
+    [
+        ("tf/keras3", ["d", "n"]), ("tf/objects-1", ["0_d", "top_level_model_weights"]),
+        ("originals/bert-token-dropping/model.ckpt", ["0_encoder", "1_masked_lm"]),
+    ],
+)  # fmt: skip
+def test_layers_of_an_object_graph_keep_their_order(source: str, layers: list[str]) -> None:
+    assert [layer for layer, _ in ckptconv.open(FIXTURES / source).details["layers"]] == layers
+
+
+def test_an_object_graph_gives_a_legacy_file_its_layers(tmp_path: Path) -> None:
+    ckptconv.convert(FIXTURES / "tf/keras3", tmp_path / "x.h5", to="keras", weights_only=True)
+    assert list(lists(tmp_path / "x.h5")) == ["d", "n"]
