@@ -19,7 +19,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs, items, tree
+from ckptconv.formats.orbax import arrays, codecs, items, tree, wire
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
@@ -65,6 +65,16 @@ def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
         shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)
     (note,) = (n for n in ckptconv.open(tmp_path).notes if "newest" in n.text)
     assert "newest, 10," in note.text
+
+
+@pytest.mark.parametrize(("size", "missing"), [(0, 0), (3, 0), (4, 0), (5, 1), (9, 5)])
+def test_bytes_of_a_node_end_where_it_ends(size: int, missing: int) -> None:
+    cursor = wire.Cursor(b"abcd", "u")
+    if missing:
+        with refused(f"the database's node ends {missing} bytes too early"):
+            cursor.take(size)
+    else:
+        assert (cursor.take(size), cursor.take(4 - size)) == (b"abcd"[:size], b"abcd"[size:])
 
 
 def test_items_that_hold_no_arrays_are_named(tmp_path: Path) -> None:

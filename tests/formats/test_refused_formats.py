@@ -44,6 +44,17 @@ def test_arrays_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ckptconv.open(tmp_path / "a.npy")
 
 
+def test_arrays_of_objects_in_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "a.npz", a=objects({"w": np.ones(2)}))
+    with zipfile.ZipFile(tmp_path / "a.npz") as z:
+        size = z.getinfo("a.npy").file_size
+    monkeypatch.setattr(npy, "MAX_PICKLE", size)
+    assert list(ckptconv.open(tmp_path / "a.npz")) == ["a.w"]
+    monkeypatch.setattr(npy, "MAX_PICKLE", size - 1)
+    with refused(f"an array of objects in {size} bytes; at most {size - 1} are unpickled"):
+        ckptconv.open(tmp_path / "a.npz")
+
+
 def test_names_in_arrays_of_objects(tmp_path: Path) -> None:
     for long in (npy.MAX_PREFIX, npy.MAX_PREFIX + 1):
         np.savez(tmp_path / "a.npz", **{"n" * long: objects({"w": np.ones(2)})})  # type: ignore[arg-type]

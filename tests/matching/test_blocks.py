@@ -186,6 +186,20 @@ def test_what_a_normalisation_is_named_after(case: str) -> None:
     assert {home: (set(n.homes), n.before, n.after) for home, n in found.items()} == wanted
 
 
+@pytest.mark.parametrize(
+    ("word", "before", "after"),
+    [
+        ("pre", True, False), ("before", True, False), ("input", True, False), ("post", False, True),
+        ("after", False, True), ("output", False, True), ("own", True, True),
+    ],
+)  # fmt: skip
+def test_words_that_say_on_which_side_a_normalisation_is(word: str, before: bool, after: bool) -> None:
+    found = companions(layers("b1/attn", f"b1/{word}_attn_norm", "b1/mlp"))
+    assert {home: (set(n.homes), n.before, n.after) for home, n in found.items()} == {
+        f"b1/{word}_attn_norm": ({"b1/attn"}, before, after)
+    }
+
+
 @pytest.mark.parametrize(("count", "named"), [(16, True), (17, False)])
 def test_a_word_that_names_many_names_none(count: int, named: bool) -> None:
     found = companions(layers(*(f"top_x{'abcdefghijklmnopqr'[k]}" for k in range(count)), "top_norm", "other"))

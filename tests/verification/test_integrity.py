@@ -102,6 +102,13 @@ def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
 
 
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_a_limit_that_one_file_keeps_leaves_the_hashes_in_it(name: str, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=10**9)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert api.verify(tmp_path / name).hashed == len(values())
+
+
 def test_a_shard_alone_is_not_what_the_hashes_are_of(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "s.safetensors", hash=True, max_shard_size=500)
     shard = next(iter(sorted(tmp_path.glob("*-00001-of-*"))))

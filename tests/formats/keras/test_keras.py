@@ -398,3 +398,17 @@ def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> 
     rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", between, "Dense")]
     found = naming.configured({"class_name": "Sequential", "config": {"layers": rows}})
     assert [kind for _, kind, name, _ in found if name == "Dense"] == [taken]
+
+
+@pytest.mark.parametrize(
+    ("config", "taken"),
+    [
+        ({"layer": {"class_name": "LSTM", "config": {"name": "l"}}}, ("lstm", "l")),
+        ({"cell": {"class_name": "GRUCell", "config": {"name": "c"}}}, ("gru_cell", "c")),
+        ({"layer": {"class_name": "Dense"}, "cell": {"class_name": "GRUCell"}}, ("dense", "")),
+        ({"layer": {"class_name": "Dense", "config": {"name": 3}}}, ("dense", "")),
+        ({"layer": {"class_name": 3}}, ("wrapper", "")), ({"layer": "Dense"}, ("wrapper", "")), ({}, ("wrapper", "")),
+    ],
+)  # fmt: skip
+def test_what_is_inside_a_wrapper(config: dict[str, object], taken: tuple[str, str]) -> None:
+    assert naming.inside("wrapper", config) == taken
