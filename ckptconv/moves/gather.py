@@ -20,7 +20,6 @@ from .sources import Sources, decode
 if TYPE_CHECKING:
     from .copy import Array
 
-CAST = 512 * 2**10  # bytes of a source that are changed at a time, because all passes over them hit the cache
 MAX_SPREAD = 4  # read a strided box by its extent if the extent is at most this many times larger
 
 
@@ -126,7 +125,8 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
         return
     changes = bool(part.ops) or part.dtype != piece.to
     # A transposed slab writes runs of as many elements as it has rows: 512 KiB of 16 KiB rows would give runs of 32.
-    for slab in slabs(part, min(CAST, memory.window) if changes else memory.window):
+    # A change has temporary arrays of several times the slab.
+    for slab in slabs(part, memory.window // 4 if changes else memory.window):
         src = _gather(slab, piece.tensor, sources, log)
         if changes:
             src = _changed(src, slab, piece, log)

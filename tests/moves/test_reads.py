@@ -322,13 +322,13 @@ def test_a_sparse_box_is_read_by_its_extent_up_to_a_limit(count: int, extent: in
     assert bytes(target) == RAW[:half] + RAW[extent - half : extent]
 
 
-@pytest.mark.parametrize(("to", "calls"), [("uint8", [(0, MB)]), ("int16", [(0, MB // 2), (MB // 2, MB // 2)])])
-def test_rows_are_transposed_together_unless_they_are_cast(to: str, calls: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("to", ["uint8", "int16"])
+def test_rows_are_transposed_together_also_where_they_are_cast(to: str) -> None:
     kind = DTYPES[to]
     piece = Piece("t", kind, 0, MB, 0, (Part(Span("x", 0, MB), U8, (1024, 1024), 0, (1024, 1), 0, (1, 1024)),))
     sources, target = Recorded(RAW), memoryview(bytearray(MB * kind.itemsize))
     gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), Log())  # type: ignore[arg-type]
-    assert sources.calls == calls
+    assert sources.calls == [(0, MB)]
     assert (np.frombuffer(target, kind.np).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T).all()
 
 
