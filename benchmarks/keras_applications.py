@@ -106,9 +106,13 @@ def average_pooling(model: Any) -> Any:
         if isinstance(m, nn.AvgPool2d):
             m.count_include_pad = False
     real = F.avg_pool2d
-    tv.inception.F.avg_pool2d = lambda x, k, stride=None, padding=0, ceil=False, *rest: real(
-        x, k, stride, padding, ceil, count_include_pad=False
-    )
+
+    def pooled(
+        x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, **_: Any
+    ) -> Any:
+        return real(x, kernel_size, stride, padding, ceil_mode, count_include_pad=False)
+
+    tv.inception.F.avg_pool2d = pooled
     return model
 
 

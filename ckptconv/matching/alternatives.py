@@ -9,6 +9,7 @@ crossed        a module for another          of one signature, neighbours first
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -21,7 +22,7 @@ from .bundles import FUSED
 from .cells import FORGET, SUMMED
 from .conventions import is_kernel
 from .doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
-from .orders import Order
+from .orders import Order, Shape
 from .pairs import Pair, leaf, parent
 
 MAX_HEADS = 8
@@ -44,7 +45,7 @@ def alternatives(
     yield from _flattened(likely, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
-    yield from _interleaved(unsure, source, target)
+    yield from interleaved(unsure, source, target)
     yield from _crossed(unsure, target)
     yield from _flattened({k: p for k, p in unsure.items() if k not in likely}, source)
 
@@ -120,7 +121,7 @@ def _regated(p: Pair, rank: int) -> Pair | None:
     return None
 
 
-def _interleaved(
+def interleaved(
     unsure: Mapping[int, Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Alternative]:
     """Fused query, key and value whose heads hold a block of each."""
@@ -135,20 +136,43 @@ def _interleaved(
 
 def _length(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """The width of one of the three."""
-    one = p.targets[0] if len(p.targets) > 1 else p.sources[0]
-    return prod(shapes[one]) if len(shapes[one]) == 1 else max(shapes[one])
+    _, part, _, _ = _one_layer(p, shapes)
+    return max(part, default=1) if len(part) != 1 else prod(part)
+
+
+def _one_layer(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Shape, Shape, int, bool]:
+    """The shapes of a fused tensor and of a part of it, in one layer; how many parts; whether the parts are joined."""
+    left, _, right = p.order.text.partition("->")
+    joined = "," in left
+    whole, parts = (p.targets, p.sources) if joined else (p.sources, p.targets)
+    sides = (right, left.split(",")[0]) if joined else (left, right.split(",")[0])
+    a, b = (
+        tuple(n for n, word in zip(shapes[names[0]], orders.tokens(side), strict=True) if word != "e")
+        for names, side in zip((whole, parts), sides, strict=True)
+    )
+    return a, b, (left if joined else right).count(",") + 1, joined
 
 
 def _by_heads(p: Pair, shapes: Mapping[str, tuple[int, ...]], heads: int) -> Pair | None:
-    joined = len(p.sources) > 1
-    whole, parts = (p.targets[0], p.sources) if joined else (p.sources[0], p.targets)
-    a, b = shapes[whole], shapes[parts[0]]
+    a, b, count, joined = _one_layer(p, shapes)
     for axis, n in enumerate(a):
-        if n % len(parts) or len(a) != len(b) or (n // len(parts)) % heads:
+        if n % count or len(a) != len(b) or (n // count) % heads:
             continue
-        for order in cuts.concatenated(a, b, axis, len(parts), heads):
-            return p._replace(order=order.inverse if joined else order)
+        found = [o.inverse if joined else o for o in cuts.concatenated(a, b, axis, count, heads)]
+        for made in sorted(found, key=lambda o: _turns(o) is not _turns(p.order)):  # a square one is turned as it was
+            for k, side in enumerate(p.order.text.split("->")):
+                words = orders.tokens(side.split(",")[0])
+                made = cuts.every_layer(made, words.index("e"), left=not k) if "e" in words else made
+            return p._replace(order=made)
     return None
+
+
+def _turns(order: Order) -> bool:
+    """Whether the axis that holds the parts stands elsewhere in a part than in the whole."""
+    sides = [orders.tokens(side.split(",")[0]) for side in order.text.split("->")]
+    whole, part = sides if "," in order.text.partition("->")[2] else sides[::-1]
+    at = [[bool(re.search(mark, x)) for x in words if x != "e"] for words, mark in ((whole, "[+]"), (part, "[.]"))]
+    return at[0] != at[1]
 
 
 def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
@@ -171,4 +195,4 @@ def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) 
         yield Alternative(f"{one} and {other} exchanged", found)
 
 
-__all__ = ["Alternative", "alternatives"]
+__all__ = ["Alternative", "alternatives", "interleaved"]

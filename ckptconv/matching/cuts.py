@@ -161,6 +161,16 @@ def within(order: Order, rank: int, name: str, axis: int) -> Order:
     return Order(f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip(), order.sizes)
 
 
+def every_layer(order: Order, axis: int, *, left: bool, name: str = "e") -> Order:
+    """The order of one layer as that of all: the tensors of one side have their layers along an axis."""
+    both = [side.split(",") for side in order.text.split("->")]
+    k = 0 if left else 1
+    words = [tokens(t) for t in both[k]]
+    both[k] = [" ".join([*w[:axis], name, *w[axis:]]) for w in words]
+    sides = [", ".join(t.strip() for t in side) for side in both]
+    return Order(f"{sides[0]} -> {sides[1]}", order.sizes)
+
+
 def subsets(count: int, sizes: Iterable[int]) -> Iterator[tuple[int, ...]]:
     """Index sets of the given sizes."""
     for size in sizes:

@@ -80,7 +80,8 @@ class Pair(NamedTuple):
     `real` says that another pair or order is likely: what a person should look at, and what a check tries.
     `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
     `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
-    blocks. `length` is an axis of the target that is cropped or padded.
+    blocks. `length` is an axis of the target that is cropped or padded. `each` is how many names one template of a
+    side stands for, if pieces are stacked and fused at once: 1 of the sources and 12 of the targets.
     """
 
     sources: tuple[str, ...]
@@ -94,6 +95,7 @@ class Pair(NamedTuple):
     real: bool = False
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
     length: Length | None = None
+    each: tuple[int, int] | None = None
 
 
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")

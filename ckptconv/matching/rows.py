@@ -88,9 +88,13 @@ def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """The names, those of a stack as one with a mark, and the TOML of what stands there ('' if numbers from 0)."""
     if not pair.axis:
         return pair.sources, (*pair.targets, *(n for n, _ in pair.fills)), ""
-    many = pair.sources if len(pair.sources) > 1 else pair.targets
-    name, spec = _one(many)
-    return ((name,), pair.targets, spec) if many is pair.sources else (pair.sources, (name,), spec)
+    each = pair.each or ((len(pair.sources), 1) if len(pair.sources) > 1 else (1, len(pair.targets)))
+    sides, spec = [pair.sources, pair.targets], ""
+    for side, n in enumerate(each):
+        if n > 1:
+            found = [_one(sides[side][k : k + n]) for k in range(0, len(sides[side]), n)]
+            sides[side], spec = tuple(name for name, _ in found), found[0][1]
+    return sides[0], sides[1], spec
 
 
 def _one(many: Sequence[str]) -> tuple[str, str]:

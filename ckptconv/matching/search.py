@@ -4,6 +4,7 @@
         values.py           the same elements, in which order of axes: proved bit for bit
         names.py            equal words and numbers: numbering.py says which number is which
         lengths.py          an axis that is longer on one side: a padded vocabulary
+        layered.py          pieces that are stacked and fused at once, by values
         bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
         modules.py          modules of one signature, by names, neighbours and order; cells.py: recurrent ones
         orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
@@ -26,6 +27,7 @@ from ..errors import CkptError
 from ..rules import passes
 from . import names as by_name
 from .doubt import voted
+from .layered import proved
 from .lengths import by_length
 from .named import Known, Sides, by_names, by_same_names, known_of, left
 from .pairs import Pair, Proposal, leaf
@@ -72,6 +74,7 @@ def match(
     done = set(found.copies), {n for t in found.ties for n in t}
     if found.trained:
         pairs = by_names(sides, known, pairs, done)
+        pairs += proved(by_modules(left(sides, pairs, done), known, pairs, sides), sides)
     else:
         pairs += by_same_names(left(sides, pairs, done), known, pairs)
         pairs += by_modules(left(sides, pairs, done), known, pairs, sides)

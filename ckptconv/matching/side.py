@@ -16,6 +16,7 @@ class Bundle(NamedTuple):
     names: tuple[str, ...]
     kind: Literal["stacked", "fused", "gates"]
     shape: tuple[int, ...]  # of each
+    layers: int = 1  # names that one part of a fusion has: query 0, query 1, ..., key 0, ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,15 +59,15 @@ def _of_role(m: modules.Match, a: Tensor, b: Tensor, sides: Sides, known: Known)
         found = bundles.order(a, b, sides, known.judge)
     else:
         judged = known.judge.order(a, b)
-        found = (judged, "") if judged else None
+        found = bundles.Found(judged) if judged else None
     if found is None:
         return None
-    (order, doubt, real), axis = found
+    (order, doubt, real), axis, each = found
     kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
     why = tuple(w for w in (*(m.why or (modules.NAMES,)), doubt, kinds) if w)
     return Pair(
         tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "names", False, why,
-        _rivals(m, b.name), axis, m.real or real,
+        _rivals(m, b.name), axis, m.real or real, each=each,
     )  # fmt: skip
 
 
