@@ -142,6 +142,10 @@ def _length(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def _one_layer(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Shape, Shape, int, bool]:
     """The shapes of a fused tensor and of a part of it, in one layer; how many parts; whether the parts are joined."""
+    if not p.each:
+        joined = len(p.sources) > 1
+        one, several = (p.targets, p.sources) if joined else (p.sources, p.targets)
+        return shapes[one[0]], shapes[several[0]], len(several), joined
     left, _, right = p.order.text.partition("->")
     joined = "," in left
     whole, parts = (p.targets, p.sources) if joined else (p.sources, p.targets)
@@ -169,6 +173,8 @@ def _by_heads(p: Pair, shapes: Mapping[str, tuple[int, ...]], heads: int) -> Pai
 
 def _turns(order: Order) -> bool:
     """Whether the axis that holds the parts stands elsewhere in a part than in the whole."""
+    if "," not in order.text:
+        return False
     sides = [orders.tokens(side.split(",")[0]) for side in order.text.split("->")]
     whole, part = sides if "," in order.text.partition("->")[2] else sides[::-1]
     at = [[bool(re.search(mark, x)) for x in words if x != "e"] for words, mark in ((whole, "[+]"), (part, "[.]"))]
