@@ -1,11 +1,14 @@
-"""How cost grows: with tensors, with bytes, with checkpoints. Prints one JSON object a line.
+"""How cost grows: with tensors, bytes, checkpoints; planning many; uploading. Prints one JSON object a line.
 
-python benchmarks/scale.py [tensors] [bytes] [checkpoints]
+python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [upload]
+
+`upload` needs the extra s3 and moto[server], and takes the server of the tests.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -95,13 +98,74 @@ def checkpoints(home: Path) -> None:
             )  # fmt: skip
 
 
+PLAN = """
+import re, sys, time
+from ckptconv.bulk.zoo import zoo_plan
+source, out, resume = sys.argv[1:]
+began = time.perf_counter()
+found = zoo_plan(source, out, to="npz", resume=bool(resume))
+took = time.perf_counter() - began
+rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
+print(len(found), took, rss)
+"""
+
+
+def planning(home: Path) -> None:
+    """A dry run over many tiny checkpoints, 500 in each folder: planning without converting."""
+    ckptconv.save({"w": np.zeros(2, "f4")}, home / "one.safetensors", sync=False)
+    data = (home / "one.safetensors").read_bytes()
+    for count in (10_000, 100_000):
+        source = home / "many"
+        for n in range(count):
+            path = source / f"run{n // 500}" / f"m{n}.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        said = subprocess.run([sys.executable, "-c", PLAN, source, home / "none", ""], check=True, capture_output=True)
+        found, took, rss = map(float, said.stdout.split())
+        print(json.dumps({"planned": int(found), "seconds": round(took, 1), "peak_mb": int(rss)}), flush=True)
+        shutil.rmtree(source)
+
+
+UPLOAD = """
+import re, sys, time
+import ckptconv
+began = time.perf_counter()
+ckptconv.convert(sys.argv[1], sys.argv[2], max_memory="64MB")
+took = time.perf_counter() - began
+rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
+print(took, rss)
+"""
+
+
+def upload(home: Path) -> None:
+    """2 GB to S3 within 64 MB; the server keeps all of it in memory, so the time is the server's."""
+    server = Path(__file__).parents[1] / "tests" / "storage" / "s3_server.py"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, server], **pipes) as s3:
+        port = int(s3.stdout.readline())
+        env = os.environ | {
+            "AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "hush-hush", "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "TMPDIR": str(home / "temporary"),
+        }  # fmt: skip
+        (home / "temporary").mkdir()
+        values = {f"layer_{i}/kernel": np.zeros((4096, 1024), "f4") for i in range(120)}
+        ckptconv.save(values, home / "large.safetensors", sync=False)
+        for name in ("large.safetensors", "large.npz", "large.ckpt"):
+            run = [sys.executable, "-c", UPLOAD, home / "large.safetensors", f"s3://zoo/{name}"]
+            took, rss = map(float, subprocess.run(run, env=env, check=True, capture_output=True).stdout.split())
+            print(
+                json.dumps({"uploaded_gb": 2.0, "as": name, "seconds": round(took, 1), "peak_mb": int(rss)}), flush=True
+            )
+        s3.kill()
+
+
 def main() -> None:
     home = Path(tempfile.mkdtemp())
-    wanted = sys.argv[1:] or ["tensors", "bytes", "checkpoints"]
+    every = {"tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "upload": upload}
+    wanted = sys.argv[1:] or list(every)
     try:
-        for name, do in (("tensors", tensors), ("bytes", size), ("checkpoints", checkpoints)):
-            if name in wanted:
-                do(home)
+        for name in wanted:
+            every[name](home)
     finally:
         shutil.rmtree(home)
 

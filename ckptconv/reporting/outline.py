@@ -21,7 +21,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import UsageError
 from ..messages import did_you_mean, fold
-from ..rules.templates import separator
+from ..rules.passes import separator
 
 # The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {
@@ -116,7 +116,7 @@ class Node:
 
 def tree(tensors: Sequence[Tensor]) -> Node:
     """Fold, and arrange the lines in a tree of scopes; a scope with a single child is joined with it."""
-    cut = re.compile(re.escape(separator(t.name for t in tensors)) + r"(?![^{}]*\})")
+    cut = re.compile(re.escape(separator([t.name for t in tensors])) + r"(?![^{}]*\})")
     root = Node("")
     for line in folded(tensors):
         at = root

@@ -24,7 +24,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..engine.run import Progress
 from ..moves.read import each
 from ..moves.sources import Sources
-from ..rules.templates import separator
+from ..rules.passes import separator
 from . import checks, outline
 from .layers import KINDS, places
 from .pictures import Picture, draw, scan

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import LayoutError
-from .templates import Matcher
+from .templates import any_taken
 
 if TYPE_CHECKING:
-    from .converter import Converter, Pattern, Rewrite, Rule
+    from .converter import Converter, Rewrite, Rule
 
 MAX_AGAIN = 8  # passes of one replacement over a name in which its matches overlap
 
@@ -65,7 +65,7 @@ class Names:
 
 def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
     """Make one replacement everywhere in all names, repeatedly until nothing changes."""
-    if step.given and not any(Matcher([(step.given, {})]).first(n) for n in known.values()):
+    if step.given and not any_taken(step.given, {}, known.values()):
         return
     pattern, order = step.compiled
     if step.one:
@@ -128,8 +128,8 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
     return out
 
 
-def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
-    """Assign each weight to the first rule that takes it."""
+def assign(converter: Converter, checkpoint: Checkpoint, *, whole: bool = False) -> Assignment:
+    """Assign each weight to the first rule that takes it; with `whole`, end at the first that none takes."""
     names = Names(converter, checkpoint)
     weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
     out = Assignment()
@@ -141,6 +141,8 @@ def assign(converter: Converter, checkpoint: Checkpoint) -> Assignment:
             found = _take(names, name, known, after, out)
             if found is None:
                 out.unmatched.append(name)
+                if whole:
+                    return out
                 continue
             index, values = found
             i, k = converter.origins[index]
@@ -259,20 +261,16 @@ def _lacks(rule: Rule, group: Group) -> str:
 def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
     """True if a name that identifies the family is present, was before some were dropped, or none is declared."""
     names = [*checkpoint, *(n for note in checkpoint.notes if note.kind == "dropped" for n in note.names)]
-    return not converter.present or any(_any(t, names) for t in converter.present)
+    return not converter.present or any(any_taken(t, where, names) for t, where in converter.present)
 
 
 def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
     """True if the family is recognised and some rule takes each weight."""
-    names = list(checkpoint)
-    if not all(_any(t, names) for t in converter.present) or any(_any(t, names) for t in converter.absent):
+    if not all(any_taken(t, where, checkpoint) for t, where in converter.present):
         return False
-    return not assign(converter, checkpoint).unmatched
-
-
-def _any(pattern: Pattern, names: Iterable[str]) -> bool:
-    matcher = Matcher([pattern])
-    return any(matcher.first(n) for n in names)
+    if any(any_taken(t, where, checkpoint) for t, where in converter.absent):
+        return False
+    return not assign(converter, checkpoint, whole=True).unmatched
 
 
 __all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
@@ -26,7 +26,6 @@ from ..dtypes import DType
 from ..errors import NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
 from .averages import AVERAGE
-from .templates import separator
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
 SLOT = re.compile(
@@ -175,6 +174,12 @@ def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Put all names under `name`, joined with the separator that the names use, '/' or '.'."""
     sep = separator(checkpoint)
     return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
+
+
+def separator(names: Collection[str]) -> str:
+    """The separator that the names use, '/' or '.'."""
+    dotted = any("." in n for n in names) and not any("/" in n for n in names)
+    return "." if dotted else "/"
 
 
 def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:

@@ -15,7 +15,7 @@ expression without nested repeats, and names are at most MAX_NAME long, so match
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -314,7 +314,7 @@ class Matcher:
         return self.first(name, index + 1)
 
 
-def separator(names: Iterable[str]) -> str:
-    """The separator that the names use, '/' or '.'."""
-    seen = list(names)
-    return "/" if any("/" in n for n in seen) or not any("." in n for n in seen) else "."
+def any_taken(template: Template, where: Mapping[str, Domain], names: Collection[str]) -> bool:
+    """Whether a template takes one of the names."""
+    taken = re.compile(template.regex(where)[0], re.DOTALL).fullmatch
+    return any(taken(n) for n in names if len(n) <= MAX_NAME)
