@@ -20,6 +20,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -284,6 +285,7 @@ def _pieces(url: str, status: Stat) -> list[str] | None:
     return sorted({n for n in flat if isinstance(n, str)})
 
 
+@lru_cache(maxsize=1)
 def _suffixes() -> tuple[str, ...]:
     return tuple(s for f in table.table().values() if f.reads for s in f.suffixes)
 

@@ -12,6 +12,7 @@ a kill left incomplete is ignored.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -51,24 +52,34 @@ class LedgerEntry(NamedTuple):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
+        """The entry of a line; equal texts of entries are one object, since a zoo has millions of them."""
+        at = values["at"]
         values["files"] = tuple((str(n), int(s), int(t)) for n, s, t in values["files"])
-        values["written"] = tuple((str(n), int(s)) for n, s in values.get("written", ()))
+        values["written"] = tuple((at if n == at else str(n), int(s)) for n, s in values.get("written", ()))
+        for key in SHARED & values.keys():
+            values[key] = sys.intern(values[key])
         made = cls(**values)
-        for got, sample in zip(made, cls("", "done", "", (), ""), strict=True):
-            if not isinstance(got, (int, float) if isinstance(sample, float) else type(sample)):
-                raise TypeError("a value of another type")
+        if not all(map(isinstance, made, TYPES)):
+            raise TypeError("a value of another type")
         return made
 
 
-def _parse(raw: Iterable[bytes], path: str) -> dict[str, LedgerEntry]:
-    entries = {}
-    for number, line in enumerate((line for line in raw if line.endswith(b"\n")), 1):
+SHARED = {"state", "options", "format", "error"}
+TYPES = tuple((int, float) if isinstance(v, float) else type(v) for v in LedgerEntry("", "done", "", (), ""))
+
+
+def _parse(raw: Iterable[bytes], path: str) -> tuple[dict[str, LedgerEntry], bytes]:
+    """The last entry of each output, and the last line if its end is missing."""
+    entries: dict[str, LedgerEntry] = {}
+    for number, line in enumerate(raw, 1):
+        if not line.endswith(b"\n"):
+            return entries, line
         try:
             entry = LedgerEntry.of(json.loads(line))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise CorruptCheckpoint(f"line {number} of the ledger is damaged", url=path) from None
         entries[entry.at] = entry
-    return entries
+    return entries, b""
 
 
 class Ledger:
@@ -87,9 +98,7 @@ class Ledger:
     def _load(self, resume: bool) -> None:
         if self._lines.size and not resume:
             raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
-        raw = self._lines.read()
-        self.entries = _parse(raw, self.path)
-        torn = raw[-1] if raw and not raw[-1].endswith(b"\n") else b""
+        self.entries, torn = _parse(self._lines.read(), self.path)
         if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
             raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
         if torn:  # killed during a write: drop the incomplete line
@@ -99,7 +108,7 @@ class Ledger:
     def read(path: str) -> dict[str, LedgerEntry]:
         """The last entry of each output, without locking or changing the file."""
         with fileobj(path) as f:
-            return _parse(lines(f, path), path)
+            return _parse(lines(f, path), path)[0]
 
     def append(self, entries: Iterable[LedgerEntry]) -> None:
         """Write a batch and make it durable."""

@@ -64,7 +64,7 @@ class Journal:
 
     def _take_up(self, plan: Plan, mark: str) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
-        raw = self._lines.read()
+        raw = list(self._lines.read())
         first = b"".join(raw[:1])
         lines = list(_parsed(raw))
         head = lines[0][0] if lines else {}

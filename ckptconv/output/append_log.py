@@ -56,11 +56,11 @@ class AppendLog:
         """Its size in bytes."""
         return os.fstat(self._fd).st_size
 
-    def read(self) -> list[bytes]:
+    def read(self) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:
             f.seek(0)
-            return list(lines(f, self.path))
+            yield from lines(f, self.path)
 
     def cut(self, size: int) -> None:
         """Forget what lies behind the first `size` bytes."""
