@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CkptError, StorageError
@@ -61,6 +63,15 @@ class S3:
 STORES: dict[str, Callable[[str], S3]] = {"s3": S3, "s3a": S3}
 
 
+@dataclass
+class _Part:
+    """A part that is being filled: its bytes, which of them are there, and how many."""
+
+    data: bytearray
+    ranges: list[Range] = field(default_factory=list)
+    count: int = 0
+
+
 class Multipart:
     """One object that is sent in parts. `size`: its bytes; `tensors`: the ranges that hold bytes of tensors only.
 
@@ -71,7 +82,7 @@ class Multipart:
         self._url, self._store, self._size = url, store, size
         self._part = PART * -(-size // (PART * MOST))
         self._direct = frozenset(_inside(tensors, self._part, last=(size - 1) // self._part))
-        self._open: dict[int, tuple[bytearray, list[int]]] = {}  # the part and how many of its bytes are there
+        self._open: dict[int, _Part] = {}
         self._tags: dict[int, str] = {}
         self._upload: S3 | None = None
         self._lock = threading.Lock()
@@ -98,14 +109,17 @@ class Multipart:
         with self._lock:
             if number in self._tags:
                 raise StorageError("bytes that are sent already would change", url=self._url)
-            part, filled = self._open.setdefault(number, (bytearray(self._part), [0]))
-        part[inner : inner + len(piece)] = piece
+            part = self._open.setdefault(number, _Part(bytearray(self._part)))
+        part.data[inner : inner + len(piece)] = piece
         with self._lock:
-            filled[0] += len(piece)
-            if filled[0] < self._part:
+            part.ranges.append((inner, inner + len(piece)))
+            part.count += len(piece)
+            if part.count < self._part:
                 return
+            if any(hi != lo for (_, hi), (lo, _) in pairwise(sorted(part.ranges))):  # so others were never written
+                raise StorageError("some bytes were written twice", url=self._url)
             del self._open[number]
-        self._send(number, part)
+        self._send(number, part.data)
 
     def _send(self, number: int, data: bytes | bytearray) -> None:
         with self._lock:

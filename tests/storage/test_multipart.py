@@ -190,6 +190,16 @@ def test_parts_that_tensors_fill() -> None:
         assert sorted(multipart._inside(ranges, part, last)) == expected
 
 
+def test_bytes_that_are_written_twice_do_not_stand_for_others() -> None:
+    parts = multipart.begin("memory://parts/x", 3 * PART, [(0, 3 * PART)])
+    assert parts is not None
+    assert not list(parts.write(0, bytes(PART // 2)))
+    with pytest.raises(StorageError, match="some bytes were written twice"):
+        list(parts.write(0, bytes(PART // 2)))
+    with pytest.raises(StorageError, match="not all of the tensors' bytes were written"):
+        parts.finish("")
+
+
 def test_a_small_object_and_a_store_without_parts_are_sent_as_a_whole() -> None:
     assert multipart.begin("memory://b/m", 2 * PART, ()) is None
     assert multipart.begin("gs://b/m", 100 * PART, ()) is None
