@@ -55,11 +55,12 @@ RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
 cover: $(VENV)/test.done ## branch coverage, and which test reaches which line, in .coverage
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py --cov --cov-context=test
 
-docs: $(VENV)/core.done ## the generated tables in README.md and docs/
+docs: $(VENV)/docs.done ## the generated tables and pages, then the site in build/site, whose links are checked
 	$(BIN)/python tools/make_formats.py
 	$(BIN)/python tools/make_readme.py
 	$(BIN)/python tools/make_options.py
 	$(BIN)/python tools/make_functions.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 fixtures: $(VENV)/core.done ## the hostile files and the manifest
 	for made in fixtures/make/hostile_*.py; do $(BIN)/python -W ignore $$made || exit 1; done
@@ -83,7 +84,7 @@ build: $(VENV)/build.done ## the wheel and the source distribution, in dist/
 	$(BIN)/python -m build $(if $(LOCKED),--no-isolation)
 
 lock: $(LOCK)/lock.done ## requirements/*.txt: the newest versions, with digests, and the oldest that pyproject.toml allows
-	for group in lint quick build audit; do $(COMPILE) --upgrade --generate-hashes --universal \
+	for group in lint quick build audit docs; do $(COMPILE) --upgrade --generate-hashes --universal \
 	  --group $$group --group backend -o requirements/$$group.txt || exit 1; done
 	$(COMPILE) --upgrade --resolution lowest-direct --extra http --extra match -o requirements/oldest.txt
 COMPILE = $(call bin,$(LOCK))/uv pip compile -q --no-header --no-annotate --python-version 3.10 pyproject.toml
@@ -133,7 +134,7 @@ $(VENV)/test.done: $(VENV)/core.done
 	$(install) --group $(*F)
 	touch $@
 
-$(VENV)/lint.done $(VENV)/build.done $(VENV)/audit.done: $(VENV)/core.done
+$(VENV)/lint.done $(VENV)/build.done $(VENV)/audit.done $(VENV)/docs.done: $(VENV)/core.done
 $(QUICK)/quick.done: $(QUICK)/core.done
 $(FUZZ)/fuzz.done: $(FUZZ)/core.done
 $(PROTO)/proto.done: $(PROTO)/core.done

@@ -21,6 +21,12 @@ def functions() -> list[str]:
     return [*listed, *sorted(n for n in ckptconv.__all__ if n[0].islower() and n not in listed)]
 
 
+def spelled(p: inspect.Parameter) -> str:
+    """One parameter, with its annotation as it is written in the code."""
+    annotated = f"{p.name}: {p.annotation}"
+    return annotated if p.default is p.empty else f"{annotated} = {p.default!r}"
+
+
 def page(name: str) -> str:
     """One function: how it is called, what it does, and its options as a table."""
     function = getattr(ckptconv, name)
@@ -29,7 +35,7 @@ def page(name: str) -> str:
     shared = {keyword for keyword, _ in pairs}
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name not in shared]
-    shown = [str(p).replace("'", "") for p in own]
+    shown = [spelled(p) for p in own]
     if named := [i for i, p in enumerate(own) if p.kind is p.KEYWORD_ONLY]:
         shown.insert(named[0], "*")
     call = "".join(f"    {line},\n" for line in shown) + "    # and the options below, as keywords\n" * bool(pairs)

@@ -1,36 +1,23 @@
-"""Fill the generated parts of README.md: formats and what a target cannot hold, asked of the writers; converters.
+"""Fill the generated parts of README.md and docs/converters.md: the formats in two sentences, and all converters.
 
-python tools/make_readme.py; a test says when the page is stale.
+python tools/make_readme.py; a test says when a page is stale.
 """
 
 from __future__ import annotations
 
-import re
-import runpy
 from pathlib import Path
 
-from ckptconv.dtypes import DTYPES
 from ckptconv.formats import table
 from ckptconv.rules import library
 
-HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
-_formats = runpy.run_path(str(HERE / "make_formats.py"))
-
-
-def lacks(row: table.Format) -> str:
-    """The dtypes that a target has not."""
-    if not row.writes:
-        return ""
-    missing = [name for name in DTYPES if not _formats["holds"](row, _formats["empty"]("layers/a/vars/0", name))]
-    return " ".join(f"`{name}`" for name in missing) or "nothing"
+ROOT = Path(__file__).parents[1]
 
 
 def known_formats() -> str:
-    head = ["format", "name", "read", "write", "cannot hold"]
-    mark = _formats["mark"]
-    rows = [[f.title, f"`{f.name}`", mark(f.reads), mark(f.writes), lacks(f)] for f in table.TABLE]
-    return str(_formats["table"](head, rows))
+    """What is written as well as read, and what is only read."""
+    both = ", ".join(f.title for f in table.TABLE if f.writes)
+    rest = ", ".join(f.title for f in table.TABLE if not f.writes)
+    return f"**Read and written:** {both}.\n\n**Only read:** {rest}.\n"
 
 
 def known_converters() -> str:
@@ -40,16 +27,22 @@ def known_converters() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def page() -> str:
-    """The README with its generated parts made anew."""
-    text = README.read_text()
-    for name, made in (("formats", known_formats()), ("converters", known_converters())):
-        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
-        text, found = re.subn(pattern, lambda m, made=made: m[1] + made + m[2], text, flags=re.S)  # type: ignore[misc]
-        if found != 1:
-            raise SystemExit(f"README.md has no place for {name}")
-    return text
+PLACES = {"README.md": ("formats", known_formats), "docs/converters.md": ("converters", known_converters)}
+
+
+def pages() -> dict[Path, str]:
+    """Each page with its generated part made anew."""
+    made = {}
+    for place, (name, make) in PLACES.items():
+        text = (ROOT / place).read_text(encoding="utf-8")
+        head, start, rest = text.partition(f"<!-- generated: {name} -->\n")
+        _, end, tail = rest.partition("<!-- end -->")
+        if not (start and end):
+            raise SystemExit(f"{place} has no place for {name}")
+        made[ROOT / place] = f"{head}{start}\n{make()}\n{end}{tail}"
+    return made
 
 
 if __name__ == "__main__":
-    README.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

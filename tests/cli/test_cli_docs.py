@@ -27,11 +27,12 @@ import numpy as np
 import pytest
 from documents import Step, fits, run, session, steps
 from kit import FIXTURES, ROOT
+from pickles import Call, Global, Id, archive
 
 import ckptconv
 
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/cli/*.md")]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/how-to/*.md"), *ROOT.glob("tests/cli/*.md")]
 LONG = {"zoo", "mistakes", "tasks", "match"}  # more than a second each
 DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
 
@@ -76,11 +77,37 @@ to = "encoder.embeddings.weight"
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """model.ckpt (12 layers, Adam's slots), tuned.ckpt (some values differ), a series in train/, a GAN, Orbax's run."""
-    home = tmp_path / "home"
-    home.mkdir()
+def lightning() -> bytes:
+    """last.ckpt as Lightning saves it: a network of one layer in `net`, Adam's state, the epoch."""
+    arrays = {"0": ramp(8, 4), "1": ramp(8), "2": np.zeros((8, 4), "f4"), "3": np.zeros((8, 4), "f4")}
+
+    def tensor(key: str) -> Call:
+        shape = arrays[key].shape
+        storage = Id(("storage", Global("torch.FloatStorage"), key, "cpu", arrays[key].size))
+        strides = tuple(s // 4 for s in arrays[key].strides)
+        return Call(Global("torch._utils._rebuild_tensor_v2"), (storage, 0, shape, strides, False, {}))
+
+    slots = [{"state": {0: {"exp_avg": tensor("2"), "exp_avg_sq": tensor("3")}}}]
+    state = {"net.fc.weight": tensor("0"), "net.fc.bias": tensor("1")}
+    whole = {"epoch": 3, "global_step": 900, "state_dict": state, "optimizer_states": slots}
+    return archive(whole, {key: array.tobytes() for key, array in arrays.items()})
+
+
+def adapters(scale: float) -> dict[str, np.ndarray]:
+    """LoRA of rank 2 for the queries of two layers."""
+    stem = "base_model.model.model.layers.{}.self_attn.q_proj.lora_"
+    out = {}
+    for i in range(2):
+        out[stem.format(i) + "A.weight"] = ramp(2, 16)
+        out[stem.format(i) + "B.weight"] = ramp(16, 2, scale=scale)
+    return out
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model.ckpt (12 layers, Adam's slots), tuned.ckpt (some values differ), a series in train/, a GAN, Orbax's run,
+    and a file for each how-to."""
+    home = tmp_path_factory.mktemp("documents")
     ckptconv.save(encoder(12, 1000), home / "model.ckpt")
     tuned = encoder(12, 1200)
     tuned["encoder/layer_3/dense/bias"] = ramp(32, scale=1e-3)
@@ -100,7 +127,20 @@ def folder(tmp_path: Path) -> Path:
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
     (home / "jax.toml").write_text(block)
     (home / "checkpoint").unlink()
+    shutil.copy(FIXTURES / "keras" / "full_tf_keras.h5", home / "net.h5")
+    shutil.copy(FIXTURES / "keras" / "net.keras", home)
+    (home / "last.ckpt").write_bytes(lightning())
+    for name, scale in (("adapter", 1.0), ("tuned", 0.5)):
+        (home / name).mkdir()
+        ckptconv.save(adapters(scale), home / name / "adapter_model.safetensors")
+        (home / name / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     return home
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy for one document."""
+    return Path(shutil.copytree(made, tmp_path / "home"))
 
 
 # --- reading and running ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The README's tables are made from the code, and the pages it points to exist."""
+"""What is generated is not stale, and the pages that links and the menu of the site point to exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import runpy
 from kit import ROOT
 
 
-def test_its_tables_are_not_stale() -> None:
-    page = runpy.run_path(str(ROOT / "tools" / "make_readme.py"))["page"]()
-    assert (ROOT / "README.md").read_text() == page, "stale: run python tools/make_readme.py"
+def test_generated_parts_are_not_stale() -> None:
+    pages = runpy.run_path(str(ROOT / "tools" / "make_readme.py"))["pages"]()
+    stale = [p.name for p, text in pages.items() if p.read_text(encoding="utf-8") != text]
+    assert stale == [], "run python tools/make_readme.py"
+
+
+def test_the_menu_of_the_site_has_each_page() -> None:
+    """What `mkdocs build --strict` refuses, without mkdocs: pages outside the menu, and entries without a page."""
+    menu = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    outside = re.findall(r'"([\w/]+\.md)": "(\w+\.md)"', (ROOT / "tools/site_pages.py").read_text(encoding="utf-8"))
+    assert all((ROOT / source).exists() for source, _ in outside)
+    docs = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
+    assert menu == docs | {place for _, place in outside}
 
 
 def test_links_lead_somewhere() -> None:
