@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from ports_blind import PORTS as BLIND
+from ports_blind_jax import PORTS as BLIND_JAX
+from ports_blind_text import PORTS as BLIND_TEXT
 from ports_common import Arrays, Port, State, dense, gates, ids, image, keras, kernel, norm
 from ports_images import PORTS as IMAGES
 from ports_later import PORTS as LATER
@@ -39,7 +42,7 @@ from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
-SECONDS = 30.0  # of a search that does not end; a person would wait five minutes
+SECONDS = 120.0  # of a search that does not end; a person would wait five minutes
 
 # --- nets of convolutions ---------------------------------------------------------------------------------------------
 
@@ -557,6 +560,9 @@ PORTS = {
     **SEQUENCES,
     **LATER,
     **STRANGERS,
+    **BLIND,
+    **BLIND_TEXT,
+    **BLIND_JAX,
 }
 
 
@@ -641,6 +647,7 @@ def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inpu
 
 def main(only: str, every: bool) -> int:
     """Print the table; 1 if a wrong pair is not marked."""
+    torch.set_num_threads(1)  # the modules are tiny
     print(
         "| port | tensors right by names | wrong, not marked | loads by names alone | after `--check` | then a person |"
     )

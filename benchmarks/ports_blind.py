@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from ports_common import Array, Arrays, Port, State, dense, flat, image, kernel, keras, norm
+from ports_common import Array, Arrays, Port, State, dense, flat, image, keras, kernel, norm
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
@@ -130,7 +130,10 @@ def wavenet(s: State) -> Arrays:
             half = slice(DILATED * j, DILATED * (j + 1))
             out |= {f"{home}/{word}": w[..., half], f"{home}/{word}_bias": b[half]}
         for ours, word in (("res", "dense"), ("skip", "skip")):
-            out |= {f"{home}/{word}": kernel(s[f"wn.{k}.{ours}.weight"]), f"{home}/{word}_bias": s[f"wn.{k}.{ours}.bias"]}
+            out |= {
+                f"{home}/{word}": kernel(s[f"wn.{k}.{ours}.weight"]),
+                f"{home}/{word}_bias": s[f"wn.{k}.{ours}.bias"],
+            }
     for k in (1, 2):
         out[f"wavenet/postprocessing/postprocess{k}"] = kernel(s[f"end{k}.weight"])
         out[f"wavenet/postprocessing/postprocess{k}_bias"] = s[f"end{k}.bias"]

@@ -4,6 +4,7 @@ flattened      (h w c) o -> o (c h w)        behind convolutions
 turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
 gates          i f c o, or i c f o           all cells together
 interleaved    head by head                  fused query, key and value
+parts          v, k, q                       tensors that are joined, in another order
 crossed        a module for another          of one signature, neighbours first
 """
 
@@ -12,13 +13,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from . import cuts, orders
-from .bundles import FUSED
+from .bundle_orders import FUSED, PARTS
 from .cells import FORGET, SUMMED
 from .conventions import is_kernel
 from .doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
@@ -26,6 +27,7 @@ from .orders import Order, Shape
 from .pairs import Pair, leaf, parent
 
 MAX_HEADS = 8
+MAX_PARTS = 3  # of a tensor, whose other orders are tried
 MAX_CHANNELS = 6
 
 
@@ -46,6 +48,7 @@ def alternatives(
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
     yield from interleaved(unsure, source, target)
+    yield from _reordered(unsure)
     yield from _crossed(unsure, target)
     yield from _flattened({k: p for k, p in unsure.items() if k not in likely}, source)
 
@@ -181,15 +184,37 @@ def _turns(order: Order) -> bool:
     return at[0] != at[1]
 
 
+def _reordered(unsure: Mapping[int, Pair]) -> Iterator[Alternative]:
+    """The parts of joined tensors in other orders, of all tensors with as many parts together."""
+    joined: dict[int, dict[int, Pair]] = defaultdict(dict)
+    for k, p in unsure.items():
+        if {FUSED, PARTS} & {*p.why}:
+            joined[p.order.text.count(",") + 1][k] = p
+    for count, found in joined.items():
+        for order in list(permutations(range(count)))[1:] if 1 < count <= MAX_PARTS else ():
+            turned = {k: _with_parts(p, order) for k, p in found.items()}
+            yield Alternative(f"{count} parts in the order {' '.join(map(str, order))}", turned)
+
+
+def _with_parts(p: Pair, order: Sequence[int]) -> Pair:
+    """The pair with its parts in another order; each is one name, or one for every layer."""
+    joined = len(p.sources) > len(p.targets)
+    names = p.sources if joined else p.targets
+    size = len(names) // len(order)
+    picked = tuple(n for k in order for n in names[k * size : (k + 1) * size])
+    return p._replace(sources=picked) if joined else p._replace(targets=picked)
+
+
 def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
     """Two modules of one signature exchanged, the nearest to each other first."""
     modules: dict[str, dict[str, int]] = defaultdict(dict)
     for k, p in unsure.items():
-        if p.real and len(p.sources) == len(p.targets) == 1:
+        if p.real and not p.fills and not p.length:
             modules[parent(p.targets[0])][leaf(p.targets[0])] = k
     classes: dict[object, list[str]] = defaultdict(list)
     for home, roles in modules.items():
-        classes[tuple(sorted((r, target[unsure[k].targets[0]]) for r, k in roles.items()))].append(home)
+        kinds = [(r, target[unsure[k].targets[0]], len(unsure[k].targets)) for r, k in roles.items()]
+        classes[tuple(sorted(kinds))].append(home)
     both = ((many, x, y) for many in classes.values() for x, y in combinations(range(len(many)), 2))
     near = sorted((y - x, many[x], many[y]) for many, x, y in both)
     for _, one, other in near:

@@ -31,6 +31,7 @@ MAX_BLOCKS = 200  # of one family; beyond, the k-th goes with the k-th if there 
 MAX_CELLS = 100_000  # pairs of blocks that are compared
 MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
 HELD = 0.75  # of the modules of two families that must find one of their signature
+OUTSIDE = -0.5  # of a module in a block that has a counterpart, and one that is in none
 WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
 NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
 REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
@@ -63,7 +64,7 @@ class Aligned(NamedTuple):
     def agree(self, a: Sequence[str], b: Sequence[str]) -> float:
         """1 if blocks within each other go together with others, -1 if they do not, 0 if nothing is known."""
         if not a or not b:
-            return 0.0
+            return OUTSIDE if a or b else 0.0
         return 2 * sum(self.blocks[p] in b for p in a) / len(a) - 1
 
 

@@ -5,36 +5,34 @@
     attn.in_proj_weight [2304, 768]             query/kernel, key/kernel, value/kernel [768, 768]
     mlp/gate_up/kernel [768, 4096]              gate.weight, up.weight [2048, 768]
     layers/qkv/kernel [12, 768, 2304]           layers.{0..11}.{q,k,v}.weight [768, 768]: first stacked, then fused
+    layers/moe/wi [8, 32, 512, 2048]            layers.{0..31}.experts.{0..7}.wi.weight: stacked twice
 
 The pieces are replaced by what they would be together wherever that makes more tensors of the two sides of one size; a
-bundle is then matched like any other tensor, and layouts.py of the rules cuts or joins it.
+bundle is then matched like any other tensor, and bundle_orders.py says how it is cut or joined.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
-from typing import NamedTuple
 
 from ..checkpoint import Tensor
-from . import conventions, cuts, orders
-from .doubt import Judge, Judged
+from . import conventions
 from .gates import gated
-from .orders import LETTERS, Order
-from .pairs import DIGITS, leaf
+from .pairs import DIGITS, leaf, parent
 from .side import Bundle, Side
-from .units import Unit, units
+from .units import SORTED, Unit, units
 from .words import words
 
 MAX_STEPS = 8  # kinds of bundles that are made one after another
 GAIN = 0.02  # by which the share of tensors that find one of their size must rise
 QKV = ("query", "key", "value")
+MAX_TWINS = 20  # kinds of modules of one shape that are tried as parts of one
 FUSIONS = (QKV, ("gate", "up"), ("key", "value"))
-FUSED = "query, key and value are taken to lie behind each other in this order"
 
 Sides = tuple[Side, Side]
 Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it would be
@@ -57,20 +55,18 @@ def bundled(a: Side, b: Side) -> tuple[Side, Side]:
 
 def _steps(sides: Sides) -> Iterator[Sides]:
     for k in (0, 1):
-        for found in chain(_stacks(sides[k]), _fusions(sides[k])):
+        for found in chain(_stacks(sides[k]), _fusions(sides[k]), _stacks(sides[k], again=True)):
             yield _replaced(sides, k, found)
 
 
 def _double_steps(sides: Sides) -> Iterator[Sides]:
-    """Stacks alone make nothing alike if all that is left is fused on one side."""
-    if not any(any(_fusions(side)) for side in sides):
-        return
+    """Stacks alone make nothing alike if all that is left is fused or stacked again on one side."""
     for k in (0, 1):
         for stack in _stacks(sides[k]):
             one = _replaced(sides, k, stack)
             for j in (0, 1):
-                for fusion in _fusions(one[j]):
-                    yield _replaced(one, j, fusion)
+                for found in chain(_fusions(one[j]), _stacks(one[j], again=True)):
+                    yield _replaced(one, j, found)
 
 
 def _replaced(sides: Sides, k: int, found: Made) -> Sides:
@@ -110,11 +106,11 @@ def _with(side: Side, found: Made) -> Side:
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
 
-def _stacks(side: Side) -> Iterator[Made]:
-    """For each number that counts modules: everything below it, stacked."""
+def _stacks(side: Side, *, again: bool = False) -> Iterator[Made]:
+    """For each number that counts modules: everything below it, stacked; `again` of what was stacked by another."""
     below: dict[str, dict[str, dict[int, dict[str, str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     for name in side.tensors:
-        if name in side.bundles:
+        if (name in side.bundles) is not again or (again and side.bundles[name].kind != "stacked"):
             continue
         for m in DIGITS.finditer(name):
             stem, tail = name[: m.start()], name[m.end() :]
@@ -139,10 +135,12 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
         if "" in names or len(shapes) > 1 or name in side.tensors:
             return False
         first = side.tensors[names[0]]
-        found[name] = (
-            replace(first, name=name, shape=(len(names), *first.shape), parts=()),
-            Bundle(names, "stacked", first.shape),
-        )
+        if inner := side.bundles.get(names[0]):
+            bundle = Bundle(tuple(side.named(names)), "fused", inner.shape, len(inner.names), counted=True)
+            counts = sorted((len(names), len(inner.names)))
+        else:
+            bundle, counts = Bundle(names, "stacked", first.shape), [len(names)]
+        found[name] = replace(first, name=name, shape=_with_layers(first.name, bundle.shape, counts), parts=()), bundle
     return all(members[i].keys() == members[indices[0]].keys() for i in indices)
 
 
@@ -150,7 +148,7 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
 
 
 def _fusions(side: Side) -> Iterator[Made]:
-    """All queries, keys and values of one module, fused; or gate and up."""
+    """All queries, keys and values of one module, fused; or gate and up; or what else is alike in one place."""
     for parts in FUSIONS:
         beside: dict[tuple[str, ...], dict[str, Unit]] = defaultdict(dict)
         for u in units(side):
@@ -166,6 +164,26 @@ def _fusions(side: Side) -> Iterator[Made]:
                     [several[w] for w in parts],
                     found,
                 )
+        if found:
+            yield found
+    yield from _twins(side)
+
+
+def _twins(side: Side) -> Iterator[Made]:
+    """Two or three modules of one shape that are alone with it in their place, fused, in all places of one name."""
+    places: dict[str, dict[Hashable, list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for u in units(side):
+        places[parent(u.home)][u.signatures[SORTED]].append(u)
+    kinds: dict[tuple[str, ...], list[list[Unit]]] = defaultdict(list)
+    for home, classes in places.items():
+        for many in classes.values():
+            if len(many) in (2, 3) and "norm" not in many[0].kind:
+                tails = [u.home[len(home) :] for u in many]
+                kinds[(DIGITS.sub("#", home), *tails)].append(many)
+    for (_, *named), groups in sorted(kinds.items(), key=lambda x: -len(x[1]))[:MAX_TWINS]:
+        found: Made = {}
+        for many in groups:
+            _fuse(side, f"{parent(many[0].home)}/{'_'.join(t.strip('/.') for t in named)}", many, found)
         if found:
             yield found
 
@@ -189,7 +207,15 @@ def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
         name = f"{home}/{leaf(first.name) if kernel or role != 'weight' else 'weight'}"
         bundle = Bundle(tuple(side.named(t.name for t in members)), "fused", shape, layers)
         whole = _whole(shape, len(several), kernel=kernel, matrix=role == "weight")
-        found[name] = replace(first, name=name, shape=(layers, *whole) if known else whole, parts=()), bundle
+        found[name] = (
+            replace(first, name=name, shape=_with_layers(first.name, whole, [layers] if known else []), parts=()),
+            bundle,
+        )
+
+
+def _with_layers(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a stack, whose own axes come where those of a convolution's space would: units.oriented."""
+    return (*counts, *shape) if conventions.is_kernel(leaf(name)) else (*shape, *counts)
 
 
 def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) -> tuple[int, ...]:
@@ -197,84 +223,3 @@ def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) ->
     if kernel:
         return (shape[0], count * prod(shape[1:]))
     return (count * shape[0], *shape[1:]) if matrix else (count * prod(shape),)
-
-
-# --- orders of axes ---------------------------------------------------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """The layout that cuts or joins a bundle, the capture of a stack ('' for a fusion), and `Pair.each`."""
-
-    judged: Judged
-    axis: str = ""
-    each: tuple[int, int] | None = None
-
-    @property
-    def inverse(self) -> Found:
-        each = self.each and (self.each[1], self.each[0])
-        return Found(self.judged._replace(order=self.judged.order.inverse), self.axis, each)
-
-
-def order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -> Found | None:
-    """How the axes of two tensors go, one of which is a bundle, or both; None if there is no way.
-
-    `a` is a tensor of the source and `b` one of the target.
-    """
-    x, y = sides[0].bundles.get(a.name), sides[1].bundles.get(b.name)
-    if y is not None and (x is None or y.kind == "fused"):
-        return _cut(a, replace(b, shape=y.shape), y, judge, x)
-    if x is None:
-        return None
-    back = _cut(b, replace(a, shape=x.shape), x, Judge({}), y)
-    return back and back.inverse
-
-
-def _cut(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Found | None:
-    """How one tensor becomes the pieces; it can be a stack of its own."""
-    if stack or bundle.layers > 1:
-        return _layered(whole, piece, bundle, judge, stack)
-    count = len(bundle.names)
-    for axis, n in enumerate(whole.shape):
-        if bundle.kind == "stacked" and n == count:
-            rest = _without(whole, axis)
-            if found := judge.order(rest, piece):
-                return Found(found._replace(order=cuts.within(found.order, len(rest.shape), "e", axis)), "e")
-        if bundle.kind == "fused" and n % count == 0:
-            part = replace(whole, shape=(*whole.shape[:axis], n // count, *whole.shape[axis + 1 :]))
-            if found := judge.order(part, piece):
-                return Found(Judged(_fused(found.order, len(part.shape), axis, count), FUSED, True))
-    return None
-
-
-def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Found | None:
-    """How one tensor for all layers becomes pieces in each layer; or one in each layer pieces for all layers."""
-    if bundle.kind != "fused" or (stack and (stack.kind != "stacked" or bundle.layers > 1)):
-        return None
-    layers = len(stack.names) if stack else bundle.layers
-    if stack:
-        whole = replace(whole, shape=stack.shape)
-    for axis, n in enumerate((piece if stack else whole).shape):
-        if n != layers:
-            continue
-        one = (whole, _without(piece, axis)) if stack else (_without(whole, axis), piece)
-        single = Bundle(bundle.names[:: bundle.layers], "fused", one[1].shape)
-        if found := _cut(*one, single, judge, None):
-            text = cuts.every_layer(found.judged.order, axis, left=not stack)
-            return Found(found.judged._replace(order=text), "e", (layers, 1) if stack else (1, layers))
-    return None
-
-
-def _without(t: Tensor, axis: int) -> Tensor:
-    return replace(t, shape=t.shape[:axis] + t.shape[axis + 1 :])
-
-
-def _fused(order: Order, rank: int, axis: int, count: int) -> Order:
-    """The order of one piece as one of the whole, whose axis `axis` holds all pieces behind each other."""
-    letters = " ".join(LETTERS[:rank])
-    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
-    tokens = orders.tokens(left)
-    inside = re.findall("[a-z]", tokens[axis])
-    named = [orders.suffixed(tokens[axis].strip("()"), inside, i) for i in range(count)]
-    text = " ".join([*tokens[:axis], f"({' + '.join(named)})", *tokens[axis + 1 :]])
-    rights = [orders.suffixed(right.strip(), inside, i) for i in range(count)]
-    return Order(f"{text} -> {', '.join(rights)}", order.sizes)

@@ -13,12 +13,16 @@ from itertools import combinations
 
 from .orders import DEPTHWISE, KERNELS, Order, Shape, fits, merged
 
-HEADS = ("a b c -> (b c) a", "a b c -> c (a b)")  # one matrix for all heads: into them, and (the second) out of them
+# One matrix for all heads: into them, out of them, and into them where the heads come first.
+HEADS = ("a b c -> (b c) a", "a b c -> c (a b)", "a b c -> (a c) b")
+KERNELS_TOO = (
+    "weights", "depthwise_weights", "pointwise_weights", "w", "wi", "wo", "wi_0", "wi_1", "filter", "filters", "linear",
+)  # fmt: skip
 
 
 def is_kernel(leaf: str) -> bool:
     """Whether a variable has TensorFlow's order of axes: inputs before outputs, space before both."""
-    return "kernel" in leaf or leaf in ("weights", "depthwise_weights", "pointwise_weights", "w")
+    return "kernel" in leaf or leaf in KERNELS_TOO or leaf.endswith(("_w", "_einsum"))
 
 
 @lru_cache(maxsize=2**12)

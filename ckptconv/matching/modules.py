@@ -11,8 +11,9 @@ alphabetic; the better of the two is taken, and where they differ the pair is a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .blocks import Aligned, Named, aligned, companions, longest
@@ -21,7 +22,7 @@ from .names import assigned, likeness
 from .pairs import LISTED, Pair
 from .side import Side
 from .surroundings import Near, beside
-from .units import MAIN, SIGNATURES, Unit, units
+from .units import COUNT, MAIN, SIGNATURES, Unit, units
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,9 @@ ORDER = 0.3  # weight of the place in the class, against the likeness of words (
 TIE = 0.03  # weight of alphabetical order, where nothing else decides
 MAX_STEPS = 250_000  # pairs of modules of one kind that are compared for that
 STEP = 0.05  # of the modules, by which one order must be better to be taken for that
+SHORT = 0.15  # for a word of one side that begins one of the other
+LETTERS = 3  # of a short word, at most
+ROLES = 0.1  # for tensors of the same roles: a bias or none
 CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
 OPPOSITE = 0.5  # against a cell that runs forwards and one that runs backwards: no order of a file outweighs that
@@ -87,7 +91,7 @@ def pair(a: Side, b: Side, known: Sequence[Pair], whole: tuple[Side, Side]) -> l
     ]
     sides = Sides(
         _units(a, False), _units(b, True), {}, around[0], around[1], _homes(known, around),
-        aligned(around[0], around[1], lambda u: u.signatures[MAIN]), (companions(around[0]), companions(around[1])),
+        _blocks(*around), (companions(around[0]), companions(around[1])),
     )  # fmt: skip
     sides.known.update(_homes(known, (sides.a, sides.b)))
     found = _solved(sides, a, b, counted)
@@ -102,6 +106,12 @@ def pair(a: Side, b: Side, known: Sequence[Pair], whole: tuple[Side, Side]) -> l
         m if m.b.home == rest.get(m.a.home, m.b.home) else m._replace(real=True, rivals=(rest[m.a.home], *m.rivals))
         for m in best[1]
     ]
+
+
+def _blocks(a: Sequence[Unit], b: Sequence[Unit]) -> Aligned:
+    """Blocks that hold the same modules; where hardly any keeps its axes, modules of as many elements."""
+    found = aligned(a, b, lambda u: u.signatures[MAIN])
+    return found if found.blocks else aligned(a, b, lambda u: u.signatures[COUNT])
 
 
 def _in_step(sides: Sides, place: Place) -> float:
@@ -208,8 +218,14 @@ class Class:
         self.like -= TABLE * (tables[0][:, None] != tables[1][None, :])
         ways = [np.array([_way(u) for u in many]) for many in (self.a, b)]
         self.like -= OPPOSITE * (ways[0][:, None] * ways[1][None, :] < 0)
+        for rows, cols in _opposed(self.a, b):
+            self.like[np.ix_(rows, cols)] -= OPPOSITE
+        for rows, cols in (*_short(self.a, b), *((r, c) for c, r in _short(b, self.a))):
+            self.like[np.ix_(rows, cols)] += SHORT
         columns = np.linspace(0, 1, len(b))[None, :]
-        self.base = self.like - ORDER * (_ranks(self.a, place)[:, None] - columns) ** 2
+        roles = [np.array([hash(frozenset(u.members)) for u in many]) for many in (self.a, b)]
+        self.base = self.like + ROLES * (roles[0][:, None] == roles[1][None, :])
+        self.base -= ORDER * (_ranks(self.a, place)[:, None] - columns) ** 2
         self.base -= TIE * (_ranks(self.a, lambda u: u.natural)[:, None] - columns) ** 2
 
     def solved(self, near: Near) -> list[tuple[float, int, int]]:
@@ -253,6 +269,32 @@ def _ranks(many: Sequence[Unit], place: Place) -> Array:
 def _way(u: Unit) -> int:
     """1 if a name says forward, -1 if it says backward, 0 if it says neither."""
     return ("forward" in u.words) - ("backward" in u.words)
+
+
+def _opposed(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
+    """Modules of both sides of which one stands before what the other stands behind: pre_attention, post_attention."""
+    for one, other in (("pre", "post"), ("post", "pre")):
+        found: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
+        for many, way, at in ((a, one, found[0]), (b, other, found[1])):
+            for k, u in enumerate(many):
+                for x, y in pairwise(u.words) if way in u.words else ():
+                    if x == way:
+                        at[y].append(k)
+        yield from ((found[0][y], found[1][y]) for y in found[0].keys() & found[1].keys())
+
+
+def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
+    """Modules of one side with a short word, and those of the other with a word that begins so: in, incoming."""
+    known = {w for u in b for w in u.words}
+    short: dict[str, list[int]] = defaultdict(list)
+    for k, u in enumerate(a):
+        for w in {*u.words} - known:
+            if len(w) <= LETTERS and w.isalpha():
+                short[w].append(k)
+    for word, rows in short.items():
+        columns = [k for k, u in enumerate(b) if any(w.startswith(word) for w in u.words)]
+        if len(columns) < len(b):
+            yield rows, columns
 
 
 def _table(u: Unit, side: Side) -> bool:

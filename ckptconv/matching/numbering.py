@@ -13,6 +13,7 @@ from itertools import permutations, product
 
 from .pairs import Item, Named, Sort
 
+OPPOSED = {"pre", "post", "left", "right", "first", "last", "before", "after", "up", "down", "input", "output"}
 MAX_COLUMNS = 4  # numbers of a name that are permuted
 Numbers = tuple[int, ...]
 Change = Callable[[Numbers], Numbers]  # numbers of the one side as those of the other
@@ -127,7 +128,9 @@ class Unique:
     """Whether two names say the same, and no other name does.
 
     Words that the other side never uses are left out, and a name that repeats itself (conv1/conv1) is read once. What
-    is left must be equal, or one the end of the other, and no third name may end so.
+    is left must be equal, or one the end of the other, and no third name may end so. Where both leave out words in one
+    place, these may contradict: pre_attention_norm is not post_attention_norm. Only before the first word they are
+    taken for the name of the whole model, unless they are opposites.
     """
 
     def __init__(self, a: Sequence[Item], b: Sequence[Item]) -> None:
@@ -137,19 +140,33 @@ class Unique:
         self.ends = [Counter(e for text in side for e in _ends(self.read(text))) for side in sides]
 
     def read(self, text: Sequence[str]) -> tuple[str, ...]:
-        out: list[str] = []
+        return tuple(word for word, _ in self._kept(text))
+
+    def _kept(self, text: Sequence[str]) -> list[tuple[str, frozenset[str]]]:
+        """The words that the other side uses too, each with those that were left out before it."""
+        out: list[tuple[str, frozenset[str]]] = []
+        gap: set[str] = set()
         for word in text:
-            if word in self.common:
-                out.append(word)
-                for size in range(1, len(out) // 2 + 1):
-                    if out[-size:] == out[-2 * size : -size]:
-                        del out[-size:]
-                        break
-        return tuple(out)
+            if word not in self.common:
+                gap |= {word} - {"#"}
+                continue
+            out.append((word, frozenset(gap)))
+            gap.clear()
+            bare = [w for w, _ in out]
+            for size in range(1, len(out) // 2 + 1):
+                if bare[-size:] == bare[-2 * size : -size]:
+                    del out[-size:]
+                    break
+        return out
 
     def __call__(self, a: Sequence[str], b: Sequence[str]) -> bool:
-        x, y = sorted((self.read(a), self.read(b)), key=len)
-        return bool(x) and y[-len(x) :] == x and all(ends[x] == 1 for ends in self.ends)
+        x, y = sorted((self._kept(a), self._kept(b)), key=len)
+        bare = tuple(w for w, _ in x)
+        end = y[-len(x) :]
+        if not x or bare != tuple(w for w, _ in end) or any(ends[bare] != 1 for ends in self.ends):
+            return False
+        gaps = [(one, other) for (_, one), (_, other) in zip(x, end, strict=True) if one and other and one != other]
+        return not gaps or (len(gaps) == 1 and x[0][1] == gaps[0][0] and not (gaps[0][0] ^ gaps[0][1]) & OPPOSED)
 
 
 def _ends(text: tuple[str, ...]) -> list[tuple[str, ...]]:

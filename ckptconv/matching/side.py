@@ -17,6 +17,7 @@ class Bundle(NamedTuple):
     kind: Literal["stacked", "fused", "gates"]
     shape: tuple[int, ...]  # of each
     layers: int = 1  # names that one part of a fusion has: query 0, query 1, ..., key 0, ...
+    counted: bool = False  # the parts of a fusion are numbered: experts.0, experts.1, ...
 
 
 @dataclass(frozen=True, eq=False)

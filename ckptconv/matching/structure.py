@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..checkpoint import Tensor
-from . import bundles, cells, gates, modules
+from . import bundle_orders, bundles, cells, gates, modules
 from .named import Known, Sides, folds
 from .pairs import Pair
 from .side import Side
@@ -56,10 +56,10 @@ def _of_role(m: modules.Match, a: Tensor, b: Tensor, sides: Sides, known: Known)
     if a.dtype.kind != b.dtype.kind:
         return None
     if a.name in sides[0].bundles or b.name in sides[1].bundles:
-        found = bundles.order(a, b, sides, known.judge)
+        found = bundle_orders.order(a, b, sides, known.judge)
     else:
         judged = known.judge.order(a, b)
-        found = bundles.Found(judged) if judged else None
+        found = bundle_orders.Found(judged) if judged else None
     if found is None:
         return None
     (order, doubt, real), axis, each = found

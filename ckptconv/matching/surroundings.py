@@ -5,11 +5,12 @@ batch_normalization_3 after conv2d_3      blocks.1.bn after blocks.1.conv      t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .blocks import Aligned, Named, within
+from .pairs import parent
 from .units import Unit
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BESIDE = 0.1  # weight of each neighbour that is paired with the neighbour
 INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
 ROLE = 0.4  # weight of standing in the same blocks
+PARENT = 0.2  # weight of the part of a module's siblings that are paired with the other's siblings
 NAMED = 0.3  # weight of the module that a normalisation is named after or follows
 
 Beside = Mapping[str, tuple[str, str]]  # of each home the homes before it and after it
@@ -54,6 +56,25 @@ class Near(NamedTuple):
             found = {c for y in goals for at, c in named.get(y, ()) if mine and (mine.before, mine.after, True)[at]}
             for c in found:
                 out[r, c] += NAMED * (mine.share if mine else 0)
+        return out + PARENT * self._siblings(a, b)
+
+    def _siblings(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
+        """The share of the pairs of two parents that are pairs of both, 0 to 1; the top says nothing."""
+        import numpy as np
+
+        counts = Counter((parent(x), parent(y)) for x, y in self.pairs.items())
+        of_a, of_b = Counter[str](), Counter[str]()
+        for (x, y), n in counts.items():
+            of_a[x] += n
+            of_b[y] += n
+        places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
+        for many, at in zip((a, b), places, strict=True):
+            for k, u in enumerate(many):
+                at[parent(u.home)].append(k)
+        out = np.zeros((len(a), len(b)))
+        for (x, y), n in counts.items():
+            if x and y and x in places[0] and y in places[1]:
+                out[np.ix_(places[0][x], places[1][y])] = n / max(of_a[x], of_b[y])
         return out
 
     def _neighbours(self, places: Mapping[str, int]) -> tuple[list[dict[str, int]], dict[str, list[tuple[int, int]]]]:

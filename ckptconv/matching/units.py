@@ -157,8 +157,14 @@ def oriented(t: Tensor) -> Dims:
         return _dims((inputs * each, *space))
     if len(shape) > 1 and conventions.is_kernel(last):
         *space, inputs, outputs = shape
-        return _dims((outputs, inputs, *space))
+        return _dims((outputs, inputs, *(space if "kernel" in last else sorted(space))))
     return _dims(shape)
+
+
+def _outputs(t: Tensor) -> Dims:
+    """The outputs in torch's order, and all other dimensions sorted: layers can be stacked along any axis."""
+    first, *rest = oriented(t) or (1,)
+    return (first, *sorted(rest))
 
 
 def _sorted(t: Tensor) -> Dims:
@@ -188,6 +194,8 @@ def _count(u: Unit) -> Hashable:
 
 
 MAIN = 1  # the signature by which blocks are compared
+COUNT = -1  # that of elements alone
+SORTED = 3  # that of all roles, whatever the order of axes
 SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
-    _whole(oriented), _main(oriented), _whole(_sorted), _main(_sorted), _count,
+    _whole(oriented), _main(oriented), _whole(_outputs), _whole(_sorted), _main(_sorted), _count,
 )  # fmt: skip

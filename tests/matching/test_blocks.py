@@ -136,7 +136,8 @@ def test_blocks_agree_with_blocks() -> None:
     assert known.agree(["a", "a.1"], ["b", "b.1"]) == 1
     assert known.agree(["a", "a.1"], ["b", "b.2"]) == 0
     assert known.agree(["a"], ["c"]) == -1
-    assert known.agree([], ["b"]) == known.agree(["a"], []) == 0
+    assert known.agree([], []) == 0
+    assert known.agree([], ["b"]) == known.agree(["a"], []) == -0.5  # in a block that has a counterpart, and in none
 
 
 # --- what a normalisation is named after ------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def test_neighbours_that_are_a_pair_speak_for_a_pair() -> None:
 def test_blocks_that_go_together_speak_for_a_pair() -> None:
     a, b = layers("b1/x", "b2/x", "top"), layers("c1/y", "c2/y", "end")
     known = Aligned({"b1": "c1", "b2": "c2"}, {"c1": "b1", "c2": "b2"}, {"b1/x": {"c1/y": 0.5, "gone": 1.0}})
-    assert near(a, b, {}, known) == [[0.6, -0.4, 0], [-0.4, 0.4, 0], [0, 0, 0]]
+    assert near(a, b, {}, known) == [[0.6, -0.4, -0.2], [-0.4, 0.4, -0.2], [-0.2, -0.2, 0]]
 
 
 @pytest.mark.parametrize(
@@ -273,3 +274,11 @@ def test_a_name_that_fits_several_groups_says_less() -> None:
     named = {"n_norm": blocks.Named(frozenset({"g/x", "h/x"}), True, True)}
     assert near(a, b, {"g/x": "c"}, named=(named, {}))[2][1] == 0.15
     assert surroundings.NAMED == 0.3
+
+
+def test_siblings_of_pairs_speak_for_a_pair() -> None:
+    a, b = layers("in/x", "in/y", "out/x", "z"), layers("p.i", "p.j", "q.i", "r")
+    found = near(a, b, {"in/w": "p.k", "out/v": "q.k", "out/u": "p.h"})  # of the pairs of in and p, two are of p
+    assert [row[:3] for row in found[:3]] == [[0.1, 0.1, 0], [0.1, 0.1, 0], [0.1, 0.1, 0.1]]
+    assert all(row[3] == 0 for row in found)
+    assert found[3] == [0, 0, 0, 0]  # at the top all stand beside each other

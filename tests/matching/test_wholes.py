@@ -1,0 +1,126 @@
+"""One tensor on one side, many on the other: parts on an axis of their own, twins, layers of experts; by names alone.
+
+The target is freshly initialised. The rules must give the truth, lint, and lead back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.matching.bundle_orders import PARTS
+from ckptconv.matching.search import match
+from ckptconv.matching.toml import toml
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.lint import lint
+
+Arrays = dict[str, Any]
+Both = tuple[Arrays, Arrays]
+LAYERS, WIDTH = 3, 10
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> Any:
+    return rng.normal(size=shape).astype("f4")
+
+
+def einsums(rng: np.random.Generator) -> Both:
+    """Gemma in Flax: heads first, key and value on an axis of their own, gate and up too."""
+    a, b = {}, {}
+    for i in range(LAYERS):
+        q, kv, out = drawn(rng, 4, WIDTH, 6), drawn(rng, 2, 1, WIDTH, 6), drawn(rng, 4, 6, WIDTH)
+        mlp, down = drawn(rng, 2, WIDTH, 28), drawn(rng, 28, WIDTH)
+        home, at = f"transformer/layer_{i}", f"layers.{i}"
+        a |= {f"{home}/attn/q_einsum/w": q, f"{home}/attn/kv_einsum/w": kv, f"{home}/attn/attn_vec_einsum/w": out}
+        a |= {f"{home}/mlp/gating_einsum": mlp, f"{home}/mlp/linear": down}
+        b |= {f"{at}.self_attn.q_proj.weight": q.transpose(0, 2, 1).reshape(-1, WIDTH)}
+        b |= {f"{at}.self_attn.{n}_proj.weight": kv[k, 0].T for k, n in enumerate("kv")}
+        b |= {f"{at}.self_attn.o_proj.weight": out.reshape(-1, WIDTH).T}
+        b |= {f"{at}.mlp.{n}_proj.weight": mlp[k].T for k, n in enumerate(("gate", "up"))}
+        b |= {f"{at}.mlp.down_proj.weight": down.T}
+    return a, b
+
+
+def twins(rng: np.random.Generator) -> Both:
+    """WaveNet of TensorFlow 1: a filter and a gate, which are one convolution in torch; the words say nothing."""
+    a, b = {}, {}
+    for i in range(LAYERS):
+        parts = [drawn(rng, 2, 12, WIDTH) for _ in range(2)]
+        biases = [drawn(rng, WIDTH) for _ in range(2)]
+        skip = drawn(rng, 1, WIDTH, 14)
+        home, at = f"net/stack/layer{i}", f"wn.{i}"
+        for name, w, bias in zip(("filter", "gate"), parts, biases, strict=True):
+            a |= {f"{home}/{name}": w, f"{home}/{name}_bias": bias}
+        a[f"{home}/skip"] = skip
+        b[f"{at}.in_layer.weight"] = np.concatenate([w.transpose(2, 1, 0) for w in parts])
+        b[f"{at}.in_layer.bias"] = np.concatenate(biases)
+        b[f"{at}.skip.weight"] = skip.transpose(2, 1, 0)
+    return a, b
+
+
+def experts(layers_at: int, experts_at: int) -> Callable[[np.random.Generator], Both]:
+    """Experts of scanned layers in one tensor, with the layers and the experts along any axis."""
+
+    def made(rng: np.random.Generator) -> Both:
+        a, b = {"params/embed/embedding": drawn(rng, 50, WIDTH)}, {}
+        b["embed.weight"] = a["params/embed/embedding"]
+        for theirs, ours, i, o in (("wi_0", "w1", WIDTH, 17), ("wi_1", "w3", WIDTH, 17), ("wo", "w2", 17, WIDTH)):
+            w = drawn(rng, LAYERS, 4, i, o)
+            a[f"params/layers/moe/{theirs}"] = np.moveaxis(w, (0, 1), (layers_at, experts_at))
+            b |= {f"layers.{k}.moe.experts.{e}.{ours}.weight": w[k, e].T for k in range(LAYERS) for e in range(4)}
+        return a, dict(sorted(b.items()))
+
+    return made
+
+
+CASES: dict[str, tuple[Callable[[np.random.Generator], Both], int]] = {  # and how many pairs doubt the order of parts
+    "einsums": (einsums, 6),
+    "twins": (twins, 6),
+    "layers first": (experts(0, 1), 0),
+    "experts first": (experts(1, 0), 0),
+    "layers second": (experts(2, 0), 0),
+}
+
+
+def checkpoint(arrays: Arrays) -> Checkpoint:
+    return Checkpoint({n: held(n, np.ascontiguousarray(a)) for n, a in arrays.items()})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_by_names_alone(case: str) -> None:
+    make, parted = CASES[case]
+    source, want = make(np.random.default_rng(1))
+    _, fresh = make(np.random.default_rng(2))
+    found = match(checkpoint(source), checkpoint(fresh), values=False)
+    assert not found.source_only
+    assert not found.target_only
+    there = library.parse(toml(found), "test")
+    assert lint(there) == []
+    after = apply(there, checkpoint(source))
+    assert {n: t.numpy().tobytes() for n, t in after.items()} == {n: x.tobytes() for n, x in want.items()}
+    again = apply(there.inverse, after)
+    assert {n: t.numpy().tobytes() for n, t in again.items()} == {n: x.tobytes() for n, x in source.items()}
+    assert sum(PARTS in p.why for p in found.pairs) == parted
+    assert all(p.real for p in found.pairs if PARTS in p.why)
+
+
+OPPOSED = {  # names of both sides, and whether they say the same
+    "before and behind": (("t/layer_0/pre_attention_norm/scale", "layers.0.post_attention_norm.weight"), False),
+    "other words in one place": (("net/enc/left/proj/kernel", "net.enc.mine.proj.weight"), False),
+    "a word more": (("net/enc/big/proj/kernel", "net.enc.proj.weight"), True),
+    "the name of the model": (("bert/enc/proj/kernel", "model.enc.proj.weight"), True),
+    "opposites at the top": (("left/enc/proj/kernel", "right.enc.proj.weight"), False),
+}
+
+
+@pytest.mark.parametrize("case", OPPOSED)
+def test_words_that_contradict_are_marked(case: str) -> None:
+    (theirs, ours), same = OPPOSED[case]
+    shape = (4,) if "norm" in theirs else (4, 6)
+    a, b = {theirs: np.zeros(shape, "f4")}, {ours: np.ones(shape[::-1], "f4")}
+    (found,) = match(checkpoint(a), checkpoint(b), values=False).pairs
+    assert found.sure is same
