@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from .matching.proposal import Match, match
-    from .reporting.html import report
+    from .reporting.html import Page, report
     from .reporting.inspection import Inspection, inspect
     from .verification.compare import Diff
     from .verification.hashes import Checked
@@ -51,7 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AmbiguousFormat", "Change", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
     "DType", "Diff", "FormatError", "Inspection", "LayoutError", "Match", "MissingExtra", "NameCollision", "Note",
-    "Plan", "Report", "Resources", "Select", "StorageError", "Summary", "Target", "Tensor", "UnknownFormat",
+    "Page", "Plan", "Report", "Resources", "Select", "StorageError", "Summary", "Target", "Tensor", "UnknownFormat",
     "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "convert", "diff",
     "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo",
 ]  # fmt: skip
@@ -66,7 +66,7 @@ _HOME = {
     "bulk.run": {"Summary"},
     "bulk.zoo": {"zoo"},
     "matching.proposal": {"Match", "match"},
-    "reporting.html": {"report"},
+    "reporting.html": {"Page", "report"},
     "reporting.inspection": {"Inspection", "inspect"},
     "verification.compare": {"Diff"},
     "verification.hashes": {"Checked"},

@@ -11,6 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, Move, Tensor
+from ..errors import VerifyError
+from ..formats.hash_metadata import OPTIONS, stated
+from ..messages import in_bytes, many
 from ..verification.compare import EXACT, Difference, diff
 from .survey import number, text
 
@@ -59,6 +62,7 @@ class Compared:
             "rows": rows,
             "left": [[*self._tensor(t), whys.get(n, "")] for n, t in before.items() if n not in used],
             "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in moved],
+            "hashes": [hashes.get(n, "") for n in by] if (hashes := _hashes(self.b)) else [],
         }
 
     def _kind(self, name: str) -> tuple[str, dict[str, Any] | None]:
@@ -67,6 +71,14 @@ class Compared:
 
     def _tensor(self, t: Tensor) -> list[Any]:
         return [text(t.name), str(t.dtype), list(t.shape)]
+
+
+def _hashes(c: Checkpoint) -> dict[str, str]:
+    """The content hashes that a file carries; none if they do not belong to its tensors."""
+    try:
+        return stated(c)
+    except VerifyError:
+        return {}
 
 
 def _measures(pair: Difference) -> dict[str, Any] | None:
@@ -80,4 +92,17 @@ def _measures(pair: Difference) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-__all__ = ["Compared"]
+def provenance(source: str, before: Checkpoint, target: str, after: Checkpoint) -> list[list[str]]:
+    """What is known of how the second was made: formats, sizes, and what the file itself records."""
+    out = [
+        [title, f"{name}: {c.format}, {many(len(c), 'tensor')}, {in_bytes(sum(t.nbytes for t in c.values()))}"]
+        for title, name, c in (("Before", source, before), ("After", target, after))
+    ]
+    if options := after.hashes.get(OPTIONS):
+        out.append(["Recorded", f"options {options:.2000}"])
+    if hashed := len(after.hashes) - bool(options):
+        out.append(["Content hashes in the file", f"{hashed:,}; `ckptconv verify {target}` checks them"])
+    return [[title, text(value)] for title, value in out]
+
+
+__all__ = ["Compared", "provenance"]

@@ -1,8 +1,9 @@
-"""A report: one self-contained HTML file, for one checkpoint, for two, or for a conversion.
+"""A report: one self-contained HTML file, for one checkpoint, for two, for a conversion, or for a series.
 
     report(SRC)                   the content of SRC, as SRC.report.html in the working directory
     report(SRC, B)                how B differs from SRC
     report(SRC, B, change=...)    the conversion of SRC to B: rules, values, omitted tensors
+    report(A, B, C ...)           a series: how each layer moved from one to the next
 
 survey.py and compared.py collect the data, page/ has the layout and the scripts that draw. Names are not trusted: the
 slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
@@ -16,68 +17,117 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ..api import Change, Path, Select, bundle, prepare
+from ..api import Change, Path, Resources, Select, bundle, prepare
 from ..api.options import CHANGE, SELECT, takes
 from ..api.values import path as text
-from ..messages import redacted, version
+from ..errors import UsageError
+from ..messages import in_bytes, printable, redacted, version
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
-from . import compared, outline, survey
+from . import compared, outline, series, survey
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.options import MatchOptions
 
-SCRIPTS = ("base.js", "map.js", "depth.js", "table.js", "tensor.js", "start.js")  # one scope, in this order
+SCRIPTS = (
+    "base.js",
+    "map.js",
+    "depth.js",
+    "table.js",
+    "export.js",
+    "tensor.js",
+    "series.js",
+    "start.js",
+)  # one scope, in this order
+SHOWN = 20_000_000  # bytes of a page that a notebook shows
 REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """The result of `report`. A notebook shows the page itself.
+
+    path: the file that was written. bytes: its size.
+    """
+
+    path: str
+    bytes: int
+
+    def __repr__(self) -> str:
+        return f"<Page {printable(self.path)!r}: {in_bytes(self.bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, which can reach neither the notebook nor a network."""
+        if self.bytes > SHOWN:
+            return f"<p>{escape(repr(self))} is too large for a notebook; open it in a browser.</p>"
+        with open(self.path, encoding="utf-8") as file:
+            page = escape(file.read())
+        style = "width:100%;height:720px;border:1px solid #8888;border-radius:8px"
+        return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{page}"></iframe>'
 
 
 @takes(*REPORT)
 def report(
     source: Path,
-    target: Path | None = None,
-    *,
+    *others: Path,
     output: Path | None = None,
     values: bool = True,
+    command: str | None = None,
     **given: Unpack[MatchOptions],
-) -> int:
-    """Write one self-contained HTML file that shows a checkpoint or compares two; return its size in bytes.
+) -> Page:
+    """Write one self-contained HTML file that shows a checkpoint, compares two, or follows a series.
 
-    source: the checkpoint. target: another, which is compared with it. With the options of the conversion that made it,
-    the page shows the rule that moved each tensor. output: the file to write; by default a file in the working
-    directory that is named after the checkpoint, model.report.html for model.safetensors. values: read all values for
-    statistics, checks and heat maps; if false, only headers are read. Raises any CkptError of reading.
+    source: the checkpoint. others: with one more, both are compared; with the options of the conversion that made it,
+    the page shows the rule that moved each tensor. With several, in order, the page shows how each layer moved.
+    output: the file to write; by default a file in the working directory that is named after the last checkpoint,
+    model.report.html for model.safetensors. values: read all values for statistics, checks and heat maps; if false,
+    only headers are read. command: the command line that the page shows as what made it.
+
+    Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
-    source, target = text(source), text(target) if target is not None else None
-    given_values: dict[str, Any] = {
-        "values": values, "workers": resources.workers, "progress": resources.progress
-    }  # fmt: skip
+    urls = [text(source), *map(text, others)]
     with files.record_stamps() as stamps:
-        if target is None:
-            data = survey.survey(prepare([source], select, Change()), **given_values)
-        else:
-            data = _pair(source, target, select, change, given_values)
-        data["url"] = redacted(os.fspath(target if target is not None else source))
+        data = collected(urls, select, change, values=values, resources=resources)
+        data["made"] = [*data.get("made", []), *([["This page", command]] if command else [])]
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
-    path = os.fspath(output or default_name(target if target is not None else source))
+    path = os.fspath(output or default_name(urls[-1]))
     own.refuse_source(path, stamps)
     folder, name = files.split(path)
     with Output(folder, [OutputFile(name, len(page))], force=how.force, mode=own.shared(stamps)) as out:
         out.write(name, 0, page)
         out.publish()
-    return len(page)
+    return Page(path, len(page))
 
 
-def _pair(source: Path, target: Path, select: Select, change: Change, how: dict[str, Any]) -> dict[str, Any]:
+def collected(
+    urls: Sequence[str], select: Select, change: Change, *, values: bool, resources: Resources
+) -> dict[str, Any]:
+    """The data of a page: of one checkpoint, of two, or of a series."""
+    how: dict[str, Any] = {"values": values, "workers": resources.workers, "progress": resources.progress}
+    if len(urls) == 1:
+        data = survey.survey(prepare([urls[0]], select, Change()), **how)
+    elif len(urls) == 2:
+        data = _pair(urls[0], urls[1], select, change, how)
+    else:
+        if change != Change():
+            raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
+        data = series.series([prepare([url], select, Change()) for url in urls], [*map(redacted, urls)], **how)
+    data["url"] = redacted(urls[-1])
+    return data
+
+
+def _pair(source: str, target: str, select: Select, change: Change, how: dict[str, Any]) -> dict[str, Any]:
     """The data of a conversion if `change` asks for one, otherwise of a comparison."""
     before, converted = prepare([source], select, Change()), change != Change()
     expected = prepare([source], select, change) if converted else before
@@ -86,36 +136,55 @@ def _pair(source: Path, target: Path, select: Select, change: Change, how: dict[
     data = survey.survey(after if converted else both.both, before=both.changed(), **how)
     data["totals"] = outline.totals(after)._asdict()
     data["compared"] = (both.conversion(before) if converted else both.comparison()) | {
-        "source": redacted(os.fspath(source)),
+        "source": redacted(source),
         "converter": change.converter or "",
     }
+    data["made"] = compared.provenance(redacted(source), before, redacted(target), after)
     return data
 
 
 def default_name(source: Path) -> str:
     """The name of a page that was not named: model.report.html for model.safetensors, folder/model/ or s3://x/model.pt."""
-    last = re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
-    return f"{os.path.splitext(last)[0].lstrip('.') or 'checkpoint'}.report.html"
+    return f"{os.path.splitext(_last(source))[0].lstrip('.') or 'checkpoint'}.report.html"
+
+
+def _last(source: Path) -> str:
+    """The last word of a path or URL."""
+    return re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
 
 
 def render(data: dict[str, Any]) -> str:
     """Render the page. Slots are filled in one pass, so what fills one is not searched for others."""
     style, parts = _file("page.css"), "\n".join(map(_file, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    other = data.get("compared") or {}
-    converter = f" by the converter {other['converter']}" if other.get("converter") else ""
     words = {
         "title": data["url"],
-        "kind": f"{other.get('mode', 'checkpoint').capitalize()} · {data['format']}",
-        "from": f"{'from' if other['mode'] == 'conversion' else 'compared with'} {other['source']}{converter}"
-        if other
-        else "",
-        "mode": other.get("mode", "checkpoint"),
+        "name": _last(data["url"]) or data["url"],
+        "kind": f"{_mode(data).capitalize()} · {data['format']}",
+        "from": _origin(data),
+        "mode": _mode(data),
         "version": version(),
         "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'",
     }
     slots = {k: escape(v) for k, v in words.items()} | {"script": script, "style": style, "json": _quoted(data)}
     return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], _file("page.html"))
+
+
+def _mode(data: Mapping[str, Any]) -> str:
+    """Of what the page is."""
+    mode: str = (data.get("compared") or {}).get("mode") or ("series" if data.get("series") else "checkpoint")
+    return mode
+
+
+def _origin(data: Mapping[str, Any]) -> str:
+    """What is said below the title: where the checkpoint is, and what it is compared with."""
+    other, urls = data.get("compared") or {}, (data.get("series") or {}).get("urls", ())
+    where = data["url"] if _last(data["url"]) != data["url"] else ""
+    converter = f" by the converter {other['converter']}" if other.get("converter") else ""
+    about = f"the last of {len(urls)}, from {urls[0]}" if urls else ""
+    if other:
+        about = f"{'from' if other['mode'] == 'conversion' else 'compared with'} {other['source']}{converter}"
+    return " · ".join(filter(None, (where, about)))
 
 
 def _file(name: str) -> str:
@@ -132,4 +201,4 @@ def _quoted(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-__all__ = ["default_name", "render", "report"]
+__all__ = ["Page", "default_name", "render", "report"]

@@ -1,6 +1,7 @@
 // The data, words and numbers. Everything drawn is text: no name ever becomes markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const rows = data.names.length, compared = data.compared;
+const along = data.series;
 const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
 const $ = (id) => document.getElementById(id);
 const make = (tag, props = {}, ...children) => {
@@ -38,7 +39,7 @@ const many = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 const brief = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} T` : n >= 1e9 ? `${(n / 1e9).toFixed(1)} B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} k` : count(n));
 const number = (n) => (n === null || n === undefined ? "–" : typeof n !== "number" || (Number.isInteger(n) && Math.abs(n) < 1e9) ? String(n)
   : Math.abs(n) < 1e-3 || Math.abs(n) >= 1e9 ? n.toExponential(2) : String(Number(n.toPrecision(4))));
-const percent = (x) => (x >= 0.9995 ? "100 %" : x >= 0.1 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
+const percent = (x) => (x >= 0.9995 ? "100 %" : x >= 0.0995 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
 const change_text = (x) => (x === null ? "" : x >= 10 ? `× ${number(x)}` : x >= 0.0005 || x === 0 ? percent(x).replace("100 %", `${(100 * x).toFixed(0)} %`) : `${number(100 * x)} %`);
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
@@ -119,4 +120,4 @@ const joined = (node) => {
 };
 
 // --- state, and the address that keeps it ---
-const state = { q: "", sort: "", down: false, show: "all", scope: "", view: "tree", unit: "count", depth: "", kind: -1 };
+const state = { q: "", sort: "", down: false, show: "all", scope: "", view: "tree", unit: "count", depth: "", moves: "step", kind: -1 };

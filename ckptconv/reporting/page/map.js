@@ -2,7 +2,20 @@
 const LEAST = 26, TITLE = 18; // pixels: the side of a scope that is opened, and the height of its title
 const pattern = (text) => text.replace(/\d+/g, "#");
 const ruler = document.createElement("canvas").getContext("2d");
-const fits = (text, width) => { ruler.font = "600 12px system-ui, sans-serif"; return ruler.measureText(text).width <= width - 8; };
+const fits = (text, width, weight = 600) => { ruler.font = `${weight} 12px system-ui, sans-serif`; return ruler.measureText(text).width <= width - 10; };
+// The label of a tile: on one line, on one for each word, or upright; a word is never broken.
+const label_of = (names, w, h) => {
+  const words = names[0].match(/[^._/\-:]+[._/\-:]*|[._/\-:]+/g) || [];
+  const packed = words.reduce((lines, word) => {
+    const last = lines[lines.length - 1];
+    return last && fits(last + word, w, 400) ? [...lines.slice(0, -1), last + word] : [...lines, word];
+  }, []);
+  const tries = [[names[0]], packed, [names[1]]].filter((lines) => lines.length && lines[0]);
+  const found = tries.find((lines) => h >= 15 * lines.length + 3 && lines.every((l) => fits(l, w, 400)));
+  if (found) return { lines: found, upright: false };
+  const upright = w >= 19 ? names.find((n) => n && fits(n, h, 400)) : "";
+  return { lines: upright ? [upright] : [], upright: Boolean(upright) };
+};
 const size = (node) => node[state.unit];
 const kind_colour = (node) => { // of the kind that has nearly all of a scope, otherwise of none
   const [first] = [...node.kinds[state.unit]].sort((a, b) => b[1] - a[1]);
@@ -102,15 +115,16 @@ const draw_map = () => {
     make("span", {}, data.separator), button(word || "(empty)", () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator))]),
   make("span", { className: "soft" }, ` ${amount(size(at))}${state.unit === "bytes" ? "" : size(at) === 1 ? " parameter" : " parameters"}`));
   const nodes = tiles(joined({ ...at, name: "" }).node, [0, 0, box.clientWidth, box.clientHeight]).map(({ item, at: [x, y, w, h], open, depth }) => {
-    const name = [item.name, item.name.split(data.separator)[0]].find((n) => n && h > 15 && fits(n, w));
+    const short = item.name.split(data.separator)[0], title = [item.name, short].find((n) => n && fits(n, w));
+    const { lines, upright } = open ? { lines: title ? [title] : [], upright: false } : label_of([item.name, short], w, h), name = lines.join("");
     const text = `${name || item.name} ${amount(item.size)}, ${percent(item.size / total)}${name && name !== item.name ? ` (${item.name})` : ""}`;
     const go = () => (!item.node ? zoom(item.within.full) : inner(item.node).length ? zoom(item.node.full) : open_tensor(item.node.leaf));
     const tile = button("", go, { title: item.node?.full ? `${item.node.full}\n${amount(item.size)}, ${percent(item.size / total)}` : text, "aria-label": text, tabIndex: -1 });
     tile.className = open ? "scope" : item.node ? "tile" : "tile rest";
-    const high = open ? TITLE : h;
-    if (name) tile.append(make("span", {}, name));
+    if (upright) tile.classList.add("upright");
+    tile.append(...lines.map((line) => make("span", {}, line)));
     if (open && name && fits(`${name}   ${amount(item.size)}`, w - 16)) tile.append(" ", make("small", {}, amount(item.size)));
-    else if (!open && name && high > 34 && fits(amount(item.size), w)) tile.append(" ", make("small", {}, amount(item.size)));
+    else if (!open && name && !upright && h > 15 * lines.length + 19 && fits(amount(item.size), w, 400)) tile.append(" ", make("small", {}, amount(item.size)));
     Object.assign(tile.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px`, zIndex: depth });
     if (!open) tile.style.background = item.node ? kind_colour(item.node) : "var(--mixed)";
     return tile;

@@ -9,14 +9,27 @@ const draw_cards = () => {
     list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only before / only after"));
     const most = Math.max(...data.names.map((_, i) => measure("change", i) ?? 0));
     if (data.values) list.push(card(change_text(most), "largest change of a tensor"));
-  } else if (converted) list.push(card(differing ? count(differing) : "none", differing === 1 ? "tensor is not what the conversion gives" : "tensors are not what the conversion gives", differing ? "warned" : ""));
-  if (!comparing) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters in weights"));
-  if (!compared && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
+  } else if (along) {
+    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
+    list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(Math.max(0, ...last)), "largest change from first to last"));
+  } else if (converted) list.push(differing ? card(count(differing), differing === 1 ? "tensor is not what the conversion gives" : "tensors are not what the conversion gives", "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
+  if (!comparing && !along) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), total.all !== total.parameters ? "parameters in weights" : "parameters"));
+  if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
   if (data.values && !compared) {
     const bad = findings.filter((f) => checks[f[0]][0] !== "note").length;
-    list.push(card(bad ? count(bad) : "none", bad === 1 ? "finding to look at" : "findings to look at", bad ? "warned" : ""));
+    list.push(card(count(bad), bad === 1 ? "finding to look at" : "findings to look at", bad ? "warned" : ""));
   }
   $("cards").replaceChildren(...list);
+};
+const draw_share = () => { // where the parameters are, in one line, for the first screen
+  const column = columns_of.count, by = new Map(), total = tree.count || 1;
+  for (let i = 0; i < rows; i++) if (here(i)) by.set(data.kind[i], (by.get(data.kind[i]) || 0) + column[i]);
+  const kinds = [...by].filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]), colour = (k) => { const i = make("i", { ariaHidden: "true" }); i.style.background = `var(--k${k})`; return i; };
+  $("share").hidden = comparing || !kinds.length;
+  const strip = make("div", { className: "strip", ariaHidden: "true" }, ...kinds.map(([k, n]) => { const part = colour(k); part.style.flexGrow = n / total; return part; }));
+  const only = (k) => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); $("tensors").scrollIntoView(); $("scroll").focus({ preventScroll: true }); };
+  const legend = kinds.slice(0, 6).map(([k, n]) => { const entry = button("", () => only(k)); entry.append(colour(k), `${data.kinds[k]} `, make("span", {}, percent(n / total))); return entry; });
+  $("share").replaceChildren(strip, make("div", { className: "legend" }, ...legend));
 };
 const draw_findings = () => {
   $("look").hidden = !data.values;
@@ -37,15 +50,50 @@ const draw_findings = () => {
       make("summary", {}, make("b", {}, title), ` ${severity} · ${many(list.length, "tensor")}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
-const draw_changes = () => {
-  const list = data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).slice(0, 8);
-  $("changes").hidden = !comparing || !data.values || !list.length;
-  const most = Math.max(...list.map((i) => measure("change", i) ?? 0));
-  $("ranked").replaceChildren(...list.map((i) => {
-    const change = measure("change", i);
-    const told = `${measure("unpaired", i) ? `${many(measure("unpaired", i), "value")} became NaN or infinite · ` : ""}${change === null ? "" : `${change_text(change)} · `}max |d| ${number(measure("abs", i))}`;
-    return bar(data.names[i], change ?? 0, most, measure("unpaired", i) ? "var(--warn)" : "", told, () => open_tensor(i), false);
+const draw_conversion = () => { // what was done and what was lost, in a few lines
+  const uses = compared.rules.map(() => 0), casts = new Map();
+  const turned = new Map();
+  compared.rows.forEach(([rule, sources], i) => {
+    if (rule >= 0) uses[rule]++;
+    const dtype = data.dtypes[data.dtype[i]], from = sources[0]?.[1];
+    if (from && from !== dtype) casts.set(`${from} → ${dtype}`, (casts.get(`${from} → ${dtype}`) || 0) + 1);
+    const axes = (compared.rules[rule]?.match(/\(([^()]*->.*)\)$/) || [])[1] || (sources.length > 1 ? "made of several" : sources.length && shape(sources[0][2]) !== shapes[data.shape[i]] ? "another shape" : "");
+    if (axes) turned.set(axes, (turned.get(axes) || 0) + 1);
+  });
+  const lines = [], reasons = new Map();
+  for (const t of compared.left) reasons.set(t[3] || "without a partner", (reasons.get(t[3] || "without a partner") || 0) + 1);
+  const top = compared.rules.map((r, k) => [r || "the name is kept", uses[k]]).sort((a, b) => b[1] - a[1]);
+  lines.push(["Rules", top.slice(0, 3).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > 3 ? `; and ${count(top.length - 3)} more, below` : "")]);
+  lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
+  lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
+  lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
+  for (const [title, text] of data.made || []) if (title === "This page" || title === "Recorded") lines.push([title, text]);
+  $("changes-title").textContent = "What the conversion did";
+  $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
+  $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
+    const name = button("", () => open_tensor(i), { className: "link" });
+    name.append(...breakable(data.names[i]));
+    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("abs", i) === null ? "" : ` max |d| ${number(measure("abs", i))}`);
   }));
+  $("changes").hidden = false;
+};
+const draw_changes = () => {
+  if (converted) return draw_conversion();
+  const list = data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).slice(0, 8);
+  const changes = list.map((i) => measure("change", i)).filter((x) => x > 0), most = Math.max(...changes), least = Math.min(...changes), logs = most > 30 * least;
+  const long = (x) => (!(x > 0) ? 0 : logs ? 0.06 + (0.94 * Math.log(x / least)) / Math.log(most / least) : x / most);
+  $("ranked").replaceChildren(...list.map((i) => {
+    const change = measure("change", i), unwell = measure("unpaired", i), abs = measure("abs", i);
+    const told = [unwell ? `${many(unwell, "value")} finite on one side only` : "", change ? change_text(change) : "", abs ? `max |d| ${number(abs)}` : "", measure("cosine", i) !== null && change ? `cosine ${number(measure("cosine", i))}` : ""];
+    return bar(data.names[i], unwell ? 1 : long(change), 1, unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), () => open_tensor(i), false);
+  }), ...(logs ? [make("p", { className: "soft small" }, "Bars are logarithmic.")] : []));
+  const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
+  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(data.names[i] || "(empty)")); return make("span", {}, name); };
+  $("only").replaceChildren(...others.map(([kind, all]) => {
+    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, { className: "link" })] : [];
+    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
+  }));
+  $("changes").hidden = !comparing || !(list.length + others.length);
 };
 const draw_notes = () => {
   const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, kind), text), ...inner);
@@ -53,6 +101,7 @@ const draw_notes = () => {
   const metadata = Object.entries(data.metadata);
   const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
   if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));
+  if (data.made?.length) items.unshift(item("how this was made", "", make("dl", {}, ...data.made.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]))));
   if (metadata.length) items.push(item("metadata", ` (${metadata.length})`, make("dl", {}, ...metadata.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
   $("more").hidden = !items.length;
   $("notes").replaceChildren(...items);
@@ -60,7 +109,7 @@ const draw_notes = () => {
 const draw_remains = () => {
   $("left").hidden = !converted;
   if (!converted) return;
-  const list = (title, items) => (items.length ? [make("details", { open: items.length <= 20 }, make("summary", {}, `${title} (${count(items.length)})`), make("ul", {}, ...items.slice(0, 2000).map((t) => make("li", {}, t))))] : []);
+  const list = (title, items) => (items.length ? [make("details", { open: items.length <= 20 }, make("summary", {}, `${title} (${count(items.length)})`), make("ul", { tabIndex: 0 }, ...items.slice(0, 2000).map((t) => make("li", {}, t))))] : []);
   const uses = compared.rules.map(() => 0);
   for (const r of compared.rows) if (r[0] >= 0) uses[r[0]]++;
   const why = (t) => `${t[0]}  ${t[1]} ${shape(t[2])}${t[3] ? ` – ${t[3]}` : ""}`;
@@ -88,7 +137,7 @@ document.documentElement.style.setProperty("--brief-grid", columns.filter((c) =>
 const start = () => {
   const wanted = read();
   $("search").value = state.q;
-  draw_cards(); draw_changes(); draw_findings(); draw_units(); draw_map(); draw_sums(); draw_depth(); draw_notes(); draw_remains(); select();
+  draw_cards(); draw_share(); draw_changes(); draw_series(); draw_findings(); draw_units(); draw_map(); draw_sums(); draw_depth(); draw_notes(); draw_remains(); select();
   if (wanted >= 0) open_tensor(wanted);
 };
 addEventListener("hashchange", start);

@@ -11,10 +11,16 @@ const columns = [
     ...(data.values ? [
       { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => small(measure("abs", i)), key: (i) => low_first(measure("abs", i)), down: true, width: "84px", cls: "num" },
+      { id: "relative", title: "Relative", text: (i) => small(measure("relative", i)), key: (i) => low_first(measure("relative", i)), down: true, width: "76px", cls: "num wide" },
+      { id: "ulp", title: "ULP", text: (i) => (measure("ulp", i) === null ? "" : brief(measure("ulp", i))), key: (i) => low_first(measure("ulp", i)), down: true, width: "76px", cls: "num wide" },
       { id: "cosine", title: "Cosine", text: (i) => small(measure("cosine", i)), key: (i) => -low_first(measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
+  ] : along && data.values ? [
+    { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
+    { id: "drift", title: "From first", text: (i) => change_text(along.drift[i]?.at(-1) ?? null), key: (i) => low_first(along.drift[i]?.at(-1)), down: true, width: "84px", cls: "num" },
   ] : findings.length ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
   { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "84px", cls: "" },
   { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
+  ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "84px", cls: "num wide" }]),
   { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "80px", cls: "num" },
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),
   ...(data.values && !compared ? ["min", "max", "mean", "std"].map((m) => (
@@ -23,7 +29,7 @@ const columns = [
 ];
 const filters = {
   all: ["All", () => true], found: ["Found", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
-  only_a: ["Only before", (i) => kind_of_change(i) === "only_a"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
+  only_a: ["Only before", (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
   weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Slots and state", (i) => Boolean(data.roles[data.role[i]])],
   ...Object.fromEntries(Object.entries(checks).map(([id, check]) => [id, [check[1], (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
 };
@@ -47,7 +53,9 @@ const write = () => {
   if (state.show !== "all") given.set("show", state.show);
   if (state.view !== (compared ? "list" : "tree")) given.set("view", state.view);
   if (state.unit !== "count") given.set("unit", state.unit);
-  history.replaceState(null, "", given.size ? `#${given}` : location.pathname + location.search);
+  try {
+    history.replaceState(null, "", given.size ? `#${given}` : location.pathname + location.search);
+  } catch { /* in a notebook's frame the address is not ours */ }
 };
 
 // --- which rows: a tensor is its number, a scope an object ---
@@ -157,7 +165,7 @@ const cells = (k) => {
   const inner = tensor ? (narrow.matches ? make("span", {}, ...breakable(name)) : name) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);
   const first = cell("name", inner, tensor ? data.names[item] : item.full);
   first.style.paddingLeft = `${as_tree() ? depths[k] * 16 + (tensor ? 16 : 0) : 0}px`;
-  const sums = tensor ? "" : { shape: `${many(item.tensors, "tensor")}`, size: bytes(item.bytes), flags: item.bad ? `${count(item.bad)} found` : "" };
+  const sums = tensor ? "" : { shape: `${many(item.tensors, "tensor")}`, count: item.count ? brief(item.count) : "", size: bytes(item.bytes), flags: item.bad ? `${count(item.bad)} found` : "" };
   if (narrow.matches) return [first, cell("soft about", tensor ? about(item) : [sums.shape, sums.size, sums.flags].filter(Boolean).join(" · "))];
   return [first, ...columns.slice(1).map((c) => cell(`${c.cls}${tensor ? "" : " soft"}${c.id === "status" ? " status" : ""}`, tensor ? c.text(item) : sums[c.id] || "", c.cls.includes("name") && tensor ? c.text(item) : ""))];
 };
@@ -188,12 +196,3 @@ $("scroll").addEventListener("keydown", (e) => {
   if (group && (e.key === "ArrowRight" || e.key === "ArrowLeft")) { e.preventDefault(); toggle(item, e.key === "ArrowRight"); }
   if ((e.key === "Enter" || e.key === " ") && order.length) { e.preventDefault(); if (group) toggle(item); else open_tensor(item); }
 });
-const csv = () => { // what is listed, with all columns
-  const quoted = (x) => { const text = String(x ?? ""); return /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `"'${text.replaceAll('"', '""')}"` : /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; };
-  const values = data.values ? ["min", "max", "mean", "std", "zeros", "nan", "inf"] : [], measures = compared ? ["change", "abs", "relative", "ulp", "cosine", "differing"] : [];
-  const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : [])];
-  const list = order.every((i) => typeof i === "number") ? order : data.names.map((_, i) => i);
-  const lines = list.map((i) => [data.names[i], data.dtypes[data.dtype[i]], data.shapes[data.shape[i]].join("x"), data.count[i], data.bytes[i], roles[data.role[i]], data.kinds[data.kind[i]], ...values.map((m) => data[m][i]), ...(data.values ? [titles(i)] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : [])]);
-  return [head, ...lines].map((l) => l.map(quoted).join(",")).join("\r\n");
-};
-$("csv").addEventListener("click", () => make("a", { href: URL.createObjectURL(new Blob([csv()], { type: "text/csv" })), download: "tensors.csv" }).click());

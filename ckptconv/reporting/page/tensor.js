@@ -8,7 +8,7 @@ const histogram = (i) => {
   const box = svg("svg", { viewBox: `0 0 ${bins.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `Histogram: ${label}.${out}` });
   bins.forEach((n, k) => box.append(svg("rect", { x: k * 10 + 1, width: 8, y: 100 - n / 2.6, height: n / 2.6 })));
   if (old.length) box.append(svg("polyline", { class: "was", points: [...old].flatMap((n, k) => [`${k * 10},${(100 - n / 2.6).toFixed(1)}`, `${k * 10 + 10},${(100 - n / 2.6).toFixed(1)}`]).join(" ") }));
-  return make("figure", {}, box, make("figcaption", {}, `Histogram, ${label}.${old.length ? " Bars: now; line: before." : ""}${out}`));
+  return make("figure", {}, box, make("figcaption", {}, `Histogram, ${label}.${old.length ? " Bars: now; line: before." : ""}${out} `, as_png(box, data.names[i], `Histogram, ${label}.${out}`)));
 };
 const palette = () => {
   const style = getComputedStyle(document.documentElement);
@@ -23,7 +23,7 @@ const heatmap = (i) => {
   const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
   cells.forEach((n, k) => image.data.set([...colour(n), 255], 4 * k));
   context.putImageData(image, 0, 0);
-  return make("figure", {}, canvas, make("figcaption", {}, `Heat map, ${label}.`));
+  return make("figure", {}, canvas, make("figcaption", {}, `Heat map, ${label}. `, as_png(canvas, data.names[i], `Heat map, ${label}.`)));
 };
 const beside = (i) => {
   const [rule, sources, kind, found] = compared.rows[i];
@@ -31,10 +31,11 @@ const beside = (i) => {
   const left = sources.length ? sources.map(([n, d, s]) => `${n}  ${d} ${shape(s)}`) : [comparing ? "not there" : "no source: only in the target"];
   const right = here(i) ? [`${data.names[i]}  ${data.dtypes[data.dtype[i]]} ${shapes[data.shape[i]]}`] : ["not there"];
   const out = [make("div", { className: "pair" }, side(comparing ? "Before" : "Source", left), side(comparing ? "After" : "Target", right))];
+  if (compared.hashes?.[i]) out.push(make("p", { className: "small" }, "Content hash in the target: ", make("code", {}, compared.hashes[i])));
   if (rule >= 0) out.push(make("p", {}, "Rule: ", make("code", {}, compared.rules[rule] || "the name is kept")));
   if (kind === "equal") out.push(make("p", {}, comparing ? "Equal, bit for bit." : "Bit for bit what the conversion gives."));
   else if (kind) out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${status(i)}.` : `Not what the conversion gives: ${status(i)}.`));
-  if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.abs)], ["cosine", number(found.cosine)], ["ULP", number(found.ulp)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
+  if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.abs)], ["cosine", number(found.cosine)], ["relative", number(found.relative)], ["ULP", found.ulp === null ? "–" : count(found.ulp)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
   if (found?.unpaired) out.push(make("p", { className: "bad" }, `${many(found.unpaired, "value")} finite on one side only.`));
   return out;
 };
@@ -51,6 +52,7 @@ const open_tensor = (i) => {
   ];
   for (const [check, , text] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, checks[check][1]), ` ${text}`));
   if (compared) body.push(...beside(i));
+  if (along?.norm[i]) body.push(make("h3", {}, `Over ${many(along.urls.length, "checkpoint")}`), course(i));
   if (data.values) {
     const old = data.was[i], both = (m, k) => (old ? `${number(data[m][i])} (before: ${number(old[k])})` : number(data[m][i]));
     body.push(make("h3", {}, "Values"), facts([...["min", "max", "mean", "std"].map((m, k) => [m, both(m, k + 1)]), ...["zeros", "nan", "inf"].map((m) => [m, count(data[m][i])])]));

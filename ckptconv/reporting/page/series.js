@@ -1,0 +1,64 @@
+// --- a series: how the layers moved from one checkpoint to the next ---
+const MOVES = along ? { step: "From the one before", drift: "From the first" } : {};
+// What tells the checkpoints apart: epoch-1 of runs/a/epoch-1.safetensors, 100 of step-100/model.pt.
+const short_urls = (() => {
+  if (!along) return [];
+  const cut = along.urls.map((url) => url.split(/[/\\]/).filter(Boolean));
+  const least = Math.min(...cut.map((c) => c.length)), same = (k) => new Set(cut.map((c) => c[c.length - k])).size < cut.length;
+  let k = 1;
+  while (k < least && same(k)) k++;
+  return cut.map((c) => (c[c.length - k] || c.join("/")).replace(/\.(safetensors|pth?|ckpt|bin|npz|h5|hdf5|keras|index)$/, "")).map((n) => (n.length > 18 ? `…${n.slice(-17)}` : n));
+})();
+const movement = () => { // layers, and what is in none by its kind: squares are summed, as if a layer were one tensor
+  const groups = new Map(), key = state.moves, first = key === "drift";
+  for (let i = 0; i < rows; i++) {
+    const norm = along.norm[i], gap = along[key][i];
+    if (!norm || data.roles[data.role[i]]) continue;
+    const layer = data.layer[i], name = layer < 0 ? data.kinds[data.kind[i]] : data.stacks[data.stack[i]].replace("*", layer);
+    const group = groups.get(name) || groups.set(name, { name, stack: layer < 0 ? -1 : data.stack[i], layer, gap: gap.map(() => 0), base: gap.map(() => 0), some: gap.map(() => false), rows: [] }).get(name);
+    group.rows.push(i);
+    gap.forEach((x, k) => {
+      const size = norm[first ? 0 : k];
+      if (x === null || size === null) return;
+      group.gap[k] += (x * size) ** 2; group.base[k] += size ** 2; group.some[k] = true;
+    });
+  }
+  const list = [...groups.values()].sort((a, b) => a.stack - b.stack || a.layer - b.layer);
+  return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.some[k] && g.base[k] ? Math.sqrt(x / g.base[k]) : null)) }));
+};
+const light = (rgb) => rgb.map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((s, c, k) => s + c * [0.2126, 0.7152, 0.0722][k], 0);
+const draw_series = () => {
+  $("series").hidden = !along || !data.values;
+  if ($("series").hidden) return;
+  if (!MOVES[state.moves]) state.moves = "step";
+  $("moves").replaceChildren(...Object.entries(MOVES).map(([id, title]) => button(title, () => { state.moves = id; draw_series(); }, { "aria-pressed": state.moves === id })));
+  const list = movement(), all = list.flatMap((g) => g.moves).filter((x) => x > 0), most = Math.max(...all), least = Math.max(Math.min(...all), most / 1e4), colour = palette();
+  const cell = (x, g, k) => {
+    const shade = x > 0 ? (most > least ? Math.max(0, Math.log(x / least) / Math.log(most / least)) : 1) : 0, rgb = colour(Math.round(253 * shade));
+    const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === null ? "not in both" : change_text(x)}` }, x === null ? "–" : change_text(x));
+    box.style.background = `rgb(${rgb.map(Math.round).join(" ")})`;
+    box.style.color = light(rgb) > 0.18 ? "#000" : "#fff"; // where black and white have the same contrast
+    return box;
+  };
+  const body = list.slice(0, 400).map((g) => {
+    const go = button("", () => { Object.assign(state, { q: g.layer < 0 ? g.name : data.stacks[data.stack[g.rows[0]]].replace("*", g.layer), show: "all", scope: "", kind: -1 }); $("search").value = state.q; restart(); $("tensors").scrollIntoView(); }, { className: "link" });
+    go.append(...breakable(g.name));
+    return make("tr", {}, make("th", { scope: "row" }, go), ...g.moves.map((x, k) => cell(x, g, k)));
+  });
+  const head = make("tr", {}, make("th", { scope: "col" }, "layer"), ...short_urls.slice(1).map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))));
+  $("moved").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+  const told = (k, name) => `${name} (${short_urls[k]})`, lists = [["Came on the way", along.came.map(([k, n]) => told(k, n))], ["Went on the way", along.gone.map(([k, n]) => told(k, n))],
+    ["Changed shape", along.reshaped.map(([k, n, a, b]) => `${told(k, n)}: ${shape(a)} → ${shape(b)}`)]].filter(([, l]) => l.length);
+  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; colours are logarithmic, ${change_text(least)} to ${change_text(most)}.`),
+    ...lists.map(([title, l]) => make("details", {}, make("summary", {}, `${title} (${count(l.length)})`), make("ul", {}, ...l.slice(0, 200).map((t) => make("li", {}, t))))));
+};
+const course = (i) => { // of one tensor: lines over the checkpoints
+  const chart = (title, ys) => {
+    const known = ys.map((y, k) => [k, y]).filter(([, y]) => y !== null), high = Math.max(...known.map((p) => p[1])) || 1, low = Math.min(...known.map((p) => p[1]));
+    const at = ([k, y]) => `${4 + (192 * k) / Math.max(1, ys.length - 1)},${(56 - (52 * y) / high).toFixed(1)}`;
+    const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${title}: ${number(low)} to ${number(high)}` }, svg("polyline", { points: known.map(at).join(" ") }));
+    for (const p of known) { const [x, y] = at(p).split(","); box.append(svg("circle", { cx: x, cy: y, r: 2.5 }, svg("title", {}, number(p[1])))); }
+    return make("figure", { className: "chart" }, make("figcaption", {}, make("b", {}, title)), box, make("p", { className: "soft small" }, `${number(low)} to ${number(high)}`));
+  };
+  return make("div", { className: "charts" }, ...[["Change from the one before", along.step[i]], ["Change from the first", along.drift[i]], ["Norm", along.norm[i]]].filter(([, ys]) => ys?.some((y) => y !== null)).map(([t, ys]) => chart(t, ys)));
+};

@@ -1,0 +1,185 @@
+"""The page as it is seen: what the first screen answers, at all widths, light and dark; files to take along."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser, Page, cells
+
+import ckptconv
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to open the report with"),
+]
+DRAW = np.random.default_rng(0)
+WIDTHS = (390, 768, 1280, 1920)
+
+
+def bert() -> dict[str, np.ndarray]:
+    out = {"embeddings.word_embeddings.weight": DRAW.normal(0, 0.02, (900, 48))}
+    for i in range(12):
+        for part, shape in {
+            "attention.self.query": (48, 48), "attention.self.key": (48, 48), "attention.output.dense": (48, 48),
+            "intermediate.dense": (96, 48), "output.dense": (48, 96),
+        }.items():  # fmt: skip
+            out[f"encoder.layer.{i}.{part}.weight"] = DRAW.normal(0, 0.02, shape)
+            out[f"encoder.layer.{i}.{part}.bias"] = DRAW.normal(0, 0.01, shape[0])
+    return {name: array.astype("f4") for name, array in out.items()}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with faults, a comparison, a conversion and a series."""
+    folder = tmp_path_factory.mktemp("pages")
+    good = bert()
+    bad = {name: array.copy() for name, array in good.items()}
+    bad["encoder.layer.3.attention.self.key.weight"][5, 7] = np.nan
+    bad["encoder.layer.7.intermediate.dense.weight"][11] = 40
+    bad["encoder.layer.9.attention.self.query.weight"] *= 1.5
+    bad["head.weight"] = good["encoder.layer.0.output.dense.bias"][None, :4].copy()
+    del bad["encoder.layer.11.output.dense.bias"]
+    for name, arrays in (("good", good), ("bad", bad)):
+        ckptconv.save(arrays, folder / f"{name}.safetensors")
+    ckptconv.convert(folder / "good.safetensors", folder / "half.safetensors", dtype="float16")
+    for k in range(4):
+        ckptconv.save({n: x * (1 + k / 100) for n, x in good.items()}, folder / f"epoch-{k}.safetensors")
+
+    def report(name: str, *words: str, **options: Any) -> None:
+        sources = [folder / f"{word}.safetensors" for word in words]
+        ckptconv.report(*sources, output=folder / f"{name}.html", **options)
+
+    report("one", "bad")
+    report("two", "good", "bad")
+    report("made", "good", "half", dtype="float16")
+    report("series", *(f"epoch-{k}" for k in range(4)))
+    return folder
+
+
+def opened(chromium: Browser, pages: Path, name: str, width: int, **more: Any) -> Page:
+    return chromium.page((pages / f"{name}.html").as_uri(), width, 844 if width < 500 else 900, **more)
+
+
+IN_SIGHT = """
+    const seen = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const range = document.createRange();
+      range.selectNodeContents(walker.currentNode);
+      const box = range.getBoundingClientRect();
+      if (box.height && box.bottom <= innerHeight && box.right <= innerWidth + 1) seen.push(walker.currentNode.data);
+    }
+    return seen.join(" ");
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one", ["MLP", "attention", "embeddings", "%", "3 findings to look at", "NaN", "first at [5, 7]", "Outliers",
+                 "outside of", "first at [11, 0]"]),
+        ("two", ["3 of 120", "common tensors changed", "finite on one side only", "layer. 7", "50 %", "max |d|",
+                 "1 / 1", "only before / only after"]),
+        ("made", ["exact", "float32 → float16: 121 tensors", "the name is kept (121)"]),
+        ("series", ["4", "checkpoints", "How the layers moved", "epoch-1", "1.0 %"]),
+    ],
+)  # fmt: skip
+def test_the_first_screen_answers(chromium: Browser, pages: Path, name: str, words: list[str], width: int) -> None:
+    page = opened(chromium, pages, name, width)
+    text = page.run(IN_SIGHT)
+    plain = "".join(text.split())
+    assert [w for w in words if "".join(w.split()) not in plain] == [], text
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["one", "two", "made", "series"])
+def test_pages_fit_all_screens(chromium: Browser, pages: Path, name: str, dark: bool) -> None:
+    page = opened(chromium, pages, name, 1280, dark=dark)
+    paper = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(json.loads(paper.replace("rgb(", "[").replace(")", "]"))) < 300) == dark
+    for width in WIDTHS:
+        page.resize(width, 900)
+        wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert (width, wide) == (width, 0)
+    assert page.complaints() == []
+    assert [url for url in page.requests() if not url.startswith(("file:", "blob:", "data:"))] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_of_the_map_break_between_words(chromium: Browser, pages: Path, width: int) -> None:
+    page = opened(chromium, pages, "one", width)
+    page.resize(width, 901)
+    page.run("await new Promise((done) => setTimeout(done, 50));")
+    tiles = page.run(
+        "return [...document.querySelectorAll('#map button')].map((b) => ({lines: [...b.querySelectorAll('span')]"
+        ".map((s) => s.textContent), label: b.getAttribute('aria-label'), tall: [...b.children].every((s) =>"
+        " s.offsetTop + s.offsetHeight <= b.clientHeight + 2 && s.offsetLeft + s.scrollWidth <= b.clientWidth + 2)}))"
+    )
+    assert len(tiles) > 20
+    assert [t for t in tiles if not t["tall"]] == [], "no label is cut"
+    for tile in tiles:
+        for line in tile["lines"][:-1]:
+            assert line[-1] in "._/-:", tile
+        assert "".join(tile["lines"]) in tile["label"]
+
+
+def saved(chromium: Browser, page: Page, folder: Path, name: str, press: str) -> bytes:
+    chromium.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder),
+                 browserContextId=page.context)  # fmt: skip
+    page.click(press)
+    end = time.monotonic() + 20
+    while not (folder / name).is_file() or not (folder / name).stat().st_size:
+        assert time.monotonic() < end, f"{name} was never saved"
+        time.sleep(0.05)
+    return (folder / name).read_bytes()
+
+
+def test_the_table_and_charts_can_be_taken_along(chromium: Browser, pages: Path, tmp_path: Path) -> None:
+    page = opened(chromium, pages, "one", 1280)
+    rows = json.loads(saved(chromium, page, tmp_path, "tensors.json", "#json"))
+    assert len(rows) == 121
+    found = {row["name"]: row for row in rows}["encoder.layer.3.attention.self.key.weight"]
+    assert (found["shape"], found["nan"], found["kind"]) == ([48, 48], 1, "attention")
+    assert found["found"] == [{"check": "nan", "text": "1 of 2,304 NaN, first at [5, 7]", "index": [5, 7]}]
+    lines = saved(chromium, page, tmp_path, "tensors.csv", "#csv").decode().split("\r\n")
+    assert len(lines) == 122
+    picture = cells(chromium, saved(chromium, page, tmp_path, "chart.png", "#charts [aria-label^='Save as PNG']"))
+    assert picture.shape[1] == 150
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 10, "a line, dots and words"
+    assert page.complaints() == []
+
+
+def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Path) -> None:
+    """In a sandboxed frame, where the address cannot be changed."""
+    made = ckptconv.report(pages / "bad.safetensors", output=tmp_path / "r.html")
+    assert made.bytes == (tmp_path / "r.html").stat().st_size
+    assert repr(made).startswith("<Page ")
+    (tmp_path / "n.html").write_text(f"<!doctype html><title>n</title><body>{made._repr_html_()}", encoding="utf-8")
+    page = chromium.page("about:blank", until="document.body")
+    page.ask("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
+    page.ask("Page.navigate", url=(tmp_path / "n.html").as_uri())
+    page.wait("document.querySelector('iframe')")
+    found: list[str] = []
+    while not found:
+        page.wait("document.querySelector('iframe')")
+        attached = [e["params"] for e in chromium.events if e["method"] == "Target.attachedToTarget"]
+        found = [p["sessionId"] for p in attached if p["targetInfo"]["type"] == "iframe"]
+    frame = Page(chromium, found[0], page.context)
+    frame.ask("Runtime.enable")
+    frame.wait("document.documentElement?.dataset.ready === 'yes'")
+    assert frame.run("return document.querySelector('#cards .warned b').textContent") == "3"
+    assert frame.complaints() == []
+    assert page.complaints() == []

@@ -1,0 +1,103 @@
+"""A series of checkpoints: how each tensor moved, and what came and went on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.moves.sources import Sources
+from ckptconv.reporting import series
+
+DRAW = np.random.default_rng(0)
+FIRST = DRAW.normal(size=(30, 20))
+PATH = [FIRST, FIRST * 1.5, FIRST * 1.5 + 1, FIRST]
+
+
+def moved(arrays: list[Any]) -> series.Moved | None:
+    with Sources() as sources:
+        return series.moved([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
+
+
+def expected(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(b.astype("f8") - a.astype("f8")) / np.linalg.norm(a.astype("f8")))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i4", "u1"])
+@pytest.mark.parametrize("elements", [4096, 2**21])
+def test_steps_and_drift_are_those_of_whole_arrays(monkeypatch: pytest.MonkeyPatch, dtype: str, elements: int) -> None:
+    monkeypatch.setattr(series, "ELEMENTS", elements)
+    long = [np.abs(np.tile(x * 10, (20, 1))).astype(dtype) for x in PATH]  # more than a window of the small ones
+    found = moved(long)
+    assert found is not None
+    assert found.norm == pytest.approx([float(np.linalg.norm(x.astype("f8"))) for x in long], rel=1e-3)
+    assert found.step == pytest.approx([expected(a, b) for a, b in pairwise(long)], rel=1e-3)
+    assert found.drift == pytest.approx([expected(long[0], b) for b in long[1:]], rel=1e-3)
+
+
+HOLE = FIRST.copy()
+HOLE[3, 4] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "step", "drift"),
+    [
+        ([FIRST, None, FIRST], [None, None], [None, 0.0]),
+        ([None, FIRST, FIRST], [None, 0.0], [None, None]),
+        ([FIRST[:5], FIRST, 2 * FIRST], [None, 1.0], [None, None]),
+        ([FIRST, HOLE, FIRST], [0.0, 0.0], [0.0, 0.0]),
+        ([0 * FIRST, FIRST, FIRST], [None, 0.0], [None, None]),
+        ([FIRST.astype("f4"), FIRST.astype("f4").astype("f8")], [0.0], [0.0]),
+        ([np.float32(2), np.float32(3)], [0.5], [0.5]),
+    ],
+)
+def test_what_cannot_be_measured_is_left_out(arrays: list[Any], step: list[Any], drift: list[Any]) -> None:
+    found = moved(arrays)
+    assert found is not None
+    assert (found.step, found.drift) == (step, drift)
+
+
+@pytest.mark.parametrize("last", [np.array([b"a"], object), np.ones(3, "c8"), np.zeros((0, 3), "f4"), None])
+def test_what_has_no_norm_has_no_row(last: Any) -> None:
+    assert moved([last, last]) is None
+
+
+def test_came_gone_and_reshaped() -> None:
+    steps = [{"a": FIRST, "b": FIRST}, {"a": FIRST, "c": FIRST}, {"a": FIRST[:3], "c": FIRST}]
+    made = [Checkpoint({n: held(n, x) for n, x in step.items()}) for step in steps]
+    found = series.series(made, ["x", "y", "z"], values=False, workers=1, progress=None)["series"]
+    assert (found["came"], found["gone"]) == ([[1, "c"]], [[1, "b"]])
+    assert found["reshaped"] == [[2, "a", [30, 20], [3, 20]]]
+    assert found["step"] == {}
+
+
+def test_progress_reaches_its_end_once() -> None:
+    made = [Checkpoint({"a": held("a", x), "b": held("b", x[:3])}) for x in PATH]
+    seen: list[tuple[int, int]] = []
+    series.series(made, list("wxyz"), values=True, workers=1, progress=lambda n, whole: seen.append((n, whole)))
+    assert seen == sorted(seen)
+    assert [n == whole for n, whole in seen].count(True) == 1
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
+    for k, x in enumerate(PATH):
+        ckptconv.save({"net.0.w": x, "net.1.w": FIRST}, tmp_path / f"epoch-{k}.npz")
+    names = [f"epoch-{k}.npz" for k in range(4)]
+    done = cli("report", *names)
+    assert (done.returncode, done.stderr.partition(":")[0]) == (0, "epoch-3.report.html")
+    page = (tmp_path / "epoch-3.report.html").read_text()
+    found = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["series"]  # type: ignore[index]
+    assert found["urls"] == names
+    assert found["drift"]["0"] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
+    assert found["drift"]["1"] == [0, 0, 0]
+    refused = cli("report", *names, "--dtype", "float16", "-o", "x.html")
+    assert (refused.returncode, "takes no options of a conversion" in refused.stderr) == (2, True)
