@@ -58,6 +58,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         out = asdict(self)
+        out["casts"] = dict(self.casts)  # of a Counter, asdict makes another that counts the items of the first
         out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
         return out
 

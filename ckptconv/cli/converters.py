@@ -64,7 +64,10 @@ def _row(rule: Any) -> dict[str, Any]:
 
 
 @app.command("lint")
-def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")]) -> None:
+def lint(
+    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")],
+    as_json: Json = False,
+) -> None:
     """Check a rule file without weights.
 
     Prints each problem, and exits with 1 if there is one.
@@ -72,8 +75,11 @@ def lint(file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml 
     from ..rules import library
 
     problems = library.lint(library.load(file))
-    for problem in problems:
+    if as_json:
+        show.as_json({"name": file, "problems": problems})
+    for problem in () if as_json else problems:
         print(problem)
     if problems:
         raise typer.Exit(1)
-    show.talk(f"{file}: sound")
+    if not as_json:
+        show.talk(f"{file}: sound")
