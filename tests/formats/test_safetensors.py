@@ -223,9 +223,9 @@ def test_header_size_bounds_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_200_000_tensors_take_about_a_second(tmp_path: Path) -> None:
+def test_many_tensors_take_not_much_longer_than_their_json(tmp_path: Path) -> None:
     """Measured against a loop of the same length, so that a slow machine does not fail it."""
-    names = [f"layers.{i % 97}.experts.{i}.weight" for i in range(200_000)]
+    names = [f"layers.{i % 97}.experts.{i}.weight" for i in range(50_000)]
     one = np.ones(1, "f4")
     whole = Checkpoint({n: contiguous(n, DTYPES["float32"], (1,), Held(one)) for n in names})
     writer: Any = ours.writer(str(tmp_path / "x.safetensors"))
@@ -240,7 +240,7 @@ def test_200_000_tensors_take_about_a_second(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(placed.patches[0].data + bytes(placed.files[0].size - len(placed.patches[0].data)))
     started = time.process_time()
-    assert len(detect.open_checkpoint(str(path))) == 200_000
+    assert len(detect.open_checkpoint(str(path))) == len(names)
     assert time.process_time() - started < 3 * unit
 
 

@@ -121,9 +121,9 @@ def test_names_cannot_drive_the_terminal(cli: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_thousand_tensors(cli: Run, tmp_path: Path) -> None:
+def test_fifty_thousand_tensors(cli: Run, tmp_path: Path) -> None:
     """Time is checked loosely here, machines differ; benchmarks measure it."""
-    count = 200_000
+    count = 50_000
     header = {
         f"model.layers.{i // 20}.block_{i % 20}.weight": {
             "dtype": "F32", "shape": [16, 16], "data_offsets": [1024 * i, 1024 * i + 1024],
@@ -137,7 +137,7 @@ def test_two_hundred_thousand_tensors(cli: Run, tmp_path: Path) -> None:
         f.truncate(8 + len(raw) + 1024 * count)  # sparse
     done = cli("inspect", path, timeout=30)
     assert len(done.stdout.splitlines()) == count + 1
-    assert "x200000" in cli("inspect", path, "--tree", timeout=30).stdout
+    assert f"x{count}" in cli("inspect", path, "--tree", timeout=30).stdout
 
 
 @pytest.mark.parametrize(

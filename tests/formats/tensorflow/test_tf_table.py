@@ -279,10 +279,9 @@ def test_slices_that_overlap():
         slices.joined(boxes(((0, 0), (3, 4)), ((2, 0), (2, 4))), (4, 4), "url", "w")
 
 
-@pytest.mark.slow
 def test_slices_that_take_too_long_to_compare_are_refused():
-    """Ten thousand slivers, all of them side by side on the axis that is swept."""
-    n = 10_000
+    """Slivers that are all side by side on the axis that is swept."""
+    n = 1_500
     tiles = boxes(*(((i, i), (n - i, 1)) for i in range(n)), *(((0, i), (i, 1)) for i in range(1, n)))
     with pytest.raises(UnsafeCheckpoint):
         slices.joined(tiles, (n, n), "url", "w")
