@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..rules.templates import Domain, domain, template
+from ..rules.domains import Domain, domain
+from ..rules.templates import template
 from .orders import Order
 from .pairs import Length, Pair, folded
 

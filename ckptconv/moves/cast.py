@@ -54,6 +54,21 @@ def _scaled(a: Array, x: float) -> Array:
     return out
 
 
+def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, float], Array]:
+    """An operation with a number of float32, computed in float32 or wider and rounded once to the elements' dtype."""
+
+    def scale(a: Array, x: float) -> Array:
+        wide = np.float64 if a.dtype == np.float64 else np.float32
+        with np.errstate(all="ignore"):
+            out: Array = compute(a.astype(wide), wide(x)).astype(a.dtype)
+            lost = np.count_nonzero(np.isfinite(a)) - np.count_nonzero(np.isfinite(out))
+        if lost:
+            raise ConversionError(f"{lost} of {a.size} elements are too large to be scaled by {x!r}")
+        return out
+
+    return scale
+
+
 # Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
 OPS: dict[str, Callable[[Array, DType], Array]] = {
     "swap": _swap,
@@ -70,6 +85,8 @@ ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
     "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
     "fill": lambda a, x: np.full_like(a, x),
     "mul": _scaled,
+    "times": _rounded(np.multiply),
+    "over": _rounded(np.divide),
 }
 
 

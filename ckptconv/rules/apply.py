@@ -17,9 +17,9 @@ from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, origin, uncol
 from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
-from . import doubts, merge, provenance, resize, sizes, ties
+from . import doubts, merge, operations, provenance, resize, sizes, ties
 from . import layout as layouts
-from .assign import Assignment, Group, Names, assign, translated
+from .assign import Assignment, Group, Names, Place, assign, translated
 from .problems import Problems, refuse_unmatched
 from .provenance import Moved
 
@@ -114,7 +114,6 @@ class _Builder:
         """Add the targets of one group, and the constants that the rule adds to the first."""
         first = self.checkpoint[names[0]]
         for i, (name, shape, parts) in enumerate(made):
-            parts = tuple(p._replace(ops=(*p.ops, *rule.ops)) for p in parts) if rule.ops else parts
             for spelled in group.spelled[i] if group.spelled else [name]:
                 self._put(group.rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
             if i == 0 and rule.fills:
@@ -139,13 +138,18 @@ class _Builder:
             new = replace(sources[0], shape=made[0][0], parts=made[0][1])
             new = self._resized(rule.resize, rule, group, values, new)
             made = [(new.shape, new.parts)]
+        if rule.ops:
+            ops = _operations(rule, sources, known)
+            made = [(shape, tuple(p._replace(ops=(*p.ops, *ops)) for p in parts)) for shape, parts in made]
         for t, (shape, parts) in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True):
-            if not t.stacked:
+            if not t.stacks:
                 yield t.render(values), shape, parts
                 continue
-            spell = rule.where[t.stacked].inverse.at if t.stacked in rule.where else str
-            for i, (part_shape, part) in enumerate(merge.unstacked(Tensor("", sources[0].dtype, shape, parts))):
-                yield t.render({**values, t.stacked: spell(i)}), part_shape, part
+            spell = [rule.where[s].inverse.at if s in rule.where else str for s in t.stacks]
+            whole = Tensor("", sources[0].dtype, shape, parts)
+            for place, part_shape, part in merge.unstacked(whole, len(t.stacks)):
+                spelled = {s: at(i) for s, at, i in zip(t.stacks, spell, place, strict=True)}
+                yield t.render({**values, **spelled}), part_shape, part
 
     def _known(self, rule: Rule, group: Group, values: dict[str, str]) -> dict[str, int]:
         """The sizes of axes that are known besides the shapes of the sources."""
@@ -171,10 +175,10 @@ class _Builder:
             self.resized.setdefault(text, []).append(rule.targets[0].render(values))
         return new
 
-    def _source(self, t: Template, members: dict[int, str]) -> Tensor:
-        if not t.stacked:
-            return self.checkpoint[members[0]]
-        return merge.stacked([self.checkpoint[n] for _, n in sorted(members.items())])
+    def _source(self, t: Template, members: Mapping[Place, str]) -> Tensor:
+        if not t.stacks:
+            return self.checkpoint[members[()]]
+        return merge.stacked({place: self.checkpoint[n] for place, n in members.items()})
 
     def _fill(self, index: int, names: list[str], like: Tensor, values: dict[str, str]) -> None:
         """Add the constants of a rule: tensors like its first target, whose elements are read and replaced."""
@@ -208,7 +212,7 @@ class _Builder:
                 continue
             went = self.went[base]
             rule = self.converter.rules[went.rule]
-            if rule.resize:  # which value an optimizer would have there is not known
+            if rule.resize or any(map(operations.scales, rule.ops)):  # what an optimizer would have is not known
                 continue
             affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
             shape, parts = tensor.shape, tensor.parts
@@ -266,6 +270,15 @@ def _base(name: str, known: Mapping[str, Went]) -> str:
             if base in known and known[base].target:
                 return base
     return ""
+
+
+def _operations(rule: Rule, sources: Sequence[Tensor], known: Mapping[str, int]) -> tuple[str, ...]:
+    """The operations of a rule, with numbers in place of the axes that some refer to."""
+    sizes = known
+    if rule.pattern and any(map(operations.scales, rule.ops)):
+        shapes = [t.shape for t in sources]
+        sizes = rule.pattern.unrolled(shapes).solve(shapes, known)
+    return tuple(operations.resolved(op, sources, sizes) for op in rule.ops)
 
 
 def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:

@@ -6,9 +6,10 @@ A rule with several sources takes all of them or none: a tensor whose partner is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
@@ -17,16 +18,19 @@ from .templates import any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rewrite, Rule
+    from .domains import Domain
+
+Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
 
 MAX_AGAIN = 8  # passes of one replacement over a name in which its matches overlap
 
 
 class Group(NamedTuple):
-    """The tensors of one application of a rule: for each source template, names by index on the stacked axis."""
+    """The tensors of one application of a rule: for each source template, names by index on the stacked axes."""
 
     rule: int
     values: dict[str, str]
-    members: tuple[dict[int, str], ...]
+    members: tuple[dict[Place, str], ...]
     at: int  # position of the first name: targets keep the order of their sources
     shapes: tuple[tuple[int, ...], ...] = ()  # of the targets, if the metadata records them because nothing else does
     spelled: tuple[tuple[str, ...], ...] = ()  # all names of each target, if the metadata records them
@@ -89,7 +93,7 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
     while m is not None:
         rule, _ = _origin(inverse, m.number)
         values = translated(rule, m.values, inverse.separators)
-        alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacked
+        alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacks
         if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
             try:
                 yield rule.targets[0].render(values), _moved(rule, shape)
@@ -148,11 +152,11 @@ def assign(converter: Converter, checkpoint: Checkpoint, *, whole: bool = False)
             i, k = converter.origins[index]
             rule = converter.rules[i]
             if rule.alone:
-                out.groups.append(Group(i, values, ({0: name},), position[name]))
+                out.groups.append(Group(i, values, ({(): name},), position[name]))
                 continue
-            stack = rule.sources[k].stacked
-            place = _place(rule, stack, values)
-            rest = {c: v for c, v in values.items() if c != stack}
+            stacks = rule.sources[k].stacks
+            place = placed(rule.where, stacks, values)
+            rest = {c: v for c, v in values.items() if c not in stacks}
             key = (i, *sorted(rest.items()))
             group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
             if group.members[k].setdefault(place, name) != name:  # two names were rewritten to the same one
@@ -164,11 +168,9 @@ def assign(converter: Converter, checkpoint: Checkpoint, *, whole: bool = False)
     return out
 
 
-def _place(rule: Rule, stack: str, values: Mapping[str, str]) -> int:
-    """The index of a tensor on the axis along which its rule stacks."""
-    if not stack:
-        return 0
-    return rule.where[stack].place(values[stack]) if stack in rule.where else int(values[stack])
+def placed(where: Mapping[str, Domain], stacks: Sequence[str], values: Mapping[str, str]) -> Place:
+    """The index of a tensor on each axis along which its rule stacks."""
+    return tuple(where[s].place(values[s]) if s in where else int(values[s]) for s in stacks)
 
 
 def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
@@ -231,30 +233,30 @@ def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assi
     pending = []
     for group in groups:
         rule = converter.rules[group.rule]
-        lacks = _lacks(rule, group)
-        if not lacks:
+        missing = lacks(rule, group)
+        if not missing:
             out.groups.append(group)
             continue
         last = max(i for i, (r, _) in enumerate(converter.origins) if r == group.rule)
         for name in (n for m in group.members for n in m.values()):
-            out.reasons.setdefault(name, f"{rule.label} lacks {lacks}")
+            out.reasons.setdefault(name, f"{rule.label} lacks {missing}")
             pending.append((name, names.canonical(name), last))
     return pending
 
 
-def _lacks(rule: Rule, group: Group) -> str:
+def lacks(rule: Rule, group: Group) -> str:
     """The first name that a group lacks to be complete, or ''."""
+    found: dict[str, set[int]] = {}
     for t, members in zip(rule.sources, group.members, strict=True):
-        if not t.stacked:
-            if not members:
-                return t.render(group.values)
-            continue
-        places = rule.where[t.stacked].table if t.stacked in rule.where else ()
-        count = len(places) or max((len(m) for m in group.members if m), default=0)
-        for i in range(count):  # an index beyond `count` implies that one of these is missing
-            if i not in members:
-                spelled = rule.where[t.stacked].at(i) if t.stacked in rule.where else str(i)
-                return t.render({**group.values, t.stacked: spelled})
+        for axis, stack in enumerate(t.stacks):
+            found.setdefault(stack, set()).update(place[axis] for place in members)
+    counts = {s: len(rule.where[s].table) or len(found[s]) if s in rule.where else len(found[s]) for s in found}
+    for t, members in zip(rule.sources, group.members, strict=True):
+        for place in product(*(range(max(counts[s], 1)) for s in t.stacks)):  # one beyond implies that one is missing
+            if place not in members:
+                at = {s: rule.where[s].at if s in rule.where else str for s in t.stacks}
+                spelled = {s: at[s](i) for s, i in zip(t.stacks, place, strict=True)}
+                return t.render({**group.values, **spelled})
     return ""
 
 
@@ -273,4 +275,4 @@ def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
     return not assign(converter, checkpoint, whole=True).unmatched
 
 
-__all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]
+__all__ = ["Assignment", "Group", "Names", "Place", "assign", "lacks", "placed", "resembles", "takes", "translated"]

@@ -41,6 +41,7 @@ class Sum(NamedTuple):
 Leaf = str | Literal
 Axis = Leaf | Prod | Sum
 Sizes = Mapping[str, int]
+REST = "rest"  # a name whose size is what the others leave over
 ONE = Literal(1, 0)  # an axis without information
 
 
@@ -172,6 +173,13 @@ def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None
         else:
             high = middle
     return low if size_of(node, {**sizes, name: low}) == value else -1
+
+
+def most(node: Axis, name: str, value: int, sizes: Sizes) -> int:
+    """The largest size of `name` with which `node` is at most `value` long."""
+    least = size_of(node, {**sizes, name: 0})
+    step = size_of(node, {**sizes, name: 1}) - least
+    return max(value - least, 0) // step if step else 0
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

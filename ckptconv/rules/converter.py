@@ -14,14 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..messages import did_you_mean, listing
+from ..messages import listing
 from . import layout as layouts
-from .templates import Domain, Matcher, Template
+from . import operations
+from .domains import Domain
+from .templates import Matcher, Template
 
 Pattern = tuple[Template, Mapping[str, Domain]]
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
@@ -133,31 +134,48 @@ class Rule:
     def pattern(self) -> layouts.Layout | None:
         """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
 
-        Of equal copies it moves one, of terms their sum.
+        Of equal copies it moves one, of terms their sum. If both sides stack, or one name along several axes, the
+        layout of the file has these axes already.
         """
-        stacked = [any(t.stacked for t in side) for side in (self.sources, self.targets)]
-        if not self.targets or not (self.layout or any(stacked)):
+        stacks = [{s for t in side for s in t.stacks} for side in (self.sources, self.targets)]
+        if not self.targets or not (self.layout or any(stacks)):
             return None
-        if all(stacked):
-            raise UsageError("stacks on both sides; write {e} for an index that stays as it is")
-        axis = next(t.stacked for t in (*self.sources, *self.targets) if t.stacked) if any(stacked) else ""
-        text = self.layout or (f"... -> {axis} ..." if stacked[0] else f"{axis} ... -> ...")
+        if both := stacks[0] & stacks[1]:
+            axis = min(both)
+            raise UsageError(f"stacks {{{axis}*}} on both sides; write {{{axis}}} for an index that stays as it is")
+        if self.explicit:
+            if not self.layout:
+                raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
+            return layouts.parse(self.layout)
+        axis = min(stacks[0] | stacks[1], default="")
+        text = self.layout or (f"... -> {axis} ..." if stacks[0] else f"{axis} ... -> ...")
         sides = []
         for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
             tensors = side.split(",")
             templates = templates[:1] if self.merges else templates
-            sides.append(", ".join(f"{t.stacked} {s.strip()}".strip() for t, s in zip(templates, tensors, strict=True)))
+            pairs = zip(templates, tensors, strict=True)
+            sides.append(", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs))
         return layouts.parse(" -> ".join(sides))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the layout spells the stacked axes."""
+        both = all(any(t.stacks for t in side) for side in (self.sources, self.targets))
+        return both or any(len(t.stacks) > 1 for t in (*self.sources, *self.targets))
 
     @property
     def merges(self) -> bool:
         """Whether the sources are alike and become one; a layout is then that of one of them."""
         return self.same or bool(self.sum)
 
+    def counted(self, stack: str) -> bool:
+        """Whether the names along a stacked axis are all known: a table of `where`."""
+        return stack in self.where and bool(self.where[stack].table)
+
     @cached_property
     def undetermined(self) -> tuple[str, ...]:
         """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
-        counted = {t.stacked for t in (*self.sources, *self.targets) if t.stacked in self.where}
+        counted = {s for t in (*self.sources, *self.targets) for s in t.stacks if self.counted(s)}
         return self.pattern.undetermined({*self.sizes, *counted}) if self.pattern else ()
 
     @property
@@ -169,7 +187,7 @@ class Rule:
     @cached_property
     def alone(self) -> bool:
         """True if the rule takes one tensor at a time."""
-        return len(self.sources) == 1 and not self.sources[0].stacked
+        return len(self.sources) == 1 and not self.sources[0].stacks
 
     @cached_property
     def wide(self) -> frozenset[str]:
@@ -182,7 +200,7 @@ class Rule:
         if self.pattern is None:
             return 0, False
         axes = (self.pattern.sources, self.pattern.targets)[side][k]
-        stacked = bool((self.sources, self.targets)[side][k].stacked)
+        stacked = len((self.sources, self.targets)[side][k].stacks)
         return len(axes) - stacked - ("..." in axes), "..." not in axes
 
     @cached_property
@@ -201,12 +219,16 @@ class Rule:
             raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
         if self.merges:
             word = "same" if self.same else "sum"
-            stacked = any(t.stacked for t in (*self.sources, *self.targets))
+            stacked = any(t.stacks for t in (*self.sources, *self.targets))
             if not 1 < names[0] <= MAX_COPIES or names[1] != 1 or stacked:
                 raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
             names[0] = 1
-        if self.resize and (names != [1, 1] or self.sources[0].stacked or self.targets[0].stacked or self.ops):
-            raise UsageError("`crop` and `pad` take one name to one name, without {e*} and without `op`")
+        if self.resize and (names != [1, 1] or self.sources[0].stacks or self.targets[0].stacks):
+            raise UsageError("`crop` and `pad` take one name to one name, without {e*}")
+        if self.resize and (self.resize.value or not all(map(operations.scales, self.ops))) and self.ops:
+            raise UsageError(
+                "`crop` and `pad` take one name to one name, with an `op` only if that scales and the value is 0"
+            )
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
@@ -214,7 +236,7 @@ class Rule:
                 raise UsageError(f"several {what} need a layout")
         _ = self.pattern
         for op in self.ops:
-            _check_op(op)
+            operations.check(op, self.pattern.names if self.pattern else ())
 
     @cached_property
     def inverse(self) -> Rule:
@@ -233,36 +255,12 @@ class Rule:
             targets=targets,
             layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
             where={k: d.inverse for k, d in self.where.items()},
-            ops=tuple(inverse_op(op) for op in reversed(self.ops)),
+            ops=tuple(operations.inverse(op) for op in reversed(self.ops)),
             ranks=ranks,
             kinds=(),
             fills=tuple((t, (0.0,)) for t in zeros),
             backward=not self.backward,
         )
-
-
-def _check_op(op: str) -> None:
-    from ..moves.cast import ARITHMETIC, OPS
-
-    word, _, number = op.partition(":")
-    if op in OPS or (word in ARITHMETIC and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", number)):
-        return
-    hint = did_you_mean(op, [*OPS, *(f"{w}:X" for w in ARITHMETIC)], "operations")
-    raise UsageError(f"unknown operation {op!r}{hint}")
-
-
-def inverse_op(op: str) -> str:
-    """The operation that undoes `op` exactly; UsageError if there is none."""
-    name, _, x = op.partition(":")
-    if name in ("neg", "conj", "swap"):
-        return op
-    if name == "add":
-        return f"add:{x[1:]}" if x.startswith("-") else f"add:-{x}"
-    if name == "mul" and float(x):
-        value = abs(Fraction(x))
-        if {value.numerator & (value.numerator - 1), value.denominator & (value.denominator - 1)} == {0}:
-            return f"mul:{1 / float(x)!r}"
-    raise UsageError(f"the operation {op!r} cannot be undone exactly")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     (h w c) o -> o (c h w)               a product axis, split and merged in another order
     i (q + k + v) -> q i, k i, v i       a concatenated axis, split over several tensors
     x (h.i + h.j + h.f) -> (h.i + h.f + h.j) x     `h.i` is as long as `h`: one unknown, three blocks
+    l b o, rest o -> (l b + rest) o      `rest` is what is left over when `l` is as long as it can be
     1 1 n -> n        ... i o -> o i ...        axes of size one are added and removed; `...` is any number of axes
 
 The notation is that of einops and einx. Sizes follow from the shapes, or else from `sizes`. Each side lists
@@ -24,6 +25,7 @@ from ..errors import LayoutError
 from ..moves.part import Part, c_strides, checked_count
 from .axes import (
     MAX_BLOCKS,
+    REST,
     Axis,
     Parser,
     Prod,
@@ -33,6 +35,7 @@ from .axes import (
     blocks,
     choices,
     leaves,
+    most,
     root,
     size_of,
     unknown,
@@ -108,6 +111,7 @@ class Layout:
         if len(unrolled.names) > len(PRIMES):
             return ()
         sizes = dict(zip(sorted(unrolled.names), PRIMES, strict=False))
+        sizes |= {REST: 0} if REST in sizes else {}
         known = {k: n for k, n in sizes.items() if k in given}
         pairs = [(axis, size_of(axis, sizes)) for axes in unrolled.sources for axis in axes]
         while any(unrolled._learn(axis, n, known, ()) for axis, n in pairs):
@@ -117,6 +121,10 @@ class Layout:
     def _learn(self, axis: Axis, n: int, sizes: dict[str, int], shapes: Sequence[Shape]) -> bool:
         """Derive the size of the one unknown name in an axis of length `n`; False unless exactly one is unknown."""
         names = unknown(axis, sizes)
+        if len(names) == 2 and REST in names:
+            names.remove(REST)
+            sizes[names[0]] = most(axis, names[0], n, {**sizes, REST: 0})
+            return True
         if len(names) != 1 or (found := root(axis, names[0], n, sizes)) is None:
             return False
         if found < 0:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .assign import translated
-from .templates import Capture, CaptureKind, Domain, DomainKind, Matcher, Template
+from .domains import Domain, DomainKind
+from .templates import Capture, CaptureKind, Matcher, Template
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
@@ -44,10 +45,10 @@ def _captures(rule: Rule, *, one_way: bool) -> Iterator[str]:
         for name in sorted(left ^ right):
             yield f"{{{name}}} is on one side only"
     for side in (rule.sources, rule.targets):
-        if len({frozenset(t.captures) - {t.stacked} for t in side}) > 1:
+        if len({frozenset(t.captures) - {*t.stacks} for t in side}) > 1:
             yield "the names of one side bind different captures"
-    stacked = {t.stacked for t in (*rule.sources, *rule.targets)} - {""}
-    if len(stacked) > 1:
+    stacked = {s for t in (*rule.sources, *rule.targets) for s in t.stacks}
+    if len(stacked) > 1 and not rule.explicit:
         yield "stacks along more than one axis"
     for name in sorted(set(rule.where) - left - stacked):
         yield f"`where` refers to {{{name}}}, which is in no name"
@@ -57,7 +58,7 @@ def _fills(rule: Rule, converter: Converter) -> Iterator[str]:
     """Constants of `fill` whose names or numbers are not defined."""
     right = _bound(rule.targets)
     for t, blocks in rule.fills:
-        if set(t.captures) - right or t.stacked or not rule.targets:
+        if set(t.captures) - right or t.stacks or not rule.targets:
             yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
         for value in blocks:
             if isinstance(value, str) and value not in converter.params:
@@ -80,7 +81,7 @@ def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
 
 
 def _bound(templates: Sequence[Template]) -> set[str]:
-    return {c for t in templates for c in t.captures if c != t.stacked}
+    return {c for t in templates for c in t.captures if c not in t.stacks}
 
 
 def _unused(converter: Converter) -> list[str]:
@@ -141,9 +142,9 @@ def _way_back(converter: Converter) -> Iterator[str]:
         yield e.message
         return
     for rule in converter.rules:
-        if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacked:
+        if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacks:
             continue
-        if rule.targets[0].stacked or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
+        if rule.targets[0].stacks or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
             continue
         for name in samples(rule.sources[0], rule.where):
             m = Matcher([(rule.sources[0], rule.where)]).first(name)

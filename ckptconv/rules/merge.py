@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from math import prod
 
 from ..checkpoint import Tensor, contiguous, origin
 from ..errors import LayoutError
 from ..moves import copies, sums
 from ..moves.part import Part
 from . import layout as layouts
+from .assign import Place
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one shape along a new first axis."""
-    first = _first_of_alike(tensors)
-    parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(tensors) for p in t.parts]
-    return replace(first, shape=(len(tensors), *first.shape), parts=tuple(parts))
+def stacked(tensors: Mapping[Place, Tensor]) -> Tensor:
+    """Stack tensors of one shape along new first axes, on which each has its place."""
+    first = _first_of_alike([t for _, t in sorted(tensors.items())])
+    counts = tuple(max(index) + 1 for index in zip(*tensors, strict=True))
+    if prod(counts) != len(tensors):
+        raise LayoutError(f"{len(tensors)} tensors do not fill a grid of {' x '.join(map(str, counts))}")
+    ordered = [t for _, t in sorted(tensors.items())]
+    parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(ordered) for p in t.parts]
+    return replace(first, shape=(*counts, *first.shape), parts=tuple(parts))
 
 
-def unstacked(tensor: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[Part, ...]]]:
-    """Split a tensor along its first axis; the inverse of `stacked`."""
+def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[Place, tuple[int, ...], tuple[Part, ...]]]:
+    """Split a tensor along its first axes: each tensor with its place; the inverse of `stacked`."""
     pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
-    for i in range(tensor.shape[0]):
-        yield pattern.apply([tensor], {"before": i})[1]
+    counts, rest = tensor.shape[:axes], tensor.shape[axes:]
+    flat = replace(tensor, shape=(prod(counts), *rest))
+    for i, place in enumerate(product(*map(range, counts))):
+        yield (place, *pattern.apply([flat], {"before": i})[1])
 
 
 def same(tensors: Sequence[Tensor]) -> Tensor:

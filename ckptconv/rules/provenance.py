@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
-from .assign import Assignment, Group, Names, translated
-from .templates import Domain
+from .assign import Assignment, Group, Names, Place, lacks, placed, translated
+from .domains import Domain
+from .templates import Matcher
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
+    from .templates import Template
 
 
 class Moved(NamedTuple):
@@ -117,17 +119,26 @@ def _before(
     out = []
     for k, t in enumerate(rule.targets):
         if spelled:
-            names = spelled[k * each : (k + 1) * each]
-        elif t.stacked:
-            domain = rule.where[t.stacked].inverse if t.stacked in rule.where else Domain("int")
-            places = map(domain.at, range(len(domain.table)) if domain.table else count())
-            names = list(takewhile(shapes.__contains__, (t.render({**values, t.stacked: p}) for p in places)))
+            name, counts = spelled[k * each], (each,) * len(t.stacks)
         else:
-            names = [t.render(values)]
-        if not names or names[0] not in shapes:
+            name, counts = _counted(t, rule, values, shapes)
+        if name not in shapes or 0 in counts or (spelled and len(t.stacks) > 1):
             return ()
-        out.append((len(names), *shapes[names[0]]) if t.stacked else shapes[names[0]])
+        out.append((*counts, *shapes[name]))
     return tuple(out)
+
+
+def _counted(
+    t: Template, rule: Rule, values: Mapping[str, str], shapes: Mapping[str, Any]
+) -> tuple[str, tuple[int, ...]]:
+    """The first name of a target, and how many there are along each axis that it stacks."""
+    domains = {s: rule.where[s].inverse if s in rule.where else Domain("int") for s in t.stacks}
+    first = {**values, **{s: d.at(0) for s, d in domains.items()}}
+    counts = []
+    for s, d in domains.items():
+        places = map(d.at, range(len(d.table)) if d.table else count())
+        counts.append(len(list(takewhile(shapes.__contains__, (t.render({**first, s: p}) for p in places)))))
+    return t.render(first), tuple(counts)
 
 
 def tied(checkpoint: Checkpoint) -> set[str]:
@@ -158,7 +169,8 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
         index = known[targets[0]][0]
         same = index in kept and rules[index : index + 1] == [forward.rules[index].label]
         values = _values(forward, names, origins, index) if same else None
-        group = _group(forward.rules[index], kept.index(index), values, targets, at) if values is not None else None
+        number = kept.index(index) if values is not None else 0
+        group = _group(inverse.rules[number], number, values, targets, at) if values is not None else None
         if group is None:
             out.unmatched += targets
         else:
@@ -196,16 +208,16 @@ def _values(forward: Converter, names: Names, origins: tuple[str, ...], index: i
     if m is None:
         return None
     rule = forward.rules[index]
-    stack = next((t.stacked for t in rule.sources if t.stacked), "")
-    return translated(rule, {c: v for c, v in m.values.items() if c != stack}, forward.separators)
+    stacks = {s for t in rule.sources for s in t.stacks}
+    return translated(rule, {c: v for c, v in m.values.items() if c not in stacks}, forward.separators)
 
 
 def _group(rule: Rule, index: int, values: dict[str, str], targets: list[str], at: int) -> Group | None:
-    """The application of a rule's inverse to its targets; None if one of them is missing."""
-    members: list[dict[int, str]] = []
-    for t in rule.targets:
-        spelled = [{**values, t.stacked: str(i)} for i in range(len(targets))] if t.stacked else [values]
-        members.append({i: t.render(v) for i, v in enumerate(spelled)})
-    if not {n for m in members for n in m.values()} <= set(targets):
-        return None
-    return Group(index, values, tuple(members), at)
+    """The application of an inverse's rule to targets of the forward one; None if one of them is missing."""
+    members: list[dict[Place, str]] = []
+    for t in rule.sources:
+        matches = ((n, Matcher([(t, rule.where)]).first(n)) for n in targets)
+        fit = [(n, m.values) for n, m in matches if m and all(values.get(c, v) == v for c, v in m.values.items())]
+        members.append({placed(rule.where, t.stacks, v): n for n, v in fit})
+    made = Group(index, values, tuple(members), at)
+    return None if lacks(rule, made) else made

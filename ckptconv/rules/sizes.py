@@ -50,7 +50,7 @@ class SizeFinder:
 
         undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them.
         """
-        out = {t.stacked: len(rule.where[t.stacked].table) for t in rule.targets if t.stacked in rule.where}
+        out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
         out |= {axis: self.one(size, values) for axis, size in rule.sizes.items()}
         if undetermined and rule.backward and rule.pattern:
             out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}

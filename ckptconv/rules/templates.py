@@ -4,6 +4,7 @@
 
     {x}      text within one segment: no `/` and no `.`          {x...}  any number of whole segments, also none
     {e*}     like {x}; the matches are stacked along an axis e (or, in a target, an axis e is split into them)
+             also {l*} and {e*} in one name: along two axes
     {{ }}    a literal brace
 
 `where` restricts a capture and translates it: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in
@@ -20,92 +21,13 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from ..errors import LayoutError, UsageError
+from .domains import Domain
 
 MAX_NAME = 500  # characters; a longer name matches no rule
 MAX_ANY = 2  # {x...} per template
+MAX_STACKS = 2  # {x*} per template
 MAX_FREE = 3  # {x...} and {x} in one segment: each may begin at any character, so the cost grows with their power
 _SEPARATORS = "/."
-
-
-# --- the values of a capture ------------------------------------------------------------------------------------
-
-
-DomainKind = Literal["text", "int", "table", "any"]
-
-
-class Domain(NamedTuple):
-    """The values of a capture: `pattern` matches them in the source, `table` or `shift` gives them in the target."""
-
-    kind: DomainKind
-    table: tuple[tuple[str, str], ...] = ()
-    shift: int = 0
-    times: tuple[int, int] = (1, 1)  # an int becomes (value * times[0] + shift) / times[1], if that is an integer
-    width: tuple[int, int] = (0, 0)  # digits to which an int is padded with zeros, in the source and in the target
-
-    @property
-    def pattern(self) -> str:
-        if self.kind == "table":
-            words = sorted((a for a, _ in self.table), key=len, reverse=True)
-            return "|".join(map(re.escape, words))
-        if self.width[0]:
-            return f"[0-9]{{{self.width[0]}}}|[1-9][0-9]{{{self.width[0]},8}}"
-        return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
-
-    def forward(self, value: str) -> str | None:
-        """The value in the target; None if it would be negative or not an integer."""
-        if self.kind == "table":
-            return dict(self.table)[value]
-        if self.kind == "int":
-            number, rest = divmod(int(value) * self.times[0] + self.shift, self.times[1])
-            return f"{number:0{self.width[1]}}" if number >= 0 and not rest else None
-        return value
-
-    def place(self, value: str) -> int:
-        """The index of a stacked value along its axis."""
-        if self.kind == "table":
-            return [a for a, _ in self.table].index(value)
-        return int(value)
-
-    def at(self, index: int) -> str:
-        """The value at an index along its axis."""
-        return self.table[index][0] if self.kind == "table" else str(index)
-
-    @property
-    def inverse(self) -> Domain:
-        table = tuple((b, a) for a, b in self.table)
-        return Domain(self.kind, table, -self.shift, (self.times[1], self.times[0]), (self.width[1], self.width[0]))
-
-    def samples(self) -> list[str]:
-        """A few values that the capture takes, for lint."""
-        if self.kind == "table":
-            return [a for a, _ in self.table]
-        if self.kind == "int":
-            return [f"{n:0{self.width[0]}}" for n in (7, 12)]
-        return {"text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
-
-
-def domain(spec: Any) -> Domain:
-    """Parse one `where` entry; UsageError lists the forms that it may have."""
-    if isinstance(spec, str) and (found := _numbers(spec)):
-        return found
-    if isinstance(spec, list) and spec and all(isinstance(s, str) for s in spec):
-        spec = {s: s for s in spec}
-    if isinstance(spec, dict) and spec and all(isinstance(s, str) for s in spec.values()):
-        if len(set(spec.values())) < len(spec):
-            raise UsageError(f"where {spec} is not a bijection: two keys have the same value")
-        return Domain("table", tuple(spec.items()))
-    known = '"int", "int+1", "2*int", "int:3", "int in 4 4", ["a", "b"], { a = "b" }'
-    raise UsageError(f"where {spec!r} is none of {known}")
-
-
-def _numbers(spec: str) -> Domain | None:
-    """Parse `int`, `2*int+1:3` and `int in 4 4` (numbers counted through blocks of these lengths)."""
-    if m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec):
-        return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
-    if m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec):
-        blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
-        return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
-    return None
 
 
 # --- templates --------------------------------------------------------------------------------------------------
@@ -135,9 +57,9 @@ class Template(NamedTuple):
         return list(dict.fromkeys(p.name for p in self.parts if isinstance(p, Capture)))
 
     @property
-    def stacked(self) -> str:
-        """The name of the capture {e*}, or ''."""
-        return next((p.name for p in self.parts if isinstance(p, Capture) and p.kind == "*"), "")
+    def stacks(self) -> tuple[str, ...]:
+        """The names of the captures {e*}: the axes along which it stacks."""
+        return tuple(dict.fromkeys(p.name for p in self.parts if isinstance(p, Capture) and p.kind == "*"))
 
     @property
     def last(self) -> str:
@@ -234,8 +156,8 @@ def _check(text: str, parts: Sequence[str | Capture]) -> None:
     anys = sum(p.kind == "..." for p in found)
     if anys > MAX_ANY:
         raise UsageError(f"template {text!r}: has more than {MAX_ANY} captures of the kind {{x...}}")
-    if sum(p.kind == "*" for p in found) > 1:
-        raise UsageError(f"template {text!r}: can stack along one axis only")
+    if len({p.name for p in found if p.kind == "*"}) > MAX_STACKS:
+        raise UsageError(f"template {text!r}: has more than {MAX_STACKS} captures {{x*}}")
     if re.search(r"\.\.\.\}[/.]\{[A-Za-z0-9_]+\.\.\.\}", text):
         raise UsageError(f"template {text!r}: more than a separator must stand between two {{x...}}")
     _check_free(text, parts, MAX_FREE - max(anys, 1))

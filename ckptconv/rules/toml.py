@@ -24,7 +24,8 @@ from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean
 from ..storage.paths import inside
 from .converter import Converter, Fill, Of, Param, Resize, Rewrite, Rule, Tie
-from .templates import Domain, Template, domain, template
+from .domains import Domain, domain
+from .templates import Template, template
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -206,7 +207,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         return tuple(template(_expand(t, let, which)) for t in _strings(texts))
 
     sources, targets = side(source, 0), side(target, 1)
-    layout = str(table.get("layout", ""))
+    layout = " ".join(_expand(str(table.get("layout", "")), let, 0).split())
     rank = table.get("rank", [])
     rule = Rule(
         sources, targets, layout if targets else "",

@@ -126,7 +126,8 @@ FILES: dict[str, tuple[str, str]] = {
     "a size of a fraction": (
         "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = '(h d) -> h d'\nsizes = { h = 0.5 }", "a size is a number, a"
     ),
-    "two stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}'\nto = 'b'", "can stack along one axis only"),
+    "two stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}'\nto = 'b'", "two axes: give a layout that begins"),
+    "three stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}/{g*}'\nto = 'b'", "has more than 2 captures {x*}"),
 }  # fmt: skip
 
 

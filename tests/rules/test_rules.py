@@ -23,9 +23,10 @@ from ckptconv.messages import fold
 from ckptconv.moves.part import Held
 from ckptconv.rules import library, passes, prefixes
 from ckptconv.rules.apply import apply
+from ckptconv.rules.domains import domain
 from ckptconv.rules.lint import lint
 from ckptconv.rules.passes import select
-from ckptconv.rules.templates import Matcher, domain, template
+from ckptconv.rules.templates import Matcher, template
 
 PAGE = ROOT / "converters" / "README.md"
 

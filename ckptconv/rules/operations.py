@@ -1,0 +1,81 @@
+"""The operations of a rule: which there are, what undoes each, and what they are once sizes are known. Pure.
+
+    neg  conj  swap                      the inverse is the operation itself
+    add:X  mul:X                         undone by add:-X, and by mul:1/X if X is a power of two
+    mul:sqrt(k)  mul:rsqrt(k)            times the root of an axis of the layout, or of a product of axes: sqrt(h k)
+    div:sqrt(k)  div:sqrt(k):bfloat16    divided by it; the root is first rounded to bfloat16
+
+The last ones round, in float32, once: so do programs that keep 1/sqrt(k) in the weights of a query. Their inverses are
+mul:rsqrt, mul:sqrt and again mul:sqrt, which round as well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+
+from ..checkpoint import Tensor
+from ..errors import LayoutError, UsageError
+from ..messages import did_you_mean
+from ..moves.cast import OPS
+
+_NUMBER = re.compile(r"(add|mul|fill):-?[0-9.]+(?:e-?[0-9]+)?")
+_ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
+_UNDONE = {"mul:sqrt": "mul:rsqrt", "mul:rsqrt": "mul:sqrt", "div:sqrt": "mul:sqrt"}
+
+
+def scales(op: str) -> bool:
+    """Whether an operation depends on the size of an axis."""
+    return _ROOT.fullmatch(op) is not None
+
+
+def check(op: str, axes: Collection[str]) -> None:
+    """Refuse an operation that does not exist, or whose axes the layout does not have."""
+    if m := _ROOT.fullmatch(op):
+        if odd := sorted(set(m[2].split()) - set(axes)):
+            raise UsageError(f"the operation {op!r} refers to {odd[0]}, which is not an axis of the layout")
+        return
+    if op in OPS or _NUMBER.fullmatch(op):
+        return
+    hint = did_you_mean(op, [*OPS, "add:X", "fill:X", "mul:X", *(f"{w}(AXIS)" for w in _UNDONE)], "operations")
+    raise UsageError(f"unknown operation {op!r}{hint}")
+
+
+def inverse(op: str) -> str:
+    """The operation that undoes `op`, exactly unless it takes the size of an axis; UsageError if there is none."""
+    name, _, x = op.partition(":")
+    if name in ("neg", "conj", "swap"):
+        return op
+    if m := _ROOT.fullmatch(op):
+        return f"{_UNDONE[m[1]]}({m[2]}){m[3] or ''}"
+    if name == "add":
+        return f"add:{x[1:]}" if x.startswith("-") else f"add:-{x}"
+    if name == "mul" and float(x):
+        value = abs(Fraction(x))
+        if {value.numerator & (value.numerator - 1), value.denominator & (value.denominator - 1)} == {0}:
+            return f"mul:{1 / float(x)!r}"
+    raise UsageError(f"the operation {op!r} cannot be undone exactly")
+
+
+def resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
+    """The operation with a number in place of axes; LayoutError if the tensors do not hold floats."""
+    m = _ROOT.fullmatch(op)
+    if m is None:
+        return op
+    if odd := [t for t in sources if t.dtype.kind != "f"]:
+        raise LayoutError(f"{op} is for floating-point numbers, not {odd[0].dtype}")
+    root = math.sqrt(math.prod(sizes[axis] for axis in m[2].split()))
+    if not root:
+        return "times:1.0"  # an axis without elements: there is nothing to scale
+    value = np.float32(1 / root if m[1] == "mul:rsqrt" else root)
+    if m[3]:
+        value = np.float32(ml_dtypes.bfloat16(value))
+    return f"{'over' if m[1] == 'div:sqrt' else 'times'}:{float(value)!r}"
+
+
+__all__ = ["check", "inverse", "resolved", "scales"]
