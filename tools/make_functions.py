@@ -23,7 +23,7 @@ def functions() -> list[str]:
 
 def spelled(p: inspect.Parameter) -> str:
     """One parameter, with its annotation as it is written in the code."""
-    annotated = f"{p.name}: {p.annotation}"
+    annotated = f"{'*' * (p.kind is p.VAR_POSITIONAL)}{p.name}: {p.annotation}"
     return annotated if p.default is p.empty else f"{annotated} = {p.default!r}"
 
 

@@ -127,6 +127,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
     (home / "jax.toml").write_text(block)
     (home / "checkpoint").unlink()
+    (home / "fixtures").symlink_to(FIXTURES)
     shutil.copy(FIXTURES / "keras" / "full_tf_keras.h5", home / "net.h5")
     shutil.copy(FIXTURES / "keras" / "net.keras", home)
     (home / "last.ckpt").write_bytes(lightning())
@@ -140,7 +141,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy for one document."""
-    return Path(shutil.copytree(made, tmp_path / "home"))
+    return Path(shutil.copytree(made, tmp_path / "home", symlinks=True))
 
 
 # --- reading and running ----------------------------------------------------------------------------------------
