@@ -9,6 +9,13 @@ import typer
 from . import show
 from .options import Json
 
+EXAMPLES = """Examples:
+
+\b
+  ckptconv converters                   what there is
+  ckptconv converters show t5           its rules
+  ckptconv converters lint rules.toml   whether a file of your own is sound
+"""
 app = typer.Typer(
     name="converters",
     invoke_without_command=True,

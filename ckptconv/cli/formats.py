@@ -5,6 +5,13 @@ from __future__ import annotations
 from . import show
 from .options import Json
 
+EXAMPLES = """Examples:
+
+\b
+  ckptconv formats
+  ckptconv formats --json | jq '.[] | select(.writes) | .name'
+"""
+
 
 def formats(as_json: Json = False) -> None:
     """List the formats that can be read and written.

@@ -17,7 +17,7 @@ import typer
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import printable, redacted
-from . import complete, convert, converters, diff, formats, inspect, match, meant, report, show, verify, zoo
+from . import codes, complete, convert, converters, diff, formats, inspect, match, meant, report, show, verify, zoo
 from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -33,7 +33,9 @@ The verb `convert` may be omitted:
   ckptconv report model.ckpt -o report.html           a page for a browser
 """
 EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4 corrupt, 5 unsafe,
-6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system."""
+6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system.
+`ckptconv VERB --help` has those of a verb, its options and examples.
+"""
 
 app = typer.Typer(
     name="ckptconv",
@@ -70,10 +72,10 @@ for verb, examples in (
     (match.match, match.EXAMPLES),
     (report.report, report.EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
-    (formats.formats, ""),
+    (formats.formats, formats.EXAMPLES),
 ):
-    app.command(epilog=examples)(verb)
-app.add_typer(converters.app)
+    app.command(epilog=f"{examples}\n{codes.epilog(verb.__name__)}")(verb)
+app.add_typer(converters.app, epilog=f"{converters.EXAMPLES}\n{codes.epilog('converters')}")
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
 
