@@ -5,6 +5,7 @@
     ckptconv.convert(source, destination)   convert, with the options of the command line as keywords
     ckptconv.dry_run(source, destination)   what convert would do
     ckptconv.inspect(path)                  names, shapes, totals, statistics
+    ckptconv.check(path)                    what is wrong with its values
     ckptconv.diff(a, b)                     all differences, measured
     ckptconv.verify(source, destination)    whether the destination is what convert would write
     ckptconv.match(source, target)          propose the rules that lead from one to the other
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     )
     from .matching.proposal import Match, match
     from .reporting.html import Page, report
-    from .reporting.inspection import Inspection, inspect
+    from .reporting.inspection import Inspection, check, inspect
     from .verification.compare import Diff
     from .verification.hashes import Checked
 
@@ -52,7 +53,7 @@ __all__ = [
     "AmbiguousFormat", "Change", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
     "DType", "Diff", "FormatError", "Inspection", "LayoutError", "Match", "MissingExtra", "NameCollision", "Note",
     "Page", "Plan", "Report", "Resources", "Select", "StorageError", "Summary", "Target", "Tensor", "UnknownFormat",
-    "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "convert", "diff",
+    "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "check", "convert", "diff",
     "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo",
 ]  # fmt: skip
 
@@ -67,7 +68,7 @@ _HOME = {
     "bulk.zoo": {"zoo"},
     "matching.proposal": {"Match", "match"},
     "reporting.html": {"Page", "report"},
-    "reporting.inspection": {"Inspection", "inspect"},
+    "reporting.inspection": {"Inspection", "check", "inspect"},
     "verification.compare": {"Diff"},
     "verification.hashes": {"Checked"},
 }  # fmt: skip

@@ -26,6 +26,7 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --include '*/kernel' --sort size
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
   ckptconv inspect model.ckpt --check            NaN, outliers, dead tensors ...; exits with 1 if it finds any
+  ckptconv inspect step-200.pt --reference step-100.pt   and what is worse than before
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
 COLOURS = {"error": "red", "warning": "yellow", "note": ""}
@@ -48,6 +49,10 @@ def inspect(
         list[str] | None,
         typer.Option("--limit", metavar="CHECK=NUMBER|off", help="The limit of a check; off leaves it out."),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="CKPT", help="Check also for what is worse than in this checkpoint."),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +70,15 @@ def inspect(
     from ..reporting import inspection
 
     made = inspection.inspect(
-        source, stats=stats, hashes=hashes, graph=graph, check=check, limit=limit or (), sort=sort, **options
+        source,
+        stats=stats,
+        hashes=hashes,
+        graph=graph,
+        check=check,
+        limit=limit or (),
+        reference=reference,
+        sort=sort,
+        **options,
     )
     found = made.checkpoint
     if as_json:

@@ -1,8 +1,10 @@
 """What may be wrong with a checkpoint: named checks with limits, and findings with their reasons and places.
 
-    nan  inf  outliers  saturated  zero  spike      of one tensor, or of one among its layers
-    duplicate                                       of two tensors
-    constant  dead  denormal  tied                  notes: usual in some models, worth knowing in others
+    nan  inf  outliers  saturated  zero  exploding  collapsed      of one tensor
+    spike  stuck                                                   of one among its layers
+    duplicate                                                      of two tensors
+    missing  shape  step  grown  new                               against a reference (regressions.py)
+    constant  dead  denormal  tied                                 notes: usual in some models, telling in others
 
 Errors and warnings are what a check of a training run should stop for; notes are only told.
 """
@@ -25,7 +27,9 @@ from ..moves.copy import Array
 from ..moves.read import each, hash_tensor
 from ..moves.sources import Sources
 from .layers import Place, places
-from .pictures import OUTLIER, Odd, Picture, draw, scan
+from .pictures import Odd, Picture, draw, scan
+from .regressions import regressions
+from .spread import OUTLIER
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -42,18 +46,28 @@ class Check(NamedTuple):
 CHECKS = {
     "nan": Check(ERROR, "NaN", "Values that are not a number."),
     "inf": Check(ERROR, "Infinite", "Values that are infinite."),
+    "missing": Check(ERROR, "Missing", "Tensors of the reference that are not there."),
+    "shape": Check(ERROR, "Other shape", "Another shape, or another kind of numbers, than in the reference."),
+    "step": Check(ERROR, "Step", "A step counter that is not above that of the reference."),
     "outliers": Check(WARNING, "Outliers", "Weights further from the middle half of their tensor than LIMIT times its "
                       "width.", OUTLIER),
     "saturated": Check(WARNING, "Saturated", "Values at the largest number that the dtype has, as after a cast.", 0),
     "zero": Check(WARNING, "All zero", "Weights with two or more axes that are zero throughout."),
     "spike": Check(WARNING, "Unlike its layers", "The standard deviation is LIMIT times that of the same part of other "
                    "layers, or less than one LIMIT-th.", 10),
+    "stuck": Check(WARNING, "Constant in one layer", "One value throughout, where the same part of most layers has "
+                   "many values."),
+    "exploding": Check(WARNING, "Exploding", "Weights with two or more axes and a standard deviation above LIMIT.", 10),
+    "collapsed": Check(WARNING, "Collapsed", "Embeddings that are nearly one vector: their mean has more than LIMIT of "
+                       "their square norm.", 0.98),
+    "grown": Check(WARNING, "Grown", "A standard deviation of more than LIMIT times that in the reference.", 10),
     "duplicate": Check(WARNING, "Duplicates", "Different tensors with equal values that the file does not tie."),
     "dead": Check(NOTE, "Dead rows or columns", "Indices of the first or last axis at which all weights are zero."),
     "constant": Check(NOTE, "Constant", "Weights with one value throughout, as norms and biases have before training."),
     "denormal": Check(NOTE, "Denormal", "Too small for the full precision of the dtype: more than LIMIT of the values.",
                       0.001),
     "tied": Check(NOTE, "Tied", "Names of one tensor."),
+    "new": Check(NOTE, "New", "Tensors that the reference does not have."),
 }  # fmt: skip
 LEAST = 64  # elements of tensors that are equal by more than chance
 SERIES = 4  # layers that can have a spike
@@ -103,22 +117,25 @@ def _number(name: str, value: str) -> float:
     return number
 
 
-def check(c: Checkpoint, limit: Limits, *, workers: int = 1) -> list[Finding]:
+def check(c: Checkpoint, limit: Limits, *, workers: int = 1, reference: Checkpoint | None = None) -> list[Finding]:
     """Read all values of a checkpoint, in bounded memory, and list what the checks find."""
     tensors = list(c.values())
 
     def look(t: Tensor, sources: Sources) -> Picture:
         return draw(scan(t, sources, heat=False, outlier=limit.get("outliers") or OUTLIER), sources, bars=False)
 
-    return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers)
+    return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers, reference=reference)
 
 
 def findings(
-    c: Checkpoint, pictures: Sequence[Picture], belong: Sequence[Place], limit: Limits, *, workers: int = 1
-) -> list[Finding]:
-    """All that the checks find, the most serious first, then in the order of the checkpoint."""
+    c: Checkpoint, pictures: Sequence[Picture], belong: Sequence[Place], limit: Limits, *, workers: int = 1,
+    reference: Checkpoint | None = None,
+) -> list[Finding]:  # fmt: skip
+    """What the checks find in these pictures, the most serious first, then in the order of the checkpoint."""
     found = [f for p in pictures for f in _odd(p, limit)]
     found += _spikes(pictures, belong, limit.get("spike"))
+    if reference is not None:
+        found += [Finding(*f) for f in regressions(c, reference, pictures, limit, workers=workers)]
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
     found += [Finding("tied", g[0], f"also called {_names(g[1:])}") for g in c.ties]
     order = {name: i for i, name in enumerate(CHECKS)}
@@ -147,7 +164,19 @@ def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
     few = odd.get("denormal", Odd())
     if few.count > (limit.get("denormal") or 0) * t.count:
         yield from _counted("denormal", t, few, "denormal")
+    yield from _wide(p, limit)
     yield from _flat(p)
+
+
+def _wide(p: Picture, limit: Limits) -> Iterator[Finding]:
+    """Values of both signs that are large throughout, and embeddings that are one vector."""
+    t, s, most, share = p.scan.tensor, p.scan.stats, limit.get("exploding"), limit.get("collapsed")
+    both = (s.min or 0) < 0 < (s.max or 0)  # variances, which are of one sign, may be large
+    if most is not None and len(t.shape) > 1 and both and (s.std or 0) > most and not p.outliers.count:
+        yield Finding("exploding", t.name, f"standard deviation {_short(s.std or 0.0):g}")
+    if share is not None and (p.scan.together or 0) > share:
+        rows = f"the mean of {many(t.shape[0], 'row')} has {p.scan.together:.3%} of their square norm"
+        yield Finding("collapsed", t.name, rows)
 
 
 def _short(x: float) -> float:
@@ -190,19 +219,28 @@ def _spikes(pictures: Sequence[Picture], belong: Sequence[Place], times: float |
     series = defaultdict[tuple[str, str], list[Picture]](list)
     for p, place in zip(pictures, belong, strict=True):
         t = p.scan.tensor
-        if place.stack and not t.role and t.dtype.kind == "f" and len(t.shape) > 1 and p.scan.stats.std:
+        if place.stack and not t.role and t.dtype.kind == "f" and t.count > 1:
             series[place.stack, place.part].append(p)
     for alike in series.values():
-        if times is None or len(alike) < SERIES:
+        varied = [p for p in alike if p.scan.stats.std]
+        still = [p for p in alike if p.scan.stats.std == 0]
+        if len(alike) >= SERIES and 3 * len(still) < len(varied):
+            yield from (_still(p, len(alike)) for p in still)
+        if times is None or len(varied) < SERIES or len(varied[0].scan.tensor.shape) < 2:
             continue
-        usual = median(p.scan.stats.std or 0.0 for p in alike)
-        for p in alike:
+        usual = median(p.scan.stats.std or 0.0 for p in varied)
+        for p in varied:
             std = p.scan.stats.std or 0.0
             if std > times * usual or std * times < usual:
                 text = (
-                    f"standard deviation {_short(std):g}, where the median of {len(alike)} layers is {_short(usual):g}"
+                    f"standard deviation {_short(std):g}, where the median of {len(varied)} layers is {_short(usual):g}"
                 )
                 yield Finding("spike", p.scan.tensor.name, text)
+
+
+def _still(p: Picture, layers: int) -> Finding:
+    value = in_digits(_short(p.scan.stats.min or 0))
+    return Finding("stuck", p.scan.tensor.name, f"all values are {value}, which is so in few of {layers} layers")
 
 
 def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Iterator[Finding]:

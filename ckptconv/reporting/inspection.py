@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import api
@@ -12,6 +13,7 @@ from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, uncollected
 from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
+from ..rules import passes
 from ..storage.lookups import once
 from . import outline
 from .outline import GraphVariables, Totals
@@ -19,7 +21,7 @@ from .outline import GraphVariables, Totals
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import ReadOptions
+    from ..api.options import ReadOptions, Select
     from .checks import Finding
 
 
@@ -48,18 +50,27 @@ class Inspection:
         return all(f.severity == "note" for f in self.findings or ())
 
     def __str__(self) -> str:
-        """The tensors with their columns, and the sum."""
+        """The tensors with their columns, and the sum; of checks, the findings."""
+        if self.findings is not None:
+            found = [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
+            head = [*table(("severity", "check", "name", "what"), found, "llll")] if found else []
+            return "\n".join([*head, self._counts()])
         more = list(next(iter(self.extra.values()), ()))
         rows = [
             (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_bytes(t.nbytes), t.role,
              *(in_digits(self.extra[t.name][k]) for k in more))
             for t in self.tensors
         ]  # fmt: skip
-        head = ("name", "dtype", "shape", "parameters", "size", "role", *more)
-        return "\n".join([*table(head, rows, "lllrrl" + "r" * len(more)), self._sum()])
+        titles = ("name", "dtype", "shape", "parameters", "size", "role", *more)
+        return "\n".join([*table(titles, rows, "lllrrl" + "r" * len(more)), self._sum()])
 
     def __repr__(self) -> str:
         return f"<Inspection {self._sum()}>"
+
+    def _counts(self) -> str:
+        kinds = Counter(f.severity for f in self.findings or ())
+        counts = ", ".join(many(n, kind) for kind, n in kinds.items())
+        return f"{many(self.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}"
 
     def _sum(self) -> str:
         count, size = many(self.totals.tensors, "tensor"), in_bytes(self.totals.bytes)
@@ -95,6 +106,7 @@ def inspect(
     graph: bool = False,
     check: bool = False,
     limit: str | Sequence[str] = (),
+    reference: Path | Checkpoint | None = None,
     sort: str | None = None,
     **given: Unpack[ReadOptions],
 ) -> Inspection:
@@ -104,8 +116,9 @@ def inspect(
     infinities of each tensor; hashes: also a content hash, which is the same for equal tensors in any format; both read
     all values. graph: also the variables that a graph or a Keras configuration lists. check: also look for NaN,
     outliers, dead and equal tensors and the like (docs/inspect.md); limit: the limits of the checks, as in
-    ["outliers=20", "spike=off"]. sort: name, size, parameters, dtype, shape or role; a leading `-`, as in `-size`,
-    reverses the order. The other options select tensors, as in `open`.
+    ["outliers=20", "spike=off"]; reference: a checkpoint, such as an earlier one of the same run, against which names,
+    shapes, steps and standard deviations are checked too. sort: name, size, parameters, dtype, shape or role; a leading
+    `-`, as in `-size`, reverses the order. The other options select tensors, as in `open`.
 
     Raises UsageError for an unknown `sort` or `limit`, and what `open` raises.
     """
@@ -114,8 +127,17 @@ def inspect(
     tensors = outline.ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hashes, resources.workers)
     variables = outline.graph(checkpoint) if graph else None
-    found = _found(checkpoint, limit, resources.workers) if check or limit else None
+    checked = check or limit or reference is not None
+    other = _reference(reference, select) if reference is not None else None
+    found = _found(checkpoint, limit, resources.workers, other) if checked else None
     return Inspection(url_of(path), checkpoint, tuple(tensors), outline.totals(checkpoint), extra, variables, found)
+
+
+def _reference(path: Path | Checkpoint, select: Select) -> Checkpoint:
+    """The selected tensors of the reference, which may lack all of them."""
+    whole = api.opened(path, replace(select, format=None, at=None, include=(), exclude=()))
+    wanted = passes.wanted(select.include, select.exclude)
+    return replace(whole, tensors={n: t for n, t in whole.items() if wanted(n)})
 
 
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
@@ -134,11 +156,32 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
     return out
 
 
-def _found(c: Checkpoint, limit: str | Sequence[str], workers: int) -> tuple[Finding, ...]:
+def _found(
+    c: Checkpoint, limit: str | Sequence[str], workers: int, reference: Checkpoint | None
+) -> tuple[Finding, ...]:
     from . import checks
 
     known = checks.limits([limit] if isinstance(limit, str) else limit)
-    return tuple(checks.check(c, known, workers=workers))
+    return tuple(checks.check(c, known, workers=workers, reference=reference))
 
 
-__all__ = ["Inspection", "inspect"]
+@takes(*SELECT, "jobs")
+def check(
+    path: Path | Checkpoint,
+    *,
+    limit: str | Sequence[str] = (),
+    reference: Path | Checkpoint | None = None,
+    **given: Unpack[ReadOptions],
+) -> Inspection:
+    """Read all values and look for what is wrong, as `inspect` does if it is asked to check.
+
+    path: a path or URL, or an open checkpoint. limit: the limits of the checks, as in ["outliers=20", "spike=off"].
+    reference: an earlier checkpoint of the same run. The other options select tensors, as in `open`.
+
+    Returns an Inspection: `findings`, the most serious first, and `sound`, true if there are only notes; print() shows
+    them. Raises UsageError for an unknown `limit`, and what `open` raises.
+    """
+    return inspect(path, check=True, limit=limit, reference=reference, **given)
+
+
+__all__ = ["Inspection", "check", "inspect"]

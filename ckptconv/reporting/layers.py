@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
@@ -67,10 +68,15 @@ def _slots(cut: Iterable[Sequence[str]]) -> dict[tuple[str, ...], int]:
 
 
 def _place(words: Sequence[str], at: int | None, t: Tensor) -> Place:
-    kind = STATE if t.role else kind_of(t.name)
+    kind = STATE if t.role else _known("0".join(words[::2]))  # numbers do not tell a kind
     if at is None:
         return Place("", -1, t.name, kind)
     return Place("".join(words[:at]) + "*", int(words[at]), "".join(words[at + 1 :]).lstrip(_EDGES) or "value", kind)
+
+
+@lru_cache(maxsize=4096)
+def _known(pattern: str) -> str:
+    return kind_of(pattern)
 
 
 def kind_of(name: str) -> str:

@@ -1,10 +1,7 @@
 """What a tensor looks like: a histogram, a heat map, and what is odd about its values and where.
 
-    scan(t, sources)           reads it once: statistics, odd values, dead rows, the largest |x| of each cell
-    draw(scanned, sources)     reads it again if need be: the histogram, and outliers with their places
-
-A histogram of a few outliers would be one bar and a void. Its bars span what most values span, and what lies below and
-above is counted. Outliers are measured by the middle half of the values, which they cannot move.
+scan(t, sources)           reads it once: statistics, odd values, dead rows, the largest |x| of each cell
+draw(scanned, sources)     reads it again if need be: the histogram, and outliers with their places
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,15 +18,14 @@ from ..checkpoint import Tensor
 from ..moves.cast import BLOCK
 from ..moves.copy import Array
 from ..moves.sources import Sources
+from .layers import kind_of
+from .spread import BINS, FEW, OUTLIER, binned, counted, span_of, spread
 from .stats import Stats, Sums, values
 
-BINS = 32  # of a histogram
 SIDE = 24  # cells of a heat map
 KEPT = 4 * 2**20  # bytes of a tensor that is kept between the two readings
 SAMPLE = 2**16  # evenly spaced values, for quartiles
 LINES = 2**22  # a tensor with more rows or columns is not searched for dead ones
-OUTLIER = 15.0  # times the interquartile range: about 20 standard deviations of a normal distribution
-FEW = 16  # values that have no outliers
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ class Scan:
     """What the first reading found. odd: nan, inf, denormal and saturated. cells: of the heat map, rows x columns.
 
     rows, columns: indices of the dead ones, all zero; None where they were not searched. fences: what lies outside is
-    an outlier. span: from where to where the histogram goes. kept: the values, if they are few.
+    an outlier. span: from where to where the histogram goes. kept: the values, if they are few. ordered: the finite
+    ones, sorted, if they are very few. together: of embeddings, the share of the mean row in their square norm.
     """
 
     tensor: Tensor
@@ -66,6 +64,16 @@ class Scan:
     fences: tuple[float, float] | None
     span: tuple[float, float] | None
     kept: Sequence[Array] | None
+    ordered: Array | None = None
+    together: float | None = None
+
+
+class Seen(NamedTuple):
+    """How many values of a window are zero, NaN and infinite."""
+
+    zeros: int
+    nan: int
+    inf: int
 
 
 class Picture(NamedTuple):
@@ -83,43 +91,53 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     """Read a tensor once. outlier: how many interquartile ranges from the quartiles a value is an outlier."""
     sums, odd, at, sample = Sums(), dict[str, Odd](), 0, list[Array]()
     kept: list[Array] | None = [] if t.nbytes <= KEPT else None
-    shaded, lines = _heat(t, heat), _lines(t)
+    shaded, lines, embedded = _heat(t, heat), _lines(t), _embedded(t)
     step = max(1, t.count // SAMPLE)
     with np.errstate(all="ignore"):
         for flat in values(t, sources):
-            before = sums.nan, sums.inf
+            before = sums.zeros, sums.nan, sums.inf
             sums.take(flat)
             if t.dtype.kind == "f":
-                _oddities(odd, flat, at, t, (sums.nan - before[0], sums.inf - before[1]))
+                _oddities(odd, flat, at, t, Seen(sums.zeros - before[0], sums.nan - before[1], sums.inf - before[2]))
             sample.append(flat[-at % step :: step].astype(np.float64))
             if shaded:
                 shaded.take(flat, at)
             if lines:
-                lines.take(flat != 0, at)
+                lines.take(flat != 0 if sums.zeros > before[0] else None, at, flat.size)
+            if embedded:
+                embedded.take(flat, at)
             if kept is not None:
                 kept.append(flat.copy())
             at += flat.size
     measured, together = sums.done(), np.sort(np.concatenate([np.empty(0), *sample]))
-    together = together[np.isfinite(together)]
-    fences = _spread(together, outlier) if t.dtype.kind == "f" else None
+    together = together[np.isfinite(together)] if sums.nan or sums.inf else together
+    fences = spread(together, outlier) if t.dtype.kind == "f" else None
     dead = [np.flatnonzero(~alive) for alive in (lines.rows, lines.columns)] if lines else [None, None]
     return Scan(
         t, measured, odd, shaded.cells if shaded else None, dead[0], dead[1], fences,
-        _span(measured, together, fences), kept,
+        span_of(measured, together, fences), kept, together if step == 1 else None,
+        embedded.share() if embedded else None,
     )  # fmt: skip
 
 
-def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, unwell: tuple[int, int]) -> None:
+@lru_cache(maxsize=64)
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The smallest normal and the largest number of a dtype."""
     import ml_dtypes
 
     of: Any = ml_dtypes.finfo  # has no types
-    limits, size = of(t.dtype.np), np.abs(flat)
-    tiny, most = float(limits.smallest_normal), float(limits.max)
+    found = of(dtype)
+    return float(found.smallest_normal), float(found.max)
+
+
+def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: Seen) -> None:
+    (tiny, most), size = _limits(t.dtype.np), np.abs(flat)
+    low = size < tiny
     masks = {
-        "nan": np.isnan(flat) if unwell[0] else None,
-        "inf": np.isinf(flat) if unwell[1] else None,
-        "denormal": (size < tiny) & (size > 0),
-        "saturated": size == most,
+        "nan": np.isnan(flat) if seen.nan else None,
+        "inf": np.isinf(flat) if seen.inf else None,
+        "denormal": low & (size > 0) if np.count_nonzero(low) > seen.zeros else None,
+        "saturated": size == most if size.max() >= most or seen.nan else None,
     }
     for kind, mask in masks.items():
         if mask is not None:
@@ -149,7 +167,15 @@ class _Lines:
         self.rows, self.columns = np.zeros(t.shape[0], bool), np.zeros(t.shape[-1], bool)
         self.long = t.count // t.shape[0]  # elements of a row
 
-    def take(self, alive: Array, at: int) -> None:
+    def take(self, alive: Array | None, at: int, size: int) -> None:
+        """Add a window: which of its values are not zero, or None if all are not."""
+        if alive is None:
+            if size >= 2 * len(self.columns):
+                self.columns[:] = True
+                self.rows[-(-at // self.long) : (at + size) // self.long] = True
+            if size >= 2 * len(self.columns) and not at % self.long and not size % self.long:
+                return
+            alive = np.ones(size, bool)
         if not self.columns.all():
             for lo, hi, _, column in _boxes(at, alive.size, wide := len(self.columns)):
                 if (hi - lo) % wide:
@@ -168,6 +194,32 @@ class _Lines:
 def _lines(t: Tensor) -> _Lines | None:
     searched = len(t.shape) > 1 and t.count and t.dtype.kind == "f" and max(t.shape[0], t.shape[-1]) <= LINES
     return _Lines(t) if searched else None
+
+
+class _Rows:
+    """The sum of the rows of a matrix, and of their squares."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.count, self.sums, self.squares = t.shape[0], np.zeros(t.shape[1]), 0.0
+
+    def take(self, flat: Array, at: int) -> None:
+        for lo, hi, _, column in _boxes(at, flat.size, wide := len(self.sums)):
+            box = flat[lo:hi].astype(np.float64)
+            self.squares += float(np.square(box).sum())
+            if box.size % wide:
+                self.sums[column : column + box.size] += box
+            else:
+                self.sums += box.reshape(-1, wide).sum(axis=0)
+
+    def share(self) -> float | None:
+        """How much of the square norm is that of the mean row: 1 if all rows are equal."""
+        share = float(np.square(self.sums).sum()) / (self.count * self.squares) if self.squares else math.nan
+        return share if math.isfinite(share) else None
+
+
+def _embedded(t: Tensor) -> _Rows | None:
+    wanted = len(t.shape) == 2 and t.shape[0] >= FEW and 1 < t.shape[1] <= LINES and t.dtype.kind == "f"
+    return _Rows(t) if wanted and not t.role and kind_of(t.name) == "embeddings" else None
 
 
 class _Heat:
@@ -203,42 +255,6 @@ def _heat(t: Tensor, wanted: bool) -> _Heat | None:
     return _Heat(t) if wanted and len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
 
 
-# --- what most values span --------------------------------------------------------------------------------------
-
-
-def _spread(sample: Array, reach: float) -> tuple[float, float] | None:
-    """The quartiles of the values that are not zero, with `reach` times their distance on both sides.
-
-    Values of one sign are taken by their logarithms, and low ones are not outside: variances span decades.
-    """
-    known = sample[sample != 0]
-    if len(known) < FEW:
-        return None
-    positive = bool(known[0] > 0)
-    low, high = np.quantile(np.log(known) if positive else known, (0.25, 0.75))
-    if not high > low:
-        return None
-    if positive:
-        return -math.inf, float(np.exp(min(700.0, high + reach * (high - low))))
-    return float(low - reach * (high - low)), float(high + reach * (high - low))
-
-
-def _span(measured: Stats, sample: Array, fences: tuple[float, float] | None) -> tuple[float, float] | None:
-    """From where to where a histogram goes: all values, or what most of them span if it would be one bar and a void."""
-    if measured.min is None or measured.max is None:
-        return None
-    low, high = float(measured.min), float(measured.max)
-    if fences and (low < fences[0] or high > fences[1]) and (near := _spread(sample, 3)):
-        low, high = max(low, near[0]), min(high, near[1])
-    inside = sample[(sample >= low) & (sample <= high)]
-    measurable = len(inside) and low < high and math.isfinite(high - low)
-    if measurable and _counted(inside, low, high).max() > 0.8 * len(inside):
-        first, last = np.quantile(inside, (0.01, 0.99)).tolist()
-        if first < last:
-            low, high = max(low, first - (last - first) / 4), min(high, last + (last - first) / 4)
-    return low, high
-
-
 # --- the second reading -----------------------------------------------------------------------------------------
 
 
@@ -247,7 +263,9 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
     t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
     outside = fences if fences and _outside(scanned.stats, fences) else None
-    if span or outside:
+    if span and not outside and scanned.ordered is not None and math.isfinite(span[1] - span[0]) and span[0] < span[1]:
+        counts = binned(scanned.ordered, *span)
+    elif span or outside:
         for flat in scanned.kept if scanned.kept is not None else values(t, sources):
             for lo in range(0, flat.size, BLOCK):
                 block = flat[lo : lo + BLOCK].astype(np.float64)
@@ -255,27 +273,14 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
                     mask = ((block < outside[0]) | (block > outside[1])) & np.isfinite(block)
                     beyond = _more(beyond, mask, at + lo)
                 if span:
-                    counts += _counted(block, *span)
+                    counts += counted(block, *span)
             at += flat.size
     made = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
-    return Picture(replace(scanned, kept=None), made, beyond)  # the values of all tensors together are many
+    return Picture(replace(scanned, kept=None, ordered=None), made, beyond)  # those of all tensors would be many
 
 
 def _outside(measured: Stats, fences: tuple[float, float]) -> bool:
     return measured.min is not None and (measured.min < fences[0] or (measured.max or 0) > fences[1])
-
-
-def _counted(block: Array, low: float, high: float) -> Array:
-    """How many finite values are below, in each bin, and above."""
-    block = block[np.isfinite(block)]
-    if low == high:
-        place = np.where(block < low, -1, np.where(block > high, BINS, 0))
-    else:
-        scale = max(abs(low), abs(high)) if high - low == math.inf else 1.0
-        share = (block / scale - low / scale) / (high / scale - low / scale)
-        place = np.clip(np.floor(share * BINS), -1, BINS).astype(np.int64)
-        place[block == high] = BINS - 1
-    return np.bincount(place + 1, minlength=BINS + 2)
 
 
 __all__ = ["BINS", "SIDE", "Bars", "Odd", "Picture", "Scan", "draw", "scan"]

@@ -42,6 +42,7 @@ class Sums:
     def __init__(self) -> None:
         self.count = self.zeros = self.nan = self.inf = 0
         self.total = self.spread = Fraction(0)
+        self.alone: tuple[float, float] | None = None  # mean and squared deviations of the only block
         self.low: Any = None
         self.high: Any = None
 
@@ -77,20 +78,33 @@ class Sums:
             wide /= scale
         mean = float(wide.mean())
         wide -= mean
-        factor = Fraction(scale)
-        total = exact_sum(block) if block.dtype.kind in "iu" else Fraction(mean) * n * factor
         np.square(wide, out=wide)  # a dot product would start the threads of BLAS without gain
-        spread = Fraction(float(wide.sum())) * factor * factor
+        squares, whole = float(wide.sum()), block.dtype.kind in "iu"
+        if not self.count and not whole and scale == 1.0 and (squares > 1e-280 or not squares):
+            self.count, self.alone = n, (mean, squares)
+            return
+        self._parted()
+        total = exact_sum(block) if whole else Fraction(mean) * n * Fraction(scale)
+        spread = Fraction(squares) * Fraction(scale) ** 2
         if self.count:
             apart = total / n - self.total / self.count
             spread += apart * apart * self.count * n / (self.count + n)
         self.count, self.total, self.spread = self.count + n, self.total + total, self.spread + spread
 
+    def _parted(self) -> None:
+        """Make fractions of the only block so far: most tensors have no other, and fractions are slow."""
+        if self.alone:
+            self.total, self.spread = Fraction(self.alone[0]) * self.count, Fraction(self.alone[1])
+            self.alone = None
+
     def done(self) -> Stats:
         if not self.count:
             return Stats(None, None, None, None, self.zeros, self.nan, self.inf)
-        mean, std = _float(self.total / self.count), _root(self.spread / self.count)
-        return Stats(self.low, self.high, mean, std, self.zeros, self.nan, self.inf)
+        if self.alone:
+            mean, squares = self.alone
+            return Stats(self.low, self.high, mean, math.sqrt(squares / self.count), self.zeros, self.nan, self.inf)
+        average, std = _float(self.total / self.count), _root(self.spread / self.count)
+        return Stats(self.low, self.high, average, std, self.zeros, self.nan, self.inf)
 
 
 def exact_sum(block: Array) -> Fraction:

@@ -37,7 +37,8 @@ FLOORS = [
     {"cli"},
 ]
 ABOVE = {  # public names of other rooms
-    "Checked", "DType", "Diff", "Inspection", "Match", "Page", "Plan", "Summary", "inspect", "match", "report", "zoo",
+    "Checked", "DType", "Diff", "Inspection", "Match", "Page", "Plan", "Summary", "check", "inspect", "match",
+    "report", "zoo",
 }  # fmt: skip
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # What the command line may know beside the public names: what it shows, and where errors and messages are made.

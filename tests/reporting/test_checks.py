@@ -17,7 +17,8 @@ from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.errors import UsageError
 from ckptconv.moves import read
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import checks, compared, layers, pictures, survey
+from ckptconv.reporting import checks, compared, layers, pictures, spread, survey
+from ckptconv.rules import passes
 
 NORMAL = np.random.default_rng(0).normal(size=(40, 30)).astype("f4")
 
@@ -29,7 +30,7 @@ def checkpoint(arrays: dict[str, Any], **more: Any) -> Checkpoint:
 def pictured(tensor: np.ndarray | Tensor, outlier: float | None = None) -> pictures.Picture:
     t = tensor if isinstance(tensor, Tensor) else held("x", tensor)
     with Sources() as sources:
-        return pictures.draw(pictures.scan(t, sources, outlier=outlier or pictures.OUTLIER), sources)
+        return pictures.draw(pictures.scan(t, sources, outlier=outlier or spread.OUTLIER), sources)
 
 
 def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Finding]:
@@ -173,6 +174,15 @@ CASES = {
         {f"l.{i}.w": NORMAL * (20 if i == 3 else 1) + i for i in range(5)}, "l.3.w",
         "standard deviation 19.6, where the median of 5 layers is 0.978", None,
     ),
+    "exploding": ({"w": NORMAL * 20}, "w", "standard deviation 19.6", None),
+    "collapsed": (
+        {"embeddings.word": NORMAL / 100 + NORMAL[0]}, "embeddings.word",
+        "the mean of 40 rows has 99.986% of their square norm", None,
+    ),
+    "stuck": (
+        {f"l.{i}.bias": NORMAL[i] * (i != 3) for i in range(5)}, "l.3.bias",
+        "all values are 0, which is so in few of 5 layers", None,
+    ),
     "duplicate": ({"a": NORMAL, "b": NORMAL + 1, "c": NORMAL.copy()}, "c", "equal to a", None),
 }  # fmt: skip
 
@@ -180,7 +190,7 @@ CASES = {
 @pytest.mark.parametrize("check", CASES)
 def test_each_flaw_is_found_once_and_named(check: str) -> None:
     arrays, name, text, index = CASES[check]
-    got = [f for f in found(arrays) if f.check not in ("constant", "outliers") or f.check == check]
+    got = [f for f in found(arrays) if f.check not in ("constant", "outliers", "exploding") or f.check == check]
     assert [(f.check, f.tensor, f.index) for f in got] == [(check, name, index)]
     assert got[0].text.startswith(text)
     assert [f for f in found(arrays, f"{check}=off") if f.check == check] == []
@@ -424,9 +434,98 @@ def test_limits_that_are_none(given: str, words: str) -> None:
 def test_the_limits_of_all_checks() -> None:
     usual = {name: check.limit for name, check in checks.CHECKS.items()}
     assert {n: x for n, x in usual.items() if x is not None} == {
-        "outliers": pictures.OUTLIER, "saturated": 0, "spike": 10, "denormal": 0.001
+        "outliers": spread.OUTLIER, "saturated": 0, "spike": 10, "denormal": 0.001, "exploding": 10, "collapsed": 0.98,
+        "grown": 10,
     }  # fmt: skip
     assert checks.limits() == usual
     assert checks.limits(["spike=0", "outliers=2.5", "tied=off"]) == (
         {n: x for n, x in usual.items() if n != "tied"} | {"spike": 0, "outliers": 2.5}
     )
+
+
+# --- what most values span --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 1001])
+@pytest.mark.parametrize("scale", [None, np.log])
+def test_quantiles_are_those_of_numpy(count: int, scale: Any) -> None:
+    values = np.sort(np.exp(np.resize(NORMAL, count).astype("f8")))
+    want = np.quantile(values if scale is None else scale(values), (0.01, 0.25, 0.75, 0.99))
+    assert spread.quantiles(values, (0.01, 0.25, 0.75, 0.99), scale) == pytest.approx(want.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("span", [(-1.0, 1.0), (-9.0, 9.0), (-3.0, 0.5), (0.0, 31.0), (0.25, 0.375)])
+def test_sorted_values_are_counted_as_others(span: tuple[float, float]) -> None:
+    for values in (NORMAL.reshape(-1).astype("f8"), np.arange(-5.0, 40.0), np.repeat(span, 3), np.empty(0)):
+        counts = spread.counted(values, *span).tolist()
+        assert spread.binned(np.sort(values), *span).tolist() == counts
+        assert sum(counts) == len(values)
+
+
+# --- a reference ------------------------------------------------------------------------------------------------
+
+
+def against(now: dict[str, Any], before: dict[str, Any], *limits: str) -> list[tuple[str, str, str]]:
+    both = [passes.roles(checkpoint(x)) for x in (now, before)]
+    got = checks.check(both[0], checks.limits(limits), reference=both[1])
+    return [(f.check, f.tensor, f.text) for f in got]
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "found"),
+    [
+        ({"w": NORMAL}, {"w": NORMAL}, []),
+        ({"w": NORMAL}, {"w": NORMAL, "v": NORMAL[0]}, [("missing", "v", "the reference has it: float32 [30]")]),
+        ({"w": NORMAL[:2]}, {"w": NORMAL}, [("shape", "w", "float32 [2, 30], in the reference float32 [40, 30]")]),
+        ({"w": NORMAL.astype("i4")}, {"w": NORMAL},
+         [("shape", "w", "int32 [40, 30], in the reference float32 [40, 30]")]),
+        ({"w": NORMAL.astype("f2")}, {"w": NORMAL}, []),
+        ({"w": NORMAL, "v": NORMAL[0]}, {"w": NORMAL},
+         [("new", "v", "the reference does not have it: float32 [30]")]),
+        ({"global_step": np.int64(7)}, {"global_step": np.int64(6)}, []),
+        ({"global_step": np.int64(6)}, {"global_step": np.int64(6)},
+         [("step", "global_step", "6, in the reference 6")]),
+        ({"global_step": np.int64(5)}, {"global_step": np.int64(6000)},
+         [("step", "global_step", "5, in the reference 6,000")]),
+        ({"w": NORMAL[0] * 9.9}, {"w": NORMAL[0]}, []),
+        ({"w": NORMAL[0] * 0}, {"w": NORMAL[0]}, [("constant", "w", "all 30 values are 0")]),
+    ],
+)  # fmt: skip
+def test_what_is_worse_than_the_reference(now: Any, before: Any, found: Any) -> None:
+    assert against(now, before) == found
+
+
+def test_a_deviation_that_grew() -> None:
+    (got,) = against({"w": NORMAL[0] * 10.1}, {"w": NORMAL[0]})
+    assert (got[0], "10.1 times the reference's" in got[2]) == ("grown", True)
+    assert against({"w": NORMAL[0] * 10.1}, {"w": NORMAL[0]}, "grown=11") == []
+    assert against({"w": NORMAL[0] * 10.1}, {"w": NORMAL[0]}, "grown=off") == []
+
+
+def test_a_run_is_guarded_from_the_terminal_and_from_python(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"w": NORMAL}, tmp_path / "a.npz")
+    ckptconv.save({"v": NORMAL}, tmp_path / "b.npz")
+    done = cli("inspect", "b.npz", "--reference", "a.npz")
+    assert (done.returncode, [line.split()[:3] for line in done.stdout.splitlines()[1:]]) == (
+        1, [["error", "missing", "w"], ["note", "new", "v"]],
+    )  # fmt: skip
+    made = ckptconv.check(tmp_path / "b.npz", reference=tmp_path / "a.npz", limit="new=off")
+    assert (made.sound, [f.check for f in made.findings or ()]) == (False, ["missing"])
+    assert str(made).splitlines()[1:] == [
+        "error     missing  w     the reference has it: float32 [40, 30]", "1 tensor checked: 1 error",
+    ]  # fmt: skip
+    assert ckptconv.check(tmp_path / "b.npz").sound
+
+
+@pytest.mark.parametrize("window", [52, 2**20])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 10.0])
+def test_the_share_of_the_mean_row(monkeypatch: pytest.MonkeyPatch, window: int, noise: float) -> None:
+    real = read.windows
+    monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, window))
+    array = (1 + noise * NORMAL).astype("f4")
+    wide = array.astype("f8")
+    want = np.square(wide.mean(axis=0)).sum() / np.square(wide).sum(axis=1).mean()
+    with Sources() as sources:
+        assert pictures.scan(held("embeddings.w", array), sources).together == pytest.approx(float(want))
+        assert pictures.scan(held("dense.w", array), sources).together is None
+        assert pictures.scan(held("embeddings.w", array[:15]), sources).together is None
