@@ -16,13 +16,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
-import ml_dtypes
-import numpy as np
-
 from ..checkpoint import Tensor
 from ..errors import LayoutError, UsageError
 from ..messages import did_you_mean
-from ..moves.cast import OPS
 
 _NUMBER = re.compile(r"(add|mul|fill):-?[0-9.]+(?:e-?[0-9]+)?")
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
@@ -40,6 +36,8 @@ def check(op: str, axes: Collection[str]) -> None:
         if odd := sorted(set(m[2].split()) - set(axes)):
             raise UsageError(f"the operation {op!r} refers to {odd[0]}, which is not an axis of the layout")
         return
+    from ..moves.cast import OPS  # here, as numpy below: a copy to most formats needs neither
+
     if op in OPS or _NUMBER.fullmatch(op):
         return
     hint = did_you_mean(op, [*OPS, "add:X", "fill:X", "mul:X", *(f"{w}(AXIS)" for w in _UNDONE)], "operations")
@@ -72,8 +70,12 @@ def resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> st
     root = math.sqrt(math.prod(sizes[axis] for axis in m[2].split()))
     if not root:
         return "times:1.0"  # an axis without elements: there is nothing to scale
+    import numpy as np
+
     value = np.float32(1 / root if m[1] == "mul:rsqrt" else root)
     if m[3]:
+        import ml_dtypes
+
         value = np.float32(ml_dtypes.bfloat16(value))
     return f"{'over' if m[1] == 'div:sqrt' else 'times'}:{float(value)!r}"
 
