@@ -33,6 +33,7 @@ from ..errors import (
 from ..messages import did_you_mean
 from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
+from ..storage.paths import join
 from . import foreign, shard_index, signatures
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
@@ -59,6 +60,7 @@ FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("",), ("orbax",)),
 )
 PLAIN = Reading()
+LOOKED_AT = 50  # of the names in a folder that is no checkpoint
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -101,6 +103,22 @@ def _likely(seen: Seen) -> Sequence[Format]:
     return suffixed if names else TABLE
 
 
+def _checkpoints(seen: Seen) -> list[str]:
+    """The names in a folder that are those of checkpoints, or of the first ones have the content of one."""
+    suffixes = tuple(s for f in TABLE for s in f.suffixes)
+    known = [n for n in seen.files[:LOOKED_AT] if not n.lower().endswith(suffixes) and _has_content(join(seen.url, n))]
+    return [n for n in seen.files if n.lower().endswith(suffixes) or n in known]
+
+
+def _has_content(url: str) -> bool:
+    """Whether a format knows the content at `url`."""
+    try:
+        seen = Seen(url)
+        return max(_claims(_likely(seen), seen, "").values(), default=0) > 1
+    except (CkptError, OSError):  # unreadable: it is not recommended
+        return False
+
+
 def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
     return {f.name: _claim(f, seen) for f in rows if f.reads and f.name != but}
 
@@ -119,7 +137,7 @@ def _claim(row: Format, seen: Seen) -> int:
 def _refuse_stand_in(seen: Seen) -> None:
     """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
     if seen.is_dir:
-        what = foreign.folder(seen.files, tuple(s for f in TABLE for s in f.suffixes))
+        what = foreign.folder(seen.files, _checkpoints(seen))
     elif seen.size < 0:
         present = names(seen.folder)
         hint = did_you_mean(seen.base, seen.files or present, "similar names" if seen.files else "", count=3)

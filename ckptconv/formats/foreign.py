@@ -69,15 +69,14 @@ def known(seen: Seen) -> str:
     return ""
 
 
-def folder(files: Sequence[str], suffixes: tuple[str, ...]) -> str:
-    """A description of a folder that is not a checkpoint itself; `suffixes` are those of checkpoints."""
+def folder(files: Sequence[str], checkpoints: Sequence[str]) -> str:
+    """A description of a folder that is not a checkpoint itself; `checkpoints` are those of its names that are some."""
     if not files:
         return "holds no checkpoint: it is empty"
     if deepspeed := _deepspeed(files):
         return deepspeed
-    single = [n for n in files if n.lower().endswith(suffixes)]
-    if single:
-        return f"is not a checkpoint itself; give a file in it ({_some(single)}), or convert all with `ckptconv zoo`"
+    if checkpoints:
+        return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"
 
 

@@ -122,8 +122,9 @@ def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtur
 FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "nothing": ([], 3, "it is empty"),
     "no checkpoint": (["readme.txt", "x.py"], 3, "name one of what it holds (readme.txt, x.py)"),
-    "one": (["a.npz"], 3, "give a file in it (a.npz)"),
-    "several": (["a.npz", "b.h5", "c.txt"], 3, "give a file in it (a.npz, b.h5)"),
+    "one": (["a.npz"], 3, "give one in it (a.npz)"),
+    "several": (["a.npz", "b.h5", "c.txt"], 3, "give one in it (a.npz, b.h5)"),
+    "folders": (["a/model.safetensors", "b/readme.txt", "c/model.safetensors"], 3, "give one in it (a, c)"),
     "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 4, "no node of a database"),
     "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }
@@ -134,6 +135,7 @@ def test_a_folder_says_what_to_name(kind: str, cli: Run, tmp_path: Path) -> None
     files, code, says = FOLDERS[kind]
     (tmp_path / "d").mkdir()
     for name in files:
+        (tmp_path / "d" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "d" / name).write_bytes(b"")
         if name.endswith(".safetensors"):
             ckptconv.save({"weight": np.ones(3, "f4")}, tmp_path / "d" / name, force=True)
