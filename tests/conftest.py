@@ -25,7 +25,7 @@ settings.register_profile(
     max_examples=examples(100).max_examples,
 )  # fmt: skip
 settings.load_profile("unhurried")  # a busy machine is no failure
-FEW = 6  # cases of a table that are run with less effort
+FEW = 4  # cases of a table that are run with less effort
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -111,11 +111,13 @@ def test_a_copy_imports_no_numpy(tmp_path: Path, suffix: str) -> None:
 
 
 def test_the_command_line_starts_without_numpy() -> None:
+    code = "import sys; from ckptconv.cli import main\n"
     for words in (["--version"], ["--help"], ["convert", "--help"]):
-        code = f"import sys; from ckptconv.cli import main\ntry: main({words!r})\nexcept SystemExit: pass\n" \
-               "print('numpy' in sys.modules, 'ckptconv.api.writing' in sys.modules)"  # fmt: skip
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.split()[-2:] == ["False", "False"]
+        code += f"try: main({words!r})\nexcept SystemExit: pass\n"
+    code += "print('numpy' in sys.modules, 'ckptconv.api.writing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    assert done.stdout.split()[-2:] == ["False", "False"]
 
 
 def test_local_files_are_inspected_without_what_remote_ones_need(tmp_path: Path) -> None:

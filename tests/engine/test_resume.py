@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,17 +22,23 @@ from ckptconv.engine.plan import Job
 from ckptconv.errors import CkptError, StorageError, UsageError
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
-SMALL = api.Resources(max_memory=32 * 2**20, jobs=2)
+SMALL = api.Resources(max_memory=16 * 2**20, jobs=2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    r = np.random.default_rng(1)
+    values = {f"w{i}": r.standard_normal((225 + i, 999)) * 10.0 ** (i * 20) for i in range(12)}
+    values |= {"big": r.standard_normal((1125, 2000)), "empty": np.empty((0, 3), "f4"), "scalar": np.float64(7)}
+    folder = tmp_path_factory.mktemp("made")
+    ckptconv.save(values, folder / "model.ckpt", format="tf")
+    return folder
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(made: Path, tmp_path: Path) -> Path:
     """A bundle (checksums to replay) of which some tensors are cast, so that losses are replayed too."""
-    r = np.random.default_rng(1)
-    values = {f"w{i}": r.standard_normal((300 + i, 999)) * 10.0 ** (i * 20) for i in range(12)}
-    values |= {"big": r.standard_normal((1500, 2000)), "empty": np.empty((0, 3), "f4"), "scalar": np.float64(7)}
-    ckptconv.save(values, tmp_path / "in" / "model.ckpt", format="tf")
-    return tmp_path / "in" / "model.ckpt"
+    return Path(shutil.copytree(made, tmp_path / "in")) / "model.ckpt"
 
 
 class Stop(Exception):
@@ -92,12 +99,12 @@ def test_goes_on_where_it_stopped(source: Path, tmp_path: Path, name: str, verif
 
 @pytest.mark.slow
 def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=8_000_000)
+    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=6_000_000)
     for after in (2, 4):
         with pytest.raises(Stop):
             convert(source, tmp_path / "out" / "m.ckpt", stopping(after), resume=True, format="tf",
-                    max_shard_size=8_000_000)  # fmt: skip
-    convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=8_000_000)
+                    max_shard_size=6_000_000)  # fmt: skip
+    convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=6_000_000)
     want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
     assert got == want
     assert len(want) > 4
@@ -108,7 +115,7 @@ def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
 def test_stopped_while_the_files_were_renamed(
     source: Path, tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=8_000_000)
+    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=6_000_000)
     real, left = os.replace, [done]
 
     def few(a: str, b: str) -> None:
@@ -119,10 +126,10 @@ def test_stopped_while_the_files_were_renamed(
 
     monkeypatch.setattr(os, "replace", few)
     with pytest.raises(Stop):
-        convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=8_000_000)
+        convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=6_000_000)
     monkeypatch.setattr(os, "replace", real)
     none: list[Job] = []
-    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, format="tf", max_shard_size=8_000_000)
+    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, format="tf", max_shard_size=6_000_000)
     assert none == []
     want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
     assert got == want
@@ -227,7 +234,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(source: Path, tmp_path
         "import sys, ckptconv.engine.journal as j; j.COMMIT = 0.01; from ckptconv.cli import main; main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", code, str(source), "--resume", "-q", "--dtype", "float32", "-j", "2"]
-    command += ["--max-memory", "32MB", "--to", "tf", "-o"]
+    command += ["--max-memory", "16MB", "--to", "tf", "-o"]
     began = time.monotonic()
     subprocess.run([*command, str(tmp_path / "want" / "m.ckpt")], check=True)
     whole = time.monotonic() - began
