@@ -23,6 +23,7 @@ OF = {
         6: "what is asked of the two cannot be proposed",
     },
     "report": {0: "written", 6: "SRC cannot be converted as asked"},
+    "serve": {0: "ended by Ctrl-C"},
     "zoo": {0: "all converted", 1: "some failed, or none was found"},
     "formats": {0: "listed"},
     "converters": {0: "listed, or sound", 1: "lint found a problem"},

@@ -17,7 +17,22 @@ import typer
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import printable, redacted
-from . import codes, complete, convert, converters, diff, formats, inspect, match, meant, report, show, verify, zoo
+from . import (
+    codes,
+    complete,
+    convert,
+    converters,
+    diff,
+    formats,
+    inspect,
+    match,
+    meant,
+    report,
+    serve,
+    show,
+    verify,
+    zoo,
+)
 from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
@@ -71,6 +86,7 @@ for verb, examples in (
     (verify.verify, verify.EXAMPLES),
     (match.match, match.EXAMPLES),
     (report.report, report.EXAMPLES),
+    (serve.serve, serve.EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, formats.EXAMPLES),
 ):

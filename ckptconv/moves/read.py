@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -92,6 +92,27 @@ def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Arra
             reads += _read(Piece(t.name, t.dtype, lo, hi, 0, decoded.between(lo, hi)), view, sources)
             yield view
     check_reads(reads, sources, spans_of({t.name: t}))
+
+
+def stretches(t: Stored, groups: Iterable[Sequence[tuple[int, int]]], sources: Sources) -> Iterator[Array]:
+    """The bytes of some elements only: for each group of ranges [lo, hi), which ascend, one array that is reused.
+
+    Checksums and hashes, which are of all bytes, are not verified.
+    """
+    import numpy as np
+
+    item, buffer = t.dtype.itemsize, np.empty(0, "u1")
+    with Decoded(t.parts, sources) as decoded:
+        for group in groups:
+            size = sum(hi - lo for lo, hi in group) * item
+            buffer, at = (buffer if size <= len(buffer) else np.empty(size, "u1")), 0
+            parts = decoded.between(group[0][0], group[-1][1])
+            pieces = [Piece(t.name, t.dtype, lo, hi, 0, parts) for lo, hi in group]
+            with fetched(pieces, sources):
+                for piece in pieces:
+                    read_into(piece, memoryview(buffer[at : at + piece.size]), sources)
+                    at += piece.size
+            yield buffer[:size]
 
 
 def _read(piece: Piece, target: Array, sources: Sources) -> list[Read]:

@@ -154,8 +154,13 @@ def _last(source: Path) -> str:
 
 
 def render(data: dict[str, Any]) -> str:
-    """Render the page. Slots are filled in one pass, so what fills one is not searched for others."""
-    style, parts = _file("page.css"), "\n".join(map(_file, SCRIPTS))
+    """Render the page. Slots are filled in one pass, so what fills one is not searched for others.
+
+    With data["live"] it is a page that is served, which may ask its server for values.
+    """
+    live = bool(data.get("live"))
+    scripts = [*SCRIPTS[:-1], *(["live.js"] if live else []), SCRIPTS[-1]]
+    style, parts = stylesheet(), "\n".join(map(_file, scripts))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
         "title": data["url"],
@@ -164,10 +169,24 @@ def render(data: dict[str, Any]) -> str:
         "from": _origin(data),
         "mode": _mode(data),
         "version": version(),
-        "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'",
+        "policy": f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; base-uri 'none'"
+        + ("; connect-src 'self'" if live else ""),
+        "how": "Values are read when they are asked for."
+        if live
+        else "This file holds everything it shows and asks no network.",
     }
     slots = {k: escape(v) for k, v in words.items()} | {"script": script, "style": style, "json": _quoted(data)}
-    return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], _file("page.html"))
+    return filled("page.html", slots)
+
+
+def filled(template: str, slots: Mapping[str, str]) -> str:
+    """A template of page/ with its slots filled, each of which is HTML."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], _file(template))
+
+
+def stylesheet() -> str:
+    """The style of all pages."""
+    return _file("page.css")
 
 
 def _mode(data: Mapping[str, Any]) -> str:
@@ -191,7 +210,8 @@ def _file(name: str) -> str:
     return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """The source expression of a content security policy for an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -201,4 +221,4 @@ def _quoted(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-__all__ = ["Page", "default_name", "render", "report"]
+__all__ = ["Page", "collected", "default_name", "digest", "filled", "render", "report", "stylesheet"]

@@ -222,13 +222,18 @@ def _embedded(t: Tensor) -> _Rows | None:
     return _Rows(t) if wanted and not t.role and kind_of(t.name) == "embeddings" else None
 
 
-class _Heat:
-    """The largest |x| of each cell of a matrix: the axes are parted where it is closest to a square."""
+def matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """A tensor as a matrix: its axes are parted where that is closest to a square. A vector is one row."""
+    parts = [(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))] or [(1, math.prod(shape))]
+    return min(parts, key=lambda p: max(p) / max(1, min(p)))
 
-    def __init__(self, t: Tensor) -> None:
-        parts = [(math.prod(t.shape[:k]), math.prod(t.shape[k:])) for k in range(1, len(t.shape))]
-        self.high, self.wide = min(parts, key=lambda p: max(p) / min(p))
-        self.cells = np.zeros((min(SIDE, self.high), min(SIDE, self.wide)), np.float64)
+
+class Heat:
+    """The largest |x| of each cell of a matrix, whose elements come window by window."""
+
+    def __init__(self, high: int, wide: int, side: int = SIDE) -> None:
+        self.high, self.wide = high, wide
+        self.cells = np.zeros((min(side, self.high), min(side, self.wide)), np.float64)
         self.starts = -(-np.arange(self.cells.shape[1]) * self.wide // self.cells.shape[1])
 
     def take(self, flat: Array, at: int) -> None:
@@ -251,8 +256,8 @@ class _Heat:
         self.cells[place] = np.maximum(self.cells[place], most)
 
 
-def _heat(t: Tensor, wanted: bool) -> _Heat | None:
-    return _Heat(t) if wanted and len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
+def _heat(t: Tensor, wanted: bool) -> Heat | None:
+    return Heat(*matrix(t.shape)) if wanted and len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
 
 
 # --- the second reading -----------------------------------------------------------------------------------------
@@ -283,4 +288,4 @@ def _outside(measured: Stats, fences: tuple[float, float]) -> bool:
     return measured.min is not None and (measured.min < fences[0] or (measured.max or 0) > fences[1])
 
 
-__all__ = ["BINS", "SIDE", "Bars", "Odd", "Picture", "Scan", "draw", "scan"]
+__all__ = ["BINS", "SIDE", "Bars", "Heat", "Odd", "Picture", "Scan", "draw", "matrix", "scan"]

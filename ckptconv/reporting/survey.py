@@ -22,6 +22,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
 from ..engine.run import Progress
+from ..moves.copy import Array
 from ..moves.read import each
 from ..moves.sources import Sources
 from ..rules.passes import separator
@@ -172,12 +173,23 @@ def _heat(p: Picture) -> list[Any]:
     cells = p.scan.cells
     if cells is None:
         return []
+    return shaded(cells, max(map(abs, p.scan.span)) if p.outliers.count and p.scan.span else math.inf)
+
+
+def shaded(cells: Array, most: float) -> list[Any]:
+    """Rows, columns, a byte for each cell, and what the shade 253 stands for: at most `most`."""
     finite = np.isfinite(cells)
-    peak = float(cells[finite].max()) if finite.any() else 0.0
-    top = min(peak, max(map(abs, p.scan.span))) if p.outliers.count and p.scan.span else peak
+    top = min(float(cells[finite].max()) if finite.any() else 0.0, most)
     shade = np.where(cells > top, 254, np.rint(253 * np.where(finite, cells, 0) / (top or 1.0)))
     coded = np.where(finite, shade, 255).astype(np.uint8)
     return [*cells.shape, base64.b64encode(coded.tobytes()).decode(), number(top)]
+
+
+def one(t: Tensor, sources: Sources) -> dict[str, Any]:
+    """The columns of a single tensor, whose row is 0, with what the checks find in it alone."""
+    picture = draw(scan(t, sources, heat=False), sources)
+    found = checks.findings(Checkpoint({t.name: t}), [picture], places([t]), checks.limits())
+    return _values([(picture, None)]) | _found(found, [t])
 
 
 def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[str, Any]:
@@ -197,4 +209,4 @@ def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[s
     }
 
 
-__all__ = ["MAX_HEATMAPS", "MAX_HISTOGRAMS", "number", "survey", "text"]
+__all__ = ["MAX_HEATMAPS", "MAX_HISTOGRAMS", "number", "one", "shaded", "survey", "text"]

@@ -15,14 +15,18 @@ const palette = () => {
   const [low, high] = ["--low", "--high"].map((name) => style.getPropertyValue(name).split(",").map(Number));
   return (n) => (n === 255 ? [214, 40, 40] : n === 254 ? [245, 158, 11] : low.map((m, c) => m + ((high[c] - m) * n) / 253));
 };
+const shades = ([high, wide, text], label) => {
+  const colour = palette(), canvas = make("canvas", { width: wide, height: high, role: "img", "aria-label": label });
+  const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
+  decode(text).forEach((n, k) => image.data.set([...colour(n), 255], 4 * k));
+  context.putImageData(image, 0, 0);
+  return canvas;
+};
 const heatmap = (i) => {
-  const [high, wide, text, top] = data.heat[i], cells = decode(text), colour = palette();
+  const [high, wide, text, top] = data.heat[i], cells = decode(text);
   const over = cells.includes(254), unwell = cells.includes(255);
   const label = `the largest |x| of each of ${high} × ${wide} cells, 0 to ${number(top)}${over ? "; orange is larger" : ""}${unwell ? "; red is NaN or infinite" : ""}`;
-  const canvas = make("canvas", { width: wide, height: high, role: "img", "aria-label": `Heat map: ${label}` });
-  const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
-  cells.forEach((n, k) => image.data.set([...colour(n), 255], 4 * k));
-  context.putImageData(image, 0, 0);
+  const canvas = shades(data.heat[i], `Heat map: ${label}`);
   return make("figure", {}, canvas, make("figcaption", {}, `Heat map, ${label}. `, as_png(canvas, data.names[i], `Heat map, ${label}.`)));
 };
 const beside = (i) => {
@@ -42,6 +46,7 @@ const beside = (i) => {
 const copy = (text) => (navigator.clipboard ? navigator.clipboard.writeText(text) : Promise.reject()).then(() => "Copied", () => "Not allowed here");
 const open_tensor = (i) => {
   if (!(i >= 0 && i < rows)) return;
+  if (data.live) { waiting.abort(); waiting = new AbortController(); }
   const copying = button("Copy name", async (e) => { e.target.textContent = await copy(data.names[i]); }, { className: "plain" });
   const at = order.indexOf(i), step = (by, text) => button(text, () => { active = at + by; move(active); open_tensor(order[active]); $("detail").querySelector(`[data-step="${by}"]`)?.focus(); }, { className: "plain", disabled: typeof order[at + by] !== "number" || at < 0, "data-step": by });
   const body = [
@@ -50,7 +55,7 @@ const open_tensor = (i) => {
     make("p", { className: "tools" }, copying, step(-1, "← Previous"), step(1, "Next →")),
     facts([["dtype", data.dtypes[data.dtype[i]]], ["shape", shapes[data.shape[i]]], ["parameters", count(data.count[i])], ["size", bytes(data.bytes[i])], ["role", roles[data.role[i]]], ["kind", data.kinds[data.kind[i]]]]),
   ];
-  for (const [check, , text] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, checks[check][1]), ` ${text}`));
+  for (const [check, , text, index] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, checks[check][1]), ` ${text}`, ...(data.live && index.length ? [" ", show_place(index)] : [])));
   if (compared) body.push(...beside(i));
   if (along?.norm[i]) body.push(make("h3", {}, `Over ${many(along.urls.length, "checkpoint")}`), course(i));
   if (data.values) {
@@ -59,7 +64,8 @@ const open_tensor = (i) => {
     const pictures = [data.bins[i] ? histogram(i) : null, data.heat[i] ? heatmap(i) : null].filter(Boolean);
     body.push(make("div", { className: "pictures" }, ...pictures));
     if (!pictures.length && data.count[i]) body.push(make("p", { className: "soft" }, "Pictures are kept of the largest tensors only."));
-  } else body.push(make("p", { className: "soft" }, "Values were not read (--no-values)."));
+  } else body.push(data.live ? read_values(i) : make("p", { className: "soft" }, "Values were not read (--no-values)."));
+  if (data.live && here(i)) body.push(look_into(i));
   $("detail").replaceChildren(...body);
   if (!$("detail").open) $("detail").showModal();
   $("detail").scrollTop = 0;

@@ -1,0 +1,61 @@
+"""ckptconv serve SRC..."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import StorageError
+from . import show
+from .options import READING, takes
+
+EXAMPLES = """Examples:
+
+\b
+  ckptconv serve model.safetensors --open     look at one, of any size
+  ckptconv serve runs/                        at all below a folder, and compare them
+  ckptconv serve 'runs/*.pt' --port 8123      with a port for `ssh -L 8123:localhost:8123 HOST`
+"""
+
+
+@takes(*READING, "jobs")
+def serve(
+    sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Files, prefixes, folders, globs or URLs.")],
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,
+    browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    **options: Any,
+) -> None:
+    """Show checkpoints in a browser, with values that are read when they are asked for.
+
+    The pages are those of `report`. A checkpoint of any size is shown at once, since only headers are read; statistics,
+    histograms and pictures of a tensor follow when it is opened, and zoom from the whole matrix to single values. The
+    server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
+    """
+    from ..api.options import SELECT, bundle
+    from ..bulk.discover import discover
+    from ..reporting.server import Server
+    from ..reporting.shelf import Offered, Shelf
+
+    given = bundle(options, *SELECT, "jobs")
+
+    def find() -> list[Offered]:
+        found = discover(sources)
+        return [Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "") for f in found]
+
+    shelf = Shelf(find, given.select, given.resources.workers)
+    try:
+        started = Server(shelf, port)
+    except OSError as e:
+        raise StorageError(f"cannot listen on port {port}: {e.strerror or e}") from e
+    with started as server:
+        print(server.url, flush=True)
+        show.talk("only this machine can open it; Ctrl-C ends it")
+        if browse:
+            import webbrowser
+
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            show.talk("ended")

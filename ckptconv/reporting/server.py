@@ -1,0 +1,166 @@
+"""Serve the pages of a shelf to the browsers of this machine, and to nobody else.
+
+    GET /TOKEN/                     the list, or the only checkpoint
+    GET /TOKEN/3/  /TOKEN/3/all     a report
+    GET /TOKEN/pair?a=3&b=5         a comparison
+    GET /TOKEN/3/tensor/17          JSON
+    GET /TOKEN/3/region/17?at=0,64,0,64
+
+It listens on 127.0.0.1 only. The token is random, so that neither another user of the machine nor another page in the
+browser can guess an address; a request by another host name (DNS rebinding) or from another origin is refused. There
+is nothing but GET: nothing can be changed. Requests hold numbers, never paths.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+import select
+import socket
+from collections.abc import Callable
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from ..errors import CkptError
+from ..messages import printable
+from .shelf import Shelf, Watch
+
+HOST = "127.0.0.1"
+NAMES = {"127.0.0.1", "localhost"}  # of this machine; the port may be another one, through a tunnel
+PATIENCE = 30  # seconds for a request to arrive
+ALWAYS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "X-Content-Type-Options": "nosniff",
+}
+ROUTES: list[tuple[str, Callable[[Shelf, list[int], dict[str, str], Watch], str | dict[str, Any]]]] = [
+    (r"(\d+)/", lambda shelf, n, _, watch: shelf.page(n[0], watch)),
+    (r"(\d+)/all", lambda shelf, n, _, watch: shelf.page(n[0], watch, whole=True)),
+    (r"(\d+)/tensor/(\d+)", lambda shelf, n, _, watch: shelf.tensor(n[0], n[1], watch)),
+    (r"(\d+)/region/(\d+)", lambda shelf, n, q, watch: shelf.region(n[0], n[1], _four(q.get("at", "")), watch)),
+    (r"pair", lambda shelf, _, q, watch: shelf.pair(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
+]
+
+
+class Wrong(Exception):
+    """A request that is not answered. Arguments: the status, and the reason."""
+
+
+class Gone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise Wrong(400, "choose two checkpoints, one before and one after")
+    return int(text)
+
+
+def _four(text: str) -> list[int]:
+    words = text.split(",")
+    if len(words) != 4:
+        raise Wrong(400, "a rectangle has four numbers")
+    return [_number(word) for word in words]
+
+
+class Server(ThreadingHTTPServer):
+    """Use it as a context manager. url: the address, with its token."""
+
+    daemon_threads = True  # what still reads ends with the program
+    block_on_close = False
+
+    def __init__(self, shelf: Shelf, port: int = 0) -> None:
+        super().__init__((HOST, port), Handler)
+        self.shelf, self.token = shelf, secrets.token_urlsafe(24)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/{self.token}/"
+
+    def handle_error(self, *_: object) -> None:
+        """A browser that has gone away is not an error to print."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    timeout = PATIENCE
+    server_version, sys_version = "ckptconv", ""
+
+    def do_GET(self) -> None:
+        """Answer with a page or with JSON."""
+        try:
+            self._answer()
+        except Wrong as e:
+            self._send(e.args[0], e.args[1])
+        except (Gone, ConnectionError):
+            self.close_connection = True
+        except CkptError as e:
+            self._send(422, str(e))
+        except Exception as e:  # a defect of ours: the server goes on
+            self._send(500, f"internal error: {type(e).__name__}")
+
+    def _answer(self) -> None:
+        self._refuse_strangers()
+        path = urlsplit(self.path)
+        _, token, rest = path.path.split("/", 2) if path.path.count("/") > 1 else ("", "", "")
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            raise Wrong(404, "not found")
+        shelf = self.server.shelf
+        if rest == "" and (only := shelf.only()) is not None:
+            self._send(303, "", {"Location": f"/{self.server.token}/{only}/"})
+        elif rest == "":
+            self._send(200, shelf.listing())
+        else:
+            for pattern, answer in ROUTES:
+                if m := re.fullmatch(pattern, rest, re.ASCII):
+                    words = {k: v[0] for k, v in parse_qs(path.query).items()}
+                    self._send(200, answer(shelf, [_number(n) for n in m.groups()], words, self._watch))
+                    return
+            raise Wrong(404, "not found")
+
+    def _refuse_strangers(self) -> None:
+        """Refuse requests to another host name, and from pages of other origins."""
+        host = self.headers.get("Host", "")
+        if re.sub(r":[0-9]+$", "", host) not in NAMES:
+            raise Wrong(403, "this server answers to localhost only")
+        if self.headers.get("Origin", f"http://{host}") != f"http://{host}":
+            raise Wrong(403, "this server answers to its own pages only")
+        moved = self.headers.get("Sec-Fetch-Mode") == "navigate"
+        if not moved and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise Wrong(403, "this server answers to its own pages only")
+
+    def _watch(self) -> None:
+        """Raise Gone when the browser has closed the connection."""
+        ready, _, _ = select.select([self.connection], [], [], 0)
+        if ready and not self.connection.recv(1, socket.MSG_PEEK):
+            raise Gone
+
+    def _send(self, status: int, what: str | dict[str, Any], more: dict[str, str] | None = None) -> None:
+        if isinstance(what, dict) or self.headers.get("Accept", "") == "application/json":
+            kind, text = "application/json", json.dumps(what if isinstance(what, dict) else {"error": what})
+        elif status >= 400:
+            kind, text = "text/html", f"<!doctype html><title>{status}</title><p>{escape(printable(what))}"
+        else:
+            kind, text = "text/html", what
+        body = text.encode(errors="backslashreplace")
+        self.send_response(status)
+        for key, value in {**ALWAYS, "Content-Type": f"{kind}; charset=utf-8", **(more or {})}.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: addresses hold the token."""
+
+
+__all__ = ["HOST", "Server"]

@@ -1,0 +1,321 @@
+"""The server of pages: who is refused, what is read, and how a matrix is enlarged in a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+
+import ckptconv
+from ckptconv.api import Select
+from ckptconv.bulk.discover import discover
+from ckptconv.moves.sources import Sources
+from ckptconv.reporting import server, shelf
+from ckptconv.reporting.pictures import matrix
+from ckptconv.reporting.region import region
+
+DRAW = np.random.default_rng(0)
+HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
+
+
+def serving(*sources: Path) -> server.Server:
+    def find() -> list[shelf.Offered]:
+        found = discover([str(s) for s in sources])
+        return [
+            shelf.Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "") for f in found
+        ]
+
+    made = server.Server(shelf.Shelf(find, Select()))
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    return made
+
+
+class Got:
+    """An answer."""
+
+    def __init__(self, to: server.Server, path: str, method: str = "GET", **headers: str) -> None:
+        port = to.server_address[1]
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        named = {k.replace("_", "-"): v for k, v in headers.items()}
+        line.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for key, value in {"Host": f"127.0.0.1:{port}", **named}.items():
+            line.putheader(key, value)
+        line.endheaders()
+        answer = line.getresponse()
+        self.status, self.headers, self.text = answer.status, dict(answer.headers), answer.read().decode()
+        line.close()
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("zoo")
+    arrays = {"big": DRAW.normal(size=(600, 900)).astype("f4"), "small": np.arange(6, dtype="f2")}
+    ckptconv.save(arrays, made / "a.safetensors")
+    ckptconv.save({n: x + 1 for n, x in arrays.items()}, made / "b.safetensors")
+    ckptconv.save(arrays, made / HOSTILE)
+    (made / "torn.safetensors").write_bytes(b"\xff" * 64)
+    (made.parent / "secret.npz").write_bytes((made / HOSTILE).read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def zoo(folder: Path) -> Iterator[server.Server]:
+    with serving(folder) as made:
+        yield made
+        made.shutdown()
+
+
+def base(of: server.Server) -> str:
+    return f"/{of.token}/"
+
+
+def number(of: server.Server, name: str) -> str:
+    """The page of a checkpoint, by its name in the list."""
+    found = re.search(rf'<a href="(\d+)/">{re.escape(name)}</a>', Got(of, base(of)).text)
+    assert found, name
+    return f"{base(of)}{found[1]}/"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("", {}, 200),
+        ("", {"Host": "localhost:1"}, 200),
+        ("", {"Host": "evil.example"}, 403),
+        ("", {"Host": "127.0.0.1.evil.example:80"}, 403),
+        ("", {"Host": ""}, 403),
+        ("", {"Origin": "http://evil.example"}, 403),
+        ("", {"Origin": "null"}, 403),
+        ("", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, 403),
+        ("", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}, 200),
+        ("0/tensor/0", {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors"}, 200),
+        ("../secret.npz", {}, 404),
+        ("..%2fsecret.npz", {}, 404),
+        ("a.safetensors", {}, 404),
+        ("/etc/passwd", {}, 404),
+        ("0/../../secret.npz", {}, 404),
+        ("99/", {}, 422),
+        ("-1/", {}, 404),
+        ("٣/", {}, 404),
+        ("1" * 99 + "/", {}, 400),
+        ("0/tensor/99", {}, 422),
+        ("0/region/0", {}, 400),
+        ("0/region/0?at=0,1,0,1,2", {}, 400),
+        ("0/region/0?at=0,x,0,1", {}, 400),
+        ("0/region/0?at=0,601,0,900", {}, 422),
+        ("0/region/0?at=9,9,0,900", {}, 422),
+        ("pair", {}, 400),
+        ("pair?a=0&b=..%2f..%2fetc", {}, 400),
+    ],
+)
+def test_who_is_answered(zoo: server.Server, path: str, headers: dict[str, str], status: int) -> None:
+    got = Got(zoo, base(zoo) + quote(path, safe="/?=&,%"), **headers)
+    assert got.status == status, got.text
+    assert got.headers["Referrer-Policy"] == "no-referrer"
+    assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "Access-Control-Allow-Origin" not in got.headers
+
+
+@pytest.mark.parametrize("path", ["/", "", "//", "/x/", "/x/0/", "/{}x/0/", "/{}", "http://evil.example/{}/x"])
+def test_without_the_token_there_is_nothing(zoo: server.Server, path: str) -> None:
+    assert Got(zoo, path.replace("{}", zoo.token) or "*").status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+def test_there_is_only_get(zoo: server.Server, method: str) -> None:
+    assert Got(zoo, base(zoo), method).status == 501
+
+
+def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: server.Server, folder: Path) -> None:
+    assert zoo.socket.getsockname()[0] == "127.0.0.1"
+    with serving(folder) as other:
+        other.shutdown()
+        assert len(other.token) >= 32
+        assert other.token != zoo.token
+
+
+def test_the_list_escapes_names_and_says_what_is_wrong(zoo: server.Server) -> None:
+    page = Got(zoo, base(zoo)).text
+    assert "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;.npz" in page
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "4 checkpoints" in page
+    torn = Got(zoo, number(zoo, "torn.safetensors"))
+    assert torn.status == 422
+    assert "torn.safetensors" in torn.text
+
+
+def test_what_is_new_is_listed_and_numbers_stay(tmp_path: Path) -> None:
+    ckptconv.save({"x": np.ones(3, "f4")}, tmp_path / "b.npz")
+    with serving(tmp_path) as made:
+        only = Got(made, base(made))
+        assert (only.status, only.headers["Location"]) == (303, base(made) + "0/")
+        ckptconv.save({"x": np.ones(4, "f4")}, tmp_path / "a.npz")
+        assert number(made, "b.npz") == base(made) + "0/"
+        assert number(made, "a.npz") == base(made) + "1/"
+        (tmp_path / "b.npz").unlink()
+        assert Got(made, base(made)).headers["Location"] == base(made) + "1/"
+        assert Got(made, base(made) + "0/").status == 422
+        made.shutdown()
+
+
+def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
+    page = number(zoo, "a.safetensors")
+    array = ckptconv.open(folder / "a.safetensors")["big"].numpy()
+    got = Got(zoo, f"{page}region/0?at=590,600,896,900").json()
+    assert got["texts"] == [[str(x) for x in row] for row in array[590:, 896:]]
+    stats = Got(zoo, f"{page}tensor/0").json()
+    assert stats["min"] == [float(f"{array.min():.6g}")]
+    assert len(stats["bins"][0]) == 44
+    assert '"live":{"most"' in Got(zoo, page).text
+    b = number(zoo, "b.safetensors").split("/")[-2]
+    both = Got(zoo, f"{base(zoo)}pair?a={page.split('/')[-2]}&b={b}").text
+    assert '"mode":"comparison"' in both
+
+
+def test_a_file_that_changed_is_said_to_have(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    ckptconv.save({"x": np.zeros((9, 9), "f4")}, path)
+    with serving(path) as made:
+        Got(made, base(made) + "0/")
+        ckptconv.save({"x": np.ones((9, 9), "f4")}, path, force=True)
+        late = Got(made, base(made) + "0/tensor/0", Accept="application/json")
+        assert (late.status, "changed while it was read" in late.json()["error"]) == (422, True)
+        assert Got(made, base(made) + "0/").status == 200
+        assert Got(made, base(made) + "0/tensor/0").json()["min"] == [1]
+        made.shutdown()
+
+
+def sparse(path: Path, gigabytes: int) -> None:
+    """A checkpoint of a few tensors that takes no room on the disk: all zero, but for the last value of each."""
+    rows, wide = gigabytes * 10**9 // 2**16, 2**14
+    header: dict[str, Any] = {}
+    for k in range(2):
+        at = [k * rows * wide * 2, (k + 1) * rows * wide * 2]
+        header[f"layer.{k}"] = {"dtype": "BF16", "shape": [rows, wide], "data_offsets": at}
+    text = json.dumps(header).encode()
+    with path.open("wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for k in (1, 2):
+            f.seek(8 + len(text) + k * rows * wide * 2 - 2)
+            f.write(b"\x80\x3f")
+
+
+def test_half_a_terabyte_is_looked_at_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse(tmp_path / "big.safetensors", 500)
+    asked = list[int]()
+    into = shelf.files.Reader.into
+    monkeypatch.setattr(
+        shelf.files.Reader, "into", lambda self, at, view: (asked.append(len(view)), into(self, at, view))
+    )
+    with serving(tmp_path / "big.safetensors") as made:
+        page = Got(made, base(made) + "0/").text
+        assert "Read all values: 500.0 GB" in page
+        assert sum(asked) == 0
+        high, wide = json.loads(re.findall(r'"shapes":\[(.*?\])\]', page)[0])
+        corner = Got(made, f"{base(made)}0/region/1?at={high - 4},{high},{wide - 3},{wide}").json()
+        assert corner["texts"][-1] == ["0", "0", "1"]
+        assert sum(asked) == 4 * 3 * 2
+        made.shutdown()
+
+
+def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
+    """All 250 GB would take minutes; the next request gets its turn."""
+    sparse(tmp_path / "big.safetensors", 500)
+    with serving(tmp_path / "big.safetensors") as made:
+        Got(made, base(made) + "0/")
+        for _ in range(shelf.READERS):
+            line = socket.create_connection(made.server_address[:2])
+            line.sendall(f"GET {base(made)}0/tensor/0 HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            time.sleep(0.2)
+            line.close()
+        assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
+        made.shutdown()
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "h5", "pt"])
+def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str) -> None:
+    arrays = {
+        "m": DRAW.normal(size=(150, 170)).astype("f4"), "n": DRAW.normal(size=(3, 5, 31, 40)).astype("f2"),
+        "v": DRAW.normal(size=1000), "s": np.float32(3.5), "i": DRAW.integers(-9, 9, (65, 66)),
+        "long": DRAW.normal(size=(2, 40000)).astype("f4"),
+    }  # fmt: skip
+    ckptconv.save(arrays, tmp_path / f"x.{suffix}")
+    checkpoint = ckptconv.open(tmp_path / f"x.{suffix}")
+    with Sources() as sources, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckptconv.reporting.region.WINDOW", 40_000)  # many windows
+        for name, array in arrays.items():
+            high, wide = matrix(np.shape(array))
+            whole = np.reshape(array, (high, wide))
+            for _ in range(6):
+                top, bottom = sorted(DRAW.choice(high + 1, 2, replace=False))
+                left, right = sorted(DRAW.choice(wide + 1, 2, replace=False))
+                found = region(checkpoint[name], (top, bottom, left, right), sources)
+                part = whole[top:bottom, left:right]
+                rows, columns = (np.arange(n) * m // n for n, m in zip(part.shape, found.cells.shape, strict=True))
+                want = np.zeros(found.cells.shape)
+                np.maximum.at(want, (rows[:, None], columns[None, :]), np.abs(part.astype("f8")))
+                np.testing.assert_allclose(found.cells, want, rtol=1e-6, err_msg=name)
+                assert found.texts is None or found.texts == [[str(x) for x in row] for row in part]
+        with pytest.raises(ckptconv.UsageError, match="no rectangle"):
+            region(checkpoint["m"], (0, 151, 0, 1), sources)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to open the pages with")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_matrix_is_enlarged_to_single_values(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "FEW", 0)
+    array = DRAW.normal(0, 0.02, (1100, 700)).astype("f4")
+    array[234, 345] = np.nan
+    arrays = {"layer.0.w": array, "layer.0.b": np.zeros(9, "f4"), HOSTILE: np.ones((2, 2), "f4")}
+    ckptconv.save(arrays, tmp_path / "x.safetensors")
+    ckptconv.save(arrays, tmp_path / HOSTILE)
+    with serving(tmp_path) as made, Browser() as chromium:
+        page = chromium.page(made.url, width, 844, until="document.querySelector('.list')")
+        page.click("a[href='1/']")
+        page.wait("document.documentElement?.dataset.ready === 'yes'")
+        assert page.run("return document.querySelectorAll('header a').length") == 2, "the list, and all values"
+        names = "JSON.parse(document.querySelector('#data').textContent).names"
+        page.run(f"location.hash = 'open=' + {names}.indexOf('layer.0.w')")
+        page.wait("document.querySelector('.look canvas') && document.querySelector('#detail rect')")
+        assert "NaN" in page.run("return document.querySelector('#detail').textContent")
+        for _ in range(2):  # from 1100 x 700 by 138 x 64 to single values
+            before = page.run("return document.querySelector('.look [role=status]').textContent")
+            page.click(".look canvas")
+            page.wait(f"document.querySelector('.look [role=status]').textContent !== {json.dumps(before)} &&"
+                      " /Row/.test(document.querySelector('.look [role=status]').textContent)")  # fmt: skip
+        assert "is one value" in page.run("return document.querySelector('.look [role=status]').textContent")
+        page.run("document.querySelector('.look button').focus()")
+        page.key("Enter")
+        page.wait("document.querySelector('.numbers td')")
+        found = page.run(
+            "const t = document.querySelector('.numbers table'), n = (s) => Number(t.querySelector(s).textContent"
+            ".replace(/,/g, '')); return [n('th[scope=row]'), n('th[scope=col]'), [...t.rows[1].cells].slice(1)"
+            ".map((c) => c.textContent)];"
+        )
+        row, column, texts = found
+        assert texts == [str(x) for x in array[row, column : column + 8]]
+        page.run(
+            "[...document.querySelectorAll('#detail .link')].find((b) => b.textContent === 'Show the place').click()"
+        )
+        page.wait("/nan/.test(document.querySelector('.numbers')?.textContent)")
+        wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide == 0
+        assert page.complaints() == []
+        made.shutdown()
