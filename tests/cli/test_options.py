@@ -21,7 +21,7 @@ from ckptconv.messages import brief, table
 
 def test_every_verb_and_every_option_is_on_a_page() -> None:
     made = runpy.run_path(str(ROOT / "tools" / "make_options.py"))["pages"]()
-    assert {p.stem for p in made} == {"convert", "inspect", "diff", "verify", "match", "report", "zoo"}
+    assert {p.stem for p in made} == {"convert", "inspect", "diff", "verify", "match", "report", "serve", "zoo"}
     assert [p.name for p, text in made.items() if p.read_text("utf-8") != text] == [], "python tools/make_options.py"
 
 
