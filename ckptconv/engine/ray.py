@@ -4,9 +4,10 @@
     ray                 the Ray cluster of this machine or of RAY_ADDRESS
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
-Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its range, and ends. Any
-range may be written twice, so a lost worker costs only its task. Before the first task, each node is asked whether it
-reaches the paths. Nothing of ours stays on the cluster.
+Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its ranges, and ends. Any
+range may be written twice, so a lost worker costs only its tasks, and one that stands still is overtaken. A task is as
+many neighbouring jobs as leave each processor some tasks: the caller's work does not grow with the bytes. Before the
+first task, each node is asked whether it reaches the paths. Nothing of ours stays on the cluster.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -21,16 +23,20 @@ from typing import Any, TypeVar, cast
 from ..errors import CkptError, MissingExtra, StorageError, UsageError
 from ..messages import listing, version
 from ..moves.part import Coded, Held, Span
+from ..moves.prefetch import is_fetched_whole
 from ..storage import files
+from .inflight import RETRIES, InFlight, first_line
 from .job import Receipt
 from .plan import Job
 from .run import Map, Work
 
-RETRIES = 3
 KNOCK = 10.0  # seconds a cluster may take to accept a connection
 PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
 BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
+TASKS = 8  # for each processor: more cost the caller time, fewer leave processors idle at the end
+MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is lost
+CENSUS = 5.0  # seconds after which the processors are counted again
 Task = TypeVar("Task")
 
 
@@ -55,17 +61,36 @@ def engine(name: str) -> Map | None:
         with cluster(name) as ray:
             probe(ray, _sources(jobs), list(do.sink.paths().values()))
             memory = do.memory.window + do.memory.whole + BESIDE
-            for job, result in apply(ray, _job, do, jobs, memory):
+            for some, result in apply(ray, _run, do, batches(jobs, processors(ray)), memory, overtake=True):
                 if isinstance(result, CkptError):
                     raise result
-                yield cast(Receipt, result)._replace(job=job)
+                for job, receipt in zip(some, cast(Sequence[Receipt], result), strict=True):
+                    yield receipt._replace(job=job)
 
     return on_cluster
 
 
-def _job(do: Work, job: Job) -> Receipt:
-    """Run one job on a worker; only the result is sent back, since the caller has the job."""
-    return do(job)._replace(job=job._replace(pieces=()))
+def _run(do: Work, jobs: Sequence[Job]) -> list[Receipt]:
+    """Run some jobs on a worker; only the results are sent back, since the caller has the jobs."""
+    return [r._replace(job=r.job._replace(pieces=())) for r in do.each(jobs)]
+
+
+def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
+    """Divide jobs, which are in the order of the output, into tasks for so many workers.
+
+    Jobs that read parts of one remote tensor which is fetched whole are one task, so that it is fetched once.
+    """
+    size = min(MAX_TASK, sum(job.size for job in jobs) // (TASKS * max(1, workers)))
+    some, total, before = list[Job](), 0, ""
+    for job in jobs:
+        tensor = next((p.tensor for p in job.pieces if is_fetched_whole(p)), "")
+        if some and total + job.size > size and not (tensor and tensor == before):
+            yield some
+            some, total = [], 0
+        some.append(job)
+        total, before = total + job.size, tensor
+    if some:
+        yield some
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------
@@ -115,44 +140,43 @@ def _knock(name: str) -> None:
         raise _silent(f"{address}: {e}") from e
 
 
+def processors(ray: Any) -> int:
+    """How many processors the cluster has now; it may grow and shrink while a plan runs."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
 def apply(
-    ray: Any, function: Callable[[Any, Task], Any], shared: Any, tasks: Iterable[Task], memory: int
+    ray: Any,
+    function: Callable[[Any, Task], Any],
+    shared: Any,
+    tasks: Iterable[Task],
+    memory: int,
+    *,
+    overtake: bool = False,
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
     Twice as many tasks are submitted as run, so that no worker waits; none starts where `memory` is not to be had.
+    overtake: of the last tasks, run those that take much longer than the others a second time; what is done first
+    counts.
     """
     remote = ray.remote(num_cpus=1, memory=memory, max_retries=RETRIES, retry_exceptions=[StorageError])(function)
     handle = ray.put(shared)
-    limit = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    flying: dict[Any, Task] = {}
+    flying = InFlight(ray, lambda task: remote.remote(handle, task))
+    limit, asked = 2 * processors(ray), time.monotonic()
     try:
         for task in tasks:
-            flying[remote.remote(handle, task)] = task
-            if len(flying) >= limit:
-                yield from _landed(ray, flying)
+            flying.start(task)
+            if time.monotonic() - asked > CENSUS:
+                limit, asked = 2 * processors(ray), time.monotonic()
+            while len(flying) >= limit:
+                yield from flying.landed()
         while flying:
-            yield from _landed(ray, flying)
+            yield from flying.landed()
+            if overtake:
+                flying.overtake()
     finally:
-        for reference in flying:
-            ray.cancel(reference)
-
-
-def _landed(ray: Any, flying: dict[Any, Task]) -> Iterator[tuple[Task, Any]]:
-    done, _ = ray.wait(list(flying), num_returns=1)
-    for reference in done:
-        task = flying.pop(reference)
-        try:
-            yield task, ray.get(reference)
-        except ray.exceptions.RayTaskError as e:
-            cause = e.cause
-            yield task, cause if isinstance(cause, CkptError) else CkptError(f"a worker failed: {_first(cause)}")
-        except ray.exceptions.RayError as e:
-            yield task, CkptError(f"the cluster lost a task {RETRIES + 1} times: {_first(e)}")
-
-
-def _first(e: object) -> str:
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no reason given'}"
+        flying.cancel()
 
 
 # --- before the first task --------------------------------------------------------------------------------------
@@ -181,28 +205,33 @@ def _sources(jobs: Iterable[Job]) -> dict[str, int]:
 
 
 def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
-    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not."""
+    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not.
+
+    Nodes that leave meanwhile are not asked, unless none is left.
+    """
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     remote = ray.remote(num_cpus=0, max_retries=1)(reach)
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     asked = {
         remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, writes): n for n in nodes
     }
-    problems = []
+    problems, gone = list[str](), list[str]()
+    left = (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError)
     for reference, node in asked.items():
         where = node.get("NodeManagerHostname") or node["NodeID"][:8]
         try:
             theirs, missing = ray.get(reference, timeout=PATIENCE)
         except ray.exceptions.RayError as e:
-            problems.append(f"{where}: cannot run ckptconv ({_first(getattr(e, 'cause', None) or e)})")
+            what = f"{where}: cannot run ckptconv ({first_line(getattr(e, 'cause', None) or e)})"
+            (gone if isinstance(e, left) else problems).append(what)
             continue
         if theirs != version():
             problems.append(f"{where}: has ckptconv {theirs}, not {version()}")
         problems += [f"{where}: {what}" for what in missing]
-    if problems:
+    if problems or len(gone) == len(asked):
         raise UsageError(
             "the cluster's workers cannot do this; source, destination and (for a remote destination) TMPDIR must lie "
-            f"on storage that all of them reach by the same path:\n{listing(problems)}"
+            f"on storage that all of them reach by the same path:\n{listing(problems or gone)}"
         )
 
 
@@ -219,4 +248,4 @@ def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]
     return version(), missing
 
 
-__all__ = ["absolute", "apply", "cluster", "engine", "probe", "reach"]
+__all__ = ["absolute", "apply", "batches", "cluster", "engine", "probe", "processors", "reach"]

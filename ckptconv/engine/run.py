@@ -54,7 +54,7 @@ Confirm = Callable[[Outcome, Callable[[str], str]], None]
 class Work:
     """`run_job` with all but the job: what a `map` is given.
 
-    A pickled copy is `detached`: it opens files by path for each job, and closes them afterwards.
+    A pickled copy is `detached`: it opens files by path for some jobs, and closes them afterwards.
     """
 
     sources: Sources
@@ -65,13 +65,20 @@ class Work:
     detached: bool = False
 
     def __call__(self, job: Job) -> Receipt:
+        return self.each([job])[0]
+
+    def each(self, jobs: Sequence[Job]) -> list[Receipt]:
+        """Run some jobs, one after another, with the same open files."""
         try:
-            with fetched(job.pieces, self.sources):
-                return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+            return [self._run(job) for job in jobs]
         finally:
             if self.detached:
                 self.sources.close()
                 self.sink.close()
+
+    def _run(self, job: Job) -> Receipt:
+        with fetched(job.pieces, self.sources):
+            return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _arrived, (self.sink, self.memory, self.check, self.digest)

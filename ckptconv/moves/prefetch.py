@@ -51,6 +51,20 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
             f.release()
 
 
+def is_fetched_whole(piece: Piece) -> bool:
+    """Whether a piece of a tensor reads all of a remote one."""
+    return any(
+        _is_spread(reach(part.shape, part.strides) * part.dtype.itemsize, prod(part.shape) * part.dtype.itemsize)
+        for whole in piece.parts
+        if isinstance(whole.data, Span) and is_remote(whole.data.url)
+        for part in clip(whole, piece.lo, piece.hi)
+    )
+
+
+def _is_spread(extent: int, size: int) -> bool:
+    return extent > max(MAX_SPREAD * size, SMALL_EXTENT)
+
+
 def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
     """Collect the ranges of a piece; tensors with spread-out boxes are copied to a local file."""
     for whole in piece.parts:
@@ -58,8 +72,8 @@ def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tup
         if not isinstance(span, Span) or span.url not in far:
             continue
         for part in clip(whole, piece.lo, piece.hi):
-            extent, count = reach(part.shape, part.strides) * item, prod(part.shape) * item
-            if extent > max(MAX_SPREAD * count, SMALL_EXTENT):
+            extent = reach(part.shape, part.strides) * item
+            if _is_spread(extent, prod(part.shape) * item):
                 far[span.url].spool(span.start + whole.offset * item, reach(whole.shape, whole.strides) * item)
             elif extent <= MAX_REQUEST:
                 ranges[span.url].append((span.start + part.offset * item, extent))

@@ -16,6 +16,7 @@ import pytest
 
 from ckptconv import CkptError, MissingExtra, StorageError, UsageError
 from ckptconv.dtypes import DTYPES
+from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
@@ -32,6 +33,10 @@ class Lost(Exception):
     """What Ray raises for a task that it could not run."""
 
 
+class Left(Lost):
+    """What Ray raises for a task of a node that is no longer there."""
+
+
 class Failed(Lost):
     """What Ray raises for a task that raised."""
 
@@ -43,7 +48,7 @@ class Failed(Lost):
 class Cluster(ModuleType):
     """As much of `ray` as is used; tasks run when they are waited for, the newest first."""
 
-    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed, NodeDiedError=Left, TaskUnschedulableError=Left)
     util = SimpleNamespace(scheduling_strategies=SimpleNamespace(
         NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft)
     ))  # fmt: skip
@@ -52,7 +57,7 @@ class Cluster(ModuleType):
         super().__init__("ray")
         self.answers, self.cpus, self.connected = answers or {}, cpus, connected
         self.said = list[Any]()
-        self.flying = set[int]()
+        self.flying, self.ended, self.stuck, self.at_once = set[int](), set[int](), set[int](), 1
         self.most, self.count = 0, 0
         self.tasks = dict[int, Any]()
 
@@ -92,12 +97,19 @@ class Cluster(ModuleType):
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": self.cpus} if self.cpus else {}
 
-    def wait(self, references: list[int], num_returns: int) -> tuple[list[int], list[int]]:
-        assert num_returns == 1
+    def wait(
+        self, references: list[int], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[list[int], list[int]]:
         assert set(references) == self.flying
-        return [references[-1]], references[:-1]
+        assert not fetch_local
+        assert timeout
+        self.ended |= {*[r for r in references if r not in self.stuck][-self.at_once :]}
+        ready = [r for r in references if r in self.ended][:num_returns]
+        return ready, [r for r in references if r not in ready]
 
-    def get(self, reference: int, timeout: float | None = None) -> Any:
+    def get(self, reference: Any, timeout: float | None = None) -> Any:
+        if isinstance(reference, list):
+            return [self.get(one) for one in reference]
         self.flying.discard(reference)
         function, given, where = self.tasks[reference]
         if where is not None:
@@ -114,8 +126,9 @@ class Cluster(ModuleType):
         except Exception as e:
             raise Failed(e) from e
 
-    def cancel(self, reference: int) -> None:
-        self.said.append(("cancel", reference))
+    def cancel(self, reference: int, force: bool = False) -> None:
+        self.said.append(("cancel", reference, *["force"] * force))
+        self.flying.discard(reference)
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -151,6 +164,76 @@ def test_tasks_in_flight_are_cancelled_when_nobody_waits() -> None:
     assert next(found) == ("d", "d")
     found.close()  # type: ignore[attr-defined]
     assert ray.said[1:] == [("cancel", 1), ("cancel", 2), ("cancel", 3)]
+
+
+def test_a_share_of_the_tasks_in_flight_is_waited_for() -> None:
+    """Of 64, four; of what ended earlier, the oldest."""
+    ray = Cluster(cpus=32)
+    ray.at_once = 5
+    found = engine.apply(ray, lambda shared, task: task, None, range(80), 1)
+    assert [next(found)[0] for _ in range(8)] == [59, 60, 61, 62, 63, 64, 65, 66]
+    assert sorted(task for task, _ in found) == sorted({*range(80)} - {*range(59, 67)})
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_task_that_stands_still_is_overtaken(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "SLOW", 0.0)
+    monkeypatch.setattr(inflight, "SLOWER", 0.0)
+    ray = Cluster()
+    ray.stuck = {1}
+
+    def submitted(flying: inflight.InFlight, task: str) -> Any:
+        if ray.count == 2:
+            ray.stuck = {1, 3} - {first}  # the task goes on, or its twin is sooner done
+        return start(flying, task)
+
+    start = inflight.InFlight.start
+    monkeypatch.setattr(inflight.InFlight, "start", submitted)
+    found = engine.apply(ray, lambda shared, task: task, None, iter("ab"), 1, overtake=True)
+    assert list(found) == [("b", "b"), ("a", "a")]
+    assert ray.said[1:] == [("cancel", 4 - first, "force")]
+    assert ray.flying == set()
+
+
+def test_what_may_not_run_twice_does_not() -> None:
+    ray = Cluster()
+    assert list(engine.apply(ray, lambda shared, task: task, None, iter("a"), 1)) == [("a", "a")]
+    assert ray.count == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "counts"),
+    [
+        ([10] * 16, 1, [2] * 8),
+        ([10] * 16, 2, [1] * 16),
+        ([10] * 5, 100, [1] * 5),
+        ([1, 1, 100, 1, 1], 1, [2, 1, 2]),
+        ([300] * 4, 0, [1] * 4),
+        ([100] * 100, 1, [3] * 33 + [1]),  # 1,250 would be one of eight tasks: no task writes more than MAX_TASK
+        ([], 3, []),
+    ],
+)
+def test_neighbouring_jobs_are_one_task(
+    sizes: list[int], workers: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MAX_TASK", 300)
+    jobs = [job(start=i)._replace(size=size) for i, size in enumerate(sizes)]
+    some = list(engine.batches(jobs, workers))
+    assert [len(s) for s in some] == counts
+    assert [j for s in some for j in s] == jobs
+
+
+def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task() -> None:
+    """Columns of remote matrices, each job 64 of 4,096, and of one on a shared disk."""
+
+    def column(name: str, url: str, at: int) -> Job:
+        part = Part(Span(url, 0, 4 * 4096**2), F32, (4096, 4096), 0, (1, 4096), 0, (4096, 1))
+        return Job("file", 0, 2**20, (Piece(name, F32, at * 2**18, (at + 1) * 2**18, 0, (part,)),))
+
+    far = [column(name, "http://host/x", at) for name in "ab" for at in range(64)]
+    assert [len(some) for some in engine.batches(far, 1000)] == [64, 64]
+    near = [column("a", "/x", at) for at in range(64)]
+    assert [len(some) for some in engine.batches(near, 1000)] == [1] * 64
 
 
 @pytest.mark.parametrize(
@@ -195,6 +278,12 @@ def test_all_that_is_wrong_with_nodes_is_said_at_once() -> None:
     ]
     with pytest.raises(UsageError, match=r"one: cannot run ckptconv \(Lost: no answer\)"):
         engine.probe(Cluster({"one-0123456789": Lost("no answer")}), {}, [])
+
+
+def test_a_node_that_leaves_while_it_is_asked_is_no_problem_unless_it_is_the_last() -> None:
+    engine.probe(Cluster({"one-0123456789": Left("it does not exist any more")}), {}, [])
+    with pytest.raises(UsageError, match=r"one: cannot run ckptconv \(Left: gone\)\n  bare-012: .*Left: away"):
+        engine.probe(Cluster({"one-0123456789": Left("gone"), "bare-0123456789": Left("away")}), {}, [])
 
 
 def test_what_a_node_sees(tmp_path: Path) -> None:
@@ -260,7 +349,7 @@ class Sink:
 class Done:
     """A job's work that only says which it was."""
 
-    def __call__(self, job: Job) -> Receipt:
+    def _run(self, job: Job) -> Receipt:
         if job.start == 13:
             raise UsageError("an unlucky job")
         return Receipt(job, (), (), {})
@@ -273,7 +362,7 @@ def work() -> Work:
 
 @pytest.fixture
 def _work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Work, "__call__", Done.__call__)
+    monkeypatch.setattr(Work, "_run", Done._run)
 
 
 @pytest.mark.usefixtures("_work")
@@ -286,7 +375,7 @@ def test_jobs_become_tasks_and_come_back_whole(monkeypatch: pytest.MonkeyPatch) 
     found = sorted(run(work(), jobs), key=lambda r: r.job.start)
     assert [r.job for r in found] == jobs
     assert ray.said[-1]["memory"] == 3 + 4 + 128 * 2**20
-    assert engine._job(work(), jobs[1]).job.pieces == ()  # what a worker sends back is small
+    assert [r.job.pieces for r in engine._run(work(), jobs)] == [()] * 3  # what a worker sends back is small
     with pytest.raises(UsageError, match="an unlucky job"):
         list(run(work(), [job(start=13)]))
     monkeypatch.setattr(engine, "SHIPPED", 1)

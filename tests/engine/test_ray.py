@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import ckptconv
 from ckptconv import Change, Resources, Target
 from ckptconv.bulk import run
 from ckptconv.checkpoint import held as held_tensor
+from ckptconv.engine import inflight
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -68,14 +70,14 @@ def test_relative_paths_mean_the_callers_folder(source: Path, tmp_path: Path, mo
 def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tmp_path / "killed"
 
-    def deadly(do: Any, job: Any) -> Any:
-        if job.start and not mark.exists():
+    def deadly(do: Any, jobs: Any) -> Any:
+        if jobs[0].start and not mark.exists():
             mark.write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(do, job)
+        return real(do, jobs)
 
-    real = ray_engine._job
-    monkeypatch.setattr(ray_engine, "_job", deadly)
+    real = ray_engine._run
+    monkeypatch.setattr(ray_engine, "_run", deadly)
     ckptconv.convert(source, tmp_path / "ray.npz", resources=CLUSTER)
     monkeypatch.undo()
     ckptconv.convert(source, tmp_path / "here.npz")
@@ -94,10 +96,10 @@ def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
 
 
 def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(do: Any, job: Any) -> Any:
+    def broken(do: Any, jobs: Any) -> Any:
         raise ckptconv.UnsafeCheckpoint("no further", tensor="w3")
 
-    monkeypatch.setattr(ray_engine, "_job", broken)
+    monkeypatch.setattr(ray_engine, "_run", broken)
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="w3: no further"):
         ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
     assert not (tmp_path / "out").exists()
@@ -181,6 +183,64 @@ def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.Mo
         ray_engine._knock(name)  # which somebody hears
     with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
         ray_engine._knock(name)
+
+
+def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin's result counts, and the process that stands still is ended."""
+    monkeypatch.setattr(inflight, "SLOW", 1.0)
+    monkeypatch.setattr(inflight, "SLOWER", 0.0)
+
+    def stands(home: str, n: int) -> int:
+        mark = Path(home, "pid")
+        if n == 1 and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            time.sleep(600)
+        return n
+
+    found = ray_engine.apply(ray, stands, str(tmp_path), [0, 1, 2], 10**6, overtake=True)
+    assert sorted(found) == [(0, 0), (1, 1), (2, 2)]
+    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="the extra http is not installed")
+    value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048), dtype="f4"))  # 16 MiB
+    np.save(tmp_path / "w.npy", value)
+    sent = [0]
+
+    class Ranged(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = (tmp_path / "w.npy").read_bytes()
+            first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+            stop = min(int(last or len(data) - 1), len(data) - 1)
+            sent[0] += stop + 1 - int(first)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{stop}/{len(data)}")
+            self.send_header("Content-Length", str(stop + 1 - int(first)))
+            self.end_headers()
+            self.wfile.write(data[int(first) : stop + 1])
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str((tmp_path / "w.npy").stat().st_size))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranged) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/w.npy"
+        resources = Resources(engine="ray", max_memory=16 * 2**20)
+        ckptconv.convert(url, tmp_path / "out.npz", resources=resources)
+        server.shutdown()
+    assert sent[0] < 1.2 * value.nbytes
+    (array,) = np.load(tmp_path / "out.npz").values()
+    assert np.array_equal(array, value)
 
 
 def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""What a large Ray cluster asks of the caller, simulated on this machine; and nodes that are killed.
+
+    python benchmarks/cluster.py [tasks] [plan] [kills]       prints one JSON object a line
+
+tasks   tasks a second through the caller, with as many in flight as clusters of so many processors have; two processes
+        run them, and do nothing
+plan    500 GB on 100 nodes of 32 processors: its plan, and the caller's part in running it, with tasks that do nothing
+kills   a conversion on four nodes, each a Ray node of its own on this machine, of which one is killed and replaced 20
+        times in the middle: is the output that of the local engine?
+
+Two processes cannot do what 3,200 do, so what is measured is a lower bound: they share two processors with the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+import ckptconv
+from ckptconv.engine import ray as engine
+from ckptconv.engine.job import Receipt
+from ckptconv.engine.plan import Job
+from ckptconv.engine.run import Work
+
+PROCESSORS = (2, 128, 4000)
+TASKS = 20_000
+SETTINGS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 10**8}
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+@contextmanager
+def claimed(processors: int) -> Iterator[None]:
+    """The caller believes that the cluster has so many processors."""
+    real, engine.processors = engine.processors, lambda _: processors
+    try:
+        yield
+    finally:
+        engine.processors = real
+
+
+def nothing(_: object, task: int) -> int:
+    return task
+
+
+def read_nothing(_: Work, jobs: Sequence[Job]) -> list[Receipt]:
+    return [Receipt(job._replace(pieces=()), (), (), {}) for job in jobs]
+
+
+def tasks(_: Path) -> None:
+    ray.init(address="local", num_cpus=2, **SETTINGS)
+    list(engine.apply(ray, nothing, None, range(500), 10**6))  # starts the processes
+    for processors in PROCESSORS:
+        with claimed(processors):
+            began, cpu = time.perf_counter(), time.process_time()
+            count = sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6))
+            took, used = time.perf_counter() - began, time.process_time() - cpu
+        say(processors=processors, tasks=count, per_second=round(count / took), caller_us=round(used / count * 1e6))
+    ray.shutdown()
+
+
+def plan(home: Path) -> None:
+    """The file is sparse: nothing but its header is read."""
+    shape, count = [62_500, 16_000], 125  # of 4 GB
+    header: dict[str, Any] = {
+        f"layer_{i}": {"dtype": "F32", "shape": shape, "data_offsets": [i * 4 * 10**9, (i + 1) * 4 * 10**9]}
+        for i in range(count)
+    }
+    raw = json.dumps(header).encode()
+    with open(home / "large.safetensors", "wb") as f:
+        f.write(len(raw).to_bytes(8, "little") + raw)
+        f.truncate(8 + len(raw) + count * 4 * 10**9)
+    began = time.perf_counter()
+    jobs = ckptconv.dry_run(home / "large.safetensors", home / "out.npz").jobs
+    planned = time.perf_counter() - began
+    ray.init(address="local", num_cpus=2, **SETTINGS)
+    list(engine.apply(ray, nothing, None, range(500), 10**6))
+    with claimed(3200):
+        some = list(engine.batches(jobs, 3200))
+        began, cpu = time.perf_counter(), time.process_time()
+        for batch, result in engine.apply(ray, read_nothing, None, some, 10**6):
+            assert len(batch) == len(result)
+        took, used = time.perf_counter() - began, time.process_time() - cpu
+    say(gigabytes=500, planned_s=round(planned, 1), jobs=len(jobs), tasks=len(some),
+        largest_task_mb=round(max(sum(j.size for j in b) for b in some) / 1e6),
+        caller_s=round(took, 1), caller_cpu_s=round(used, 1))  # fmt: skip
+    ray.shutdown()
+
+
+def kills(home: Path, times: int = 20) -> None:
+    from ray.cluster_utils import Cluster
+
+    value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048)))
+    (home / "in").mkdir()
+    for i in range(16):
+        np.save(home / "in" / f"w{i}.npy", value + i)
+    change = ckptconv.Change(dtype="bfloat16")
+    ckptconv.convert(home / "in", home / "here.safetensors", change=change)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 10**8})
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(4)]
+    ray.init(address=cluster.address, log_to_driver=False)
+    killed, equal, runs = 0, 0, 0
+    while killed < times:
+
+        def progress(done: int, total: int) -> None:
+            nonlocal killed
+            if killed < times and killed % 4 <= 4 * done // total:
+                cluster.remove_node(nodes.pop(0), allow_graceful=False)
+                nodes.append(cluster.add_node(num_cpus=1, object_store_memory=10**8))
+                killed += 1
+
+        resources = ckptconv.Resources(engine="ray", max_memory=32 * 2**20, progress=progress)
+        target = ckptconv.Target(force=True, sync=False)
+        ckptconv.convert(home / "in", home / "there.safetensors", change=change, target=target, resources=resources)
+        runs += 1
+        equal += (home / "here.safetensors").read_bytes() == (home / "there.safetensors").read_bytes()
+    say(nodes_killed=killed, conversions=runs, identical=equal)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def main() -> None:
+    os.environ["PYTHONPATH"] = str(Path(ckptconv.__file__).parents[1])
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    every = {"tasks": tasks, "plan": plan, "kills": kills}
+    for name in sys.argv[1:] or list(every):
+        home = Path(tempfile.mkdtemp())
+        try:
+            every[name](home)
+        finally:
+            shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    main()
