@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser, Page, cells
+from browser import CHROMIUM, Browser, Page, cells, unlike
+from kit import ROOT
 
 import ckptconv
 
@@ -183,3 +185,13 @@ def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Pat
     assert frame.run("return document.querySelector('#cards .warned b').textContent") == "3"
     assert frame.complaints() == []
     assert page.complaints() == []
+
+
+def test_the_pictures_in_the_docs_show_the_pages_of_today(chromium: Browser) -> None:
+    """With a tolerance, for the fonts of other machines; and they are small."""
+    made = dict(runpy.run_path(str(ROOT / "tools" / "make_screens.py"))["screens"](chromium, [390]))
+    stored = {p.name: p.read_bytes() for p in (ROOT / "docs" / "screens").iterdir()}
+    assert stored.keys() == {name.replace("390", width) for name in made for width in ("390", "1280")}
+    assert [name for name, picture in stored.items() if len(picture) > 150_000] == []
+    differ = {name: unlike(cells(chromium, stored[name]), cells(chromium, picture)) for name, picture in made.items()}
+    assert [name for name, share in differ.items() if share > 0.15] == [], f"run python tools/make_screens.py: {differ}"
