@@ -357,3 +357,17 @@ def test_blocks_that_are_too_large_are_cut(limit: int, shuffled: bool, monkeypat
     b = [f"{s}.{'top.' if shuffled else ''}w" for s in (reversed(stems) if shuffled else stems)]
     found = {(x, y) for x, y, *_ in paired(a, b)}
     assert found == {(f"{s}/w", f"{s}.{'top.' if shuffled else ''}w") for s in stems}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_each_others_likest_are_found_some_rows_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another is liker to, and what is hardly like, is left."""
+    monkeypatch.setattr(names, "CHUNK", chunk)
+    a, b = (
+        names.sorts(items(many, dict.fromkeys(many)))
+        for many in (
+            ["u/plum/w", "fig/w", "u/apple/w", "fig/top/w", "one/two/three/shared/last"],
+            ["x.apple.w", "y.plum.w", "fig.w", "other.first.shared.then.end"],
+        )
+    )
+    assert names._mutual(a, b) == [(0, 1), (1, 2), (2, 0)]

@@ -322,6 +322,26 @@ def test_a_reader_is_told_of_an_unfinished_replacement(
         ckptconv.open(tmp_path / "out.safetensors")
 
 
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("kind", ["set", "folder"])
+def test_what_was_replaced_does_not_stay(kind: str, old: bool, tmp_path: Path) -> None:
+    """A publication clears its stages itself: after a kill nobody else may know of them."""
+    stage, new, gone = ".o.0123abcd.part", ["d/v", "d/w"] if kind == "folder" else ["a", "i"], "b"
+    todo = publish.Publication(("i",), tuple((f"{stage}/{name}", name) for name in new), (gone,))
+    if kind == "folder":
+        todo, gone = publish.Publication((), ((stage, "d"),), ()), "d/older"
+    made = [os.path.join(stage, os.path.basename(name)) for name in new]
+    for name in (*made, *([*new, gone] if old else [])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("new" if name in made else "old")
+    steps: publish.Steps = []
+    publish.perform(str(tmp_path), todo, lambda name: True, steps)
+    assert steps == []
+    left = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == dict.fromkeys(new, "new")
+    assert sorted(os.listdir(tmp_path)) == (["d"] if kind == "folder" else new)
+
+
 def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> None:
     write(sources[0], tmp_path, "folder of npy")
     (tmp_path / "out" / "README").write_bytes(b"mine")

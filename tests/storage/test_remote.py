@@ -479,6 +479,29 @@ def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path
     assert s3.requests <= 10
 
 
+def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in a run that keeps it, only if it is several files, and without a word about those that are missing."""
+    ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
+    there = [f"{bucket}/{name}" for name in files.names(bucket) if not name.endswith(".json")]
+    monkeypatch.setattr(remote, "HEAD", 1000)
+    asked = list[str]()
+    real = remote.RemoteFile._get
+    monkeypatch.setattr(remote.RemoteFile, "_get", lambda f, some: (asked.append(f.url), real(f, some))[1])
+    remote.peek(there)
+    with lookups.once():
+        remote.peek(there[:1])
+        remote.peek([__file__, there[0]])
+        assert asked == []
+        remote.peek(there[:2])
+        assert sorted(asked) == there[:2]
+        remote.peek([f"{bucket}/none", *there[:3], __file__])
+        assert sorted(asked) == there[:3]
+        assert len(remote.RemoteFile(there[0]).read(0, 8)) == 8
+        assert sorted(asked) == there[:3]
+        remote.RemoteFile(there[3]).read(0, 8)
+        assert asked[3:] == [there[3]]
+
+
 def test_nothing_is_kept_beyond_a_run(bucket: str) -> None:
     ckptconv.save(arrays(3), f"{bucket}/m.npz")
     with lookups.once():

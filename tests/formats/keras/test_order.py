@@ -371,3 +371,15 @@ def test_layers_of_an_object_graph_keep_their_order(source: str, layers: list[st
 def test_an_object_graph_gives_a_legacy_file_its_layers(tmp_path: Path) -> None:
     ckptconv.convert(FIXTURES / "tf/keras3", tmp_path / "x.h5", to="keras", weights_only=True)
     assert list(lists(tmp_path / "x.h5")) == ["d", "n"]
+
+
+@pytest.mark.parametrize("layer", [
+    "gamma beta | moving_mean moving_variance renorm_mean renorm_stddev", "| mean variance count",
+    "kernel bias | kernel_scale", "kernel | vector_u sn_u", "| adapt_mean adapt_variance", "gamma | moving_stddev",
+    "| seed_generator_state", "kernel | summary",
+])  # fmt: skip
+def test_what_keras_never_trains_comes_last(layer: str) -> None:
+    trained, fixed = (half.split() for half in layer.split("|"))
+    part = Part()
+    part.take([(name, name) for name in (*trained, *fixed)], whole=lambda name: False, sure=True)
+    assert (part.trained, part.fixed) == (trained, fixed)

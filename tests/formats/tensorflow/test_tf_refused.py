@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from crc32c import crc32c
 from kit import refused
 
 import ckptconv
+from ckptconv.checkpoint import Tensor, held, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
 from ckptconv.formats import signatures, tiling
 from ckptconv.formats.tensorflow import constants, dtypes, saved_model, slices, strings, table, table_write
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.graph import _first_node
+from ckptconv.moves.part import Span, c_strides
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
@@ -271,6 +274,28 @@ def test_names_that_are_not_unique_are_paths(preferred: dict[str, str], names: l
     assert list(found.values()) == names
     wanted = {n for n, said in zip(names, preferred.values(), strict=True) if said and said != n}
     assert set(repeated) == wanted
+
+
+def test_copies_are_those_with_the_same_bytes_and_name() -> None:
+    """Judged by their checksums: of what has none, or not the same, nothing is left out."""
+
+    def stored(kind: str = "float32", shape: Dims = (2,), size: int = 8, check: str = "crc32c:00000007") -> Tensor:
+        return view("x", DTYPES[kind], shape, Span("f", 0, size, check), offset=0, strides=c_strides(shape))
+
+    def copied(copy: Tensor, name: str = "w") -> bool:
+        key, other = "_all_variables/0/.ATTRIBUTES/VARIABLE_VALUE", "layer/w"
+        found = saved_model._copies({key: copy, other: stored()}, {key: name, other: "w"})
+        assert found in ((), (key,))
+        return bool(found)
+
+    assert copied(stored())
+    assert not copied(stored(), "v")
+    assert not copied(stored(check="crc32c:00000008"))
+    assert not copied(stored(size=9))
+    assert not copied(stored("int32"))
+    assert not copied(stored(shape=(2, 1)))
+    assert not copied(replace(stored(), parts=stored().parts * 2))
+    assert not copied(held("x", np.zeros(2, "f4")))
 
 
 def test_object_graphs_refer_to_nodes_that_exist() -> None:
