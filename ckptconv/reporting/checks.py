@@ -99,8 +99,8 @@ def limits(given: Iterable[str] = ()) -> dict[str, float | None]:
         if name not in CHECKS:
             raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")
         if value == "off":
-            del out[name]
-        elif out.get(name) is None:
+            out.pop(name, None)
+        elif CHECKS[name].limit is None:
             raise UsageError(f"the check {name} has no limit: {name}=off leaves it out")
         else:
             out[name] = _number(name, value)
@@ -120,9 +120,10 @@ def _number(name: str, value: str) -> float:
 def check(c: Checkpoint, limit: Limits, *, workers: int = 1, reference: Checkpoint | None = None) -> list[Finding]:
     """Read all values of a checkpoint, in bounded memory, and list what the checks find."""
     tensors = list(c.values())
+    far = limit.get("outliers")
 
     def look(t: Tensor, sources: Sources) -> Picture:
-        return draw(scan(t, sources, heat=False, outlier=limit.get("outliers") or OUTLIER), sources, bars=False)
+        return draw(scan(t, sources, heat=False, outlier=OUTLIER if far is None else far), sources, bars=False)
 
     return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers, reference=reference)
 

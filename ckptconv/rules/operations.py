@@ -20,7 +20,7 @@ from ..checkpoint import Tensor
 from ..errors import LayoutError, UsageError
 from ..messages import did_you_mean
 
-_NUMBER = re.compile(r"(add|mul|fill):-?[0-9.]+(?:e-?[0-9]+)?")
+_NUMBER = re.compile(r"(?:add|mul|fill):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)")
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
 _UNDONE = {"mul:sqrt": "mul:rsqrt", "mul:rsqrt": "mul:sqrt", "div:sqrt": "mul:sqrt"}
 
@@ -38,7 +38,11 @@ def check(op: str, axes: Collection[str]) -> None:
         return
     from ..moves.cast import OPS  # here, as numpy below: a copy to most formats needs neither
 
-    if op in OPS or _NUMBER.fullmatch(op):
+    if op in OPS:
+        return
+    if m := _NUMBER.fullmatch(op):
+        if math.isinf(float(m[1])):
+            raise UsageError(f"the operation {op!r} has a number beyond those of 64 bits")
         return
     hint = did_you_mean(op, [*OPS, "add:X", "fill:X", "mul:X", *(f"{w}(AXIS)" for w in _UNDONE)], "operations")
     raise UsageError(f"unknown operation {op!r}{hint}")

@@ -27,17 +27,14 @@ def checkpoint(arrays: dict[str, Any], **more: Any) -> Checkpoint:
     return Checkpoint({n: held(n, np.asarray(a)) for n, a in arrays.items()}, **more)
 
 
-def pictured(tensor: np.ndarray | Tensor, outlier: float | None = None) -> pictures.Picture:
+def pictured(tensor: np.ndarray | Tensor) -> pictures.Picture:
     t = tensor if isinstance(tensor, Tensor) else held("x", tensor)
     with Sources() as sources:
-        return pictures.draw(pictures.scan(t, sources, outlier=outlier or spread.OUTLIER), sources)
+        return pictures.draw(pictures.scan(t, sources), sources)
 
 
 def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Finding]:
-    c = checkpoint(arrays, **more)
-    limit = checks.limits(limits)
-    drawn = [pictured(t, limit.get("outliers")) for t in c.values()]
-    return checks.findings(c, drawn, layers.places(c.values()), limit)
+    return checks.check(checkpoint(arrays, **more), checks.limits(limits))
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------
@@ -412,6 +409,14 @@ def test_all_of_a_checkpoint_is_checked_by_the_limits_that_are_given(workers: in
         assert [f.check for f in checks.check(c, checks.limits(given), workers=workers)] == want
 
 
+@pytest.mark.parametrize(("limit", "count"), [("", 0), ("=0", 600), ("=1", 0)])
+def test_outliers_beyond_a_limit(limit: str, count: int) -> None:
+    """0 is a limit as well: what is outside of the middle half."""
+    array = np.linspace(-1, 1, 1200, dtype="f4").reshape(40, 30)
+    got = said({"w": array}, "outliers", *([f"outliers{limit}"] if limit else []))
+    assert [text.partition(" of ")[0] for _, text in got] == ([str(count)] if count else [])
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -438,6 +443,8 @@ def test_the_limits_of_all_checks() -> None:
         "grown": 10,
     }  # fmt: skip
     assert checks.limits() == usual
+    assert checks.limits(["spike=off", "spike=off", "zero=off"]).keys() == usual.keys() - {"spike", "zero"}
+    assert checks.limits(["spike=off", "spike=3"]) == usual | {"spike": 3}
     assert checks.limits(["spike=0", "outliers=2.5", "tied=off"]) == (
         {n: x for n, x in usual.items() if n != "tied"} | {"spike": 0, "outliers": 2.5}
     )

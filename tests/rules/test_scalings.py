@@ -70,6 +70,10 @@ REFUSED = {
     "another function": ("mul:cbrt(k)", "unknown operation"),
     "a precision that there is not": ("mul:sqrt(k):float8", "unknown operation"),
     "a number that divides": ("div:3", "unknown operation"),
+    "a number with two points": ("mul:1.2.3", "unknown operation"),
+    "a point alone": ("add:.", "unknown operation"),
+    "a number that is none": ("fill:1e400", "has a number beyond those of 64 bits"),
+    "a negative one": ("add:-1e309", "has a number beyond those of 64 bits"),
 }
 
 
