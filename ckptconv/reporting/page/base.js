@@ -18,6 +18,8 @@ const svg = (tag, props, ...children) => {
   node.append(...children);
   return node;
 };
+const put = (lists, key, item) => { const list = lists.get(key); if (list) list.push(item); else lists.set(key, [item]); };
+const largest = (list) => list.reduce((a, b) => Math.max(a, b), 0); // of any number of them
 const button = (text, onclick, props = {}) => make("button", { type: "button", onclick, ...props }, text);
 
 const DEEP = 64; // words of a name; what is deeper is one word
@@ -49,7 +51,7 @@ const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 // --- what was found, and what changed ---
 const findings = data.findings || [], checks = data.checks || {};
 const flags = new Map();
-for (const finding of findings) flags.set(finding[1], [...(flags.get(finding[1]) || []), finding]);
+for (const finding of findings) put(flags, finding[1], finding);
 const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");
 const STATUS = comparing
   ? { equal: "equal", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only before", only_b: "only after", renamed: "renamed" }
@@ -98,7 +100,7 @@ for (let i = 0; i < rows; i++) {
 // Layers that are listed as 0, 1, 10, 11, 2 are put in the order of their numbers, in the places that they have.
 const in_order = (node) => {
   const kids = [...node.kids.values()], alike = new Map(), last = (n) => Number((n.name.match(/\d+/g) || [0]).pop());
-  kids.forEach((kid, k) => { const key = kid.name.replace(/\d+/g, "#"); alike.set(key, [...(alike.get(key) || []), k]); });
+  kids.forEach((kid, k) => { const key = kid.name.replace(/\d+/g, "#"); put(alike, key, k); });
   for (const places of alike.values()) {
     if (places.length < 2) continue;
     const sorted = places.map((k) => kids[k]).sort((a, b) => last(a) - last(b));

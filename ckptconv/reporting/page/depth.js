@@ -4,12 +4,13 @@ const MEASURES = {
   ...(comparing || converted ? { change: ["Change", (i) => (here(i) ? (kind_of_change(i) === "equal" ? 0 : measure("change", i)) : null)] } : {}),
   ...(data.values ? { std: ["Std", (i) => value("std", i)], max: ["Max |x|", peak], mean: ["Mean", (i) => value("mean", i)] } : {}),
 };
+const DOTS = 120; // layers of a chart, above which only what is odd has a dot
 const series = () => {
   const by = new Map();
   for (let i = 0; i < rows; i++) {
     if (data.layer[i] < 0 || data.roles[data.role[i]] || !here(i)) continue;
     const key = `${data.stack[i]} ${data.part[i]}`;
-    by.set(key, [...(by.get(key) || []), i]);
+    put(by, key, i);
   }
   const size = (list) => list.reduce((s, i) => s + data.count[i], 0);
   return [...by.values()].filter((list) => list.length > 2).map((list) => list.sort((a, b) => data.layer[a] - data.layer[b])).sort((a, b) => size(b) - size(a));
@@ -24,12 +25,15 @@ const line = (list, take) => {
   const names = `${data.stacks[data.stack[list[0]]]} ${data.parts[data.part[list[0]]]}`;
   const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${MEASURES[state.depth][0]} of ${names} over ${points.length} layers: ${number(low)} to ${number(high)}` });
   box.append(svg("polyline", { points: points.map((p) => at(p).map((n) => n.toFixed(1)).join(",")).join(" ") }));
-  for (const p of points) {
+  for (const p of points.length > DOTS ? points.filter((q) => severe(q[2]).length) : points) {
     const [x, y] = at(p), dot = svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: severe(p[2]).length ? 4 : 2.5 }, svg("title", {}, `${data.names[p[2]]}: ${number(p[1])}`));
     if (severe(p[2]).length) dot.classList.add("odd");
-    dot.addEventListener("click", () => open_tensor(p[2]));
     box.append(dot);
   }
+  box.addEventListener("click", (e) => { // opens the nearest
+    const area = box.getBoundingClientRect(), x = (200 * (e.clientX - area.left)) / area.width, far = (p) => Math.abs(at(p)[0] - x);
+    open_tensor(points.reduce((best, p) => (far(p) < far(best) ? p : best))[2]);
+  });
   const range = state.depth === "change" ? `${change_text(low)} to ${change_text(high)}` : `${number(low)} to ${number(high)}`;
   return make("figure", { className: "chart" }, make("figcaption", {}, make("b", { title: names }, data.parts[data.part[list[0]]])), box, make("p", { className: "soft small" }, `${low === high ? number(low) : range}${logs ? ", logarithmic" : ""} · `, as_png(box, names, `${MEASURES[state.depth][0]}: ${range}${logs ? ", logarithmic" : ""}`)));
 };
@@ -43,7 +47,7 @@ const draw_depth = () => {
   const stacks = new Map(), some = every ? all : all.slice(0, innerWidth > 700 ? 16 : 8);
   for (const list of some) {
     const figure = line(list, MEASURES[state.depth][1]), stack = data.stacks[data.stack[list[0]]];
-    if (figure) stacks.set(stack, [...(stacks.get(stack) || []), figure]);
+    if (figure) put(stacks, stack, figure);
   }
   $("charts").replaceChildren(...[...stacks].flatMap(([stack, list]) => [make("h3", {}, make("code", {}, stack)), make("div", { className: "charts" }, ...list)]),
     ...(some.length < all.length ? [button(`Show all ${count(all.length)} charts`, () => { every = true; draw_depth(); }, { className: "plain" })] : []));

@@ -71,14 +71,15 @@ const parts = (node, box) => { // the boxes of what a scope holds; small ones ar
   kids = kids.filter((k) => k.size > 0);
   const small = kids.filter((k) => (k.size / total) * area < 90);
   if (small.length > 1) {
-    kids = kids.filter((k) => !small.includes(k));
+    const few = new Set(small);
+    kids = kids.filter((k) => !few.has(k));
     const tensors = small.reduce((s, k) => s + k.node.tensors, 0);
     kids.push({ node: null, name: `${count(tensors)} small`, size: small.reduce((s, k) => s + k.size, 0), within: node });
   }
   const groups = new Map();
   for (const kid of kids) { // numbered alike and as large: one block, in which all are equal
     const key = kid.node ? `${pattern(kid.name)}|${/\d/.test(kid.name) ? Math.round(Math.log(kid.size) * 50) : kid.name}` : kid.name;
-    groups.set(key, [...(groups.get(key) || []), kid]);
+    put(groups, key, kid);
   }
   const blocks = [...groups.values()].map((list) => ({ list, size: list.reduce((s, k) => s + k.size, 0) })).sort((a, b) => b.size - a.size);
   return squarify(blocks, box).flatMap(([block, inner]) => gridded(block.list, inner));
@@ -89,7 +90,7 @@ const tiles = (root, box) => {
   let level = parts(root, box).map(([item, at]) => ({ item, at, key: pattern(item.name), depth: 0 }));
   for (let depth = 0; level.length && depth < 8; depth++) {
     const classes = new Map(), next = [];
-    for (const tile of level) classes.set(tile.key, [...(classes.get(tile.key) || []), tile]);
+    for (const tile of level) put(classes, tile.key, tile);
     for (const same of classes.values()) {
       const closed = same.some(({ item, at: [, , w, h] }) => !item.node || !inner(item.node).length || w < 3 * LEAST || h < 2 * LEAST + TITLE);
       for (const tile of same) {

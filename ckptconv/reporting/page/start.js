@@ -7,11 +7,11 @@ const draw_cards = () => {
   if (comparing) {
     list.push(card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"), card(count(kinds.get("equal") || 0), "equal"));
     list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only before / only after"));
-    const most = Math.max(...data.names.map((_, i) => measure("change", i) ?? 0));
+    const most = largest(data.names.map((_, i) => measure("change", i) ?? 0));
     if (data.values) list.push(card(change_text(most), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
-    list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(Math.max(0, ...last)), "largest change from first to last"));
+    list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
   } else if (converted) list.push(differing ? card(count(differing), differing === 1 ? "tensor is not what the conversion gives" : "tensors are not what the conversion gives", "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), total.all !== total.parameters ? "parameters in weights" : "parameters"));
   if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
@@ -35,7 +35,7 @@ const draw_findings = () => {
   $("look").hidden = !data.values;
   if (!findings.length) return $("findings").replaceChildren(make("p", { className: "soft" }, "Nothing: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors."));
   const by = new Map();
-  for (const f of findings) by.set(f[0], [...(by.get(f[0]) || []), f]);
+  for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...[...by].map(([id, list]) => {
     const [severity, title, meaning] = checks[id], some = list.slice(0, 8);
     const named = (i) => {
