@@ -161,6 +161,10 @@ def test_the_table_and_charts_can_be_taken_along(chromium: Browser, pages: Path,
     picture = cells(chromium, saved(chromium, page, tmp_path, "chart.png", "#charts [aria-label^='Save as PNG']"))
     assert picture.shape[1] == 150
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 10, "a line, dots and words"
+    several = opened(chromium, pages, "series", 1280)
+    moved = json.loads(saved(chromium, several, tmp_path / "series", "tensors.json", "#json"))[0]
+    assert [len(moved[key]) for key in ("norms", "steps", "drifts")] == [4, 3, 3]
+    assert moved["drifts"] == pytest.approx([0.01, 0.02, 0.03], rel=1e-3)
     assert page.complaints() == []
 
 

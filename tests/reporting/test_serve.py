@@ -312,6 +312,12 @@ def test_a_matrix_is_enlarged_to_single_values(tmp_path: Path, width: int, monke
         row, column, texts = found
         assert texts == [str(x) for x in array[row, column : column + 8]]
         page.run(
+            "const make = URL.createObjectURL.bind(URL); URL.createObjectURL = (blob) => make(window.taken = blob);"
+            "[...document.querySelectorAll('.look .link')].find((b) => b.textContent === 'CSV').click()"
+        )
+        taken = page.run("return await window.taken.text()").split("\r\n")
+        assert taken[:2] == [",".join(["", *map(str, range(column, column + 8))]), ",".join([str(row), *texts])]
+        page.run(
             "[...document.querySelectorAll('#detail .link')].find((b) => b.textContent === 'Show the place').click()"
         )
         page.wait("/nan/.test(document.querySelector('.numbers')?.textContent)")

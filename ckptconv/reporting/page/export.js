@@ -1,17 +1,20 @@
 // --- files to take along: the table as CSV or JSON, a picture as PNG ---
 const exported = () => { // what is listed, with all columns; the tree lists everything
   const values = data.values ? ["min", "max", "mean", "std", "zeros", "nan", "inf"] : [], measures = compared ? ["change", "abs", "relative", "ulp", "cosine", "differing"] : [];
-  const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : [])];
+  const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : []), ...(along ? ["norms", "steps", "drifts"] : [])];
   const list = order.every((i) => typeof i === "number") ? order : data.names.map((_, i) => i);
   const lines = list.map((i) => [data.names[i], data.dtypes[data.dtype[i]], data.shapes[data.shape[i]], data.count[i], data.bytes[i], roles[data.role[i]], data.kinds[data.kind[i]],
-    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index]) => ({ check, text, index }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : [])]);
+    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index]) => ({ check, text, index }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : []), ...(along ? [along.norm[i] || [], along.step[i] || [], along.drift[i] || []] : [])]);
   return { head, lines };
 };
-const csv = () => { // a cell that a spreadsheet would take for a formula begins with an apostrophe
+const in_csv = (lines) => { // a cell that a spreadsheet would take for a formula begins with an apostrophe
   const quoted = (x) => { const text = String(x ?? ""); return /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `"'${text.replaceAll('"', '""')}"` : /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; };
+  return lines.map((line) => line.map(quoted).join(",")).join("\r\n");
+};
+const csv = () => {
   const { head, lines } = exported(), shape_at = head.indexOf("shape"), found_at = head.indexOf("found");
-  const flat = (x, k) => (k === shape_at ? x.join("x") : k === found_at ? x.map((f) => checks[f.check][1]).join(", ") : x);
-  return [head, ...lines.map((line) => line.map(flat))].map((line) => line.map(quoted).join(",")).join("\r\n");
+  const flat = (x, k) => (k === shape_at ? x.join("x") : k === found_at ? x.map((f) => checks[f.check][1]).join(", ") : Array.isArray(x) ? x.join(" ") : x);
+  return in_csv([head, ...lines.map((line) => line.map(flat))]);
 };
 const json = () => {
   const { head, lines } = exported();

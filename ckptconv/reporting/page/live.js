@@ -92,7 +92,7 @@ const look_into = (i) => {
     picture.replaceChildren(few ? make("div", { className: "numbers", tabIndex: 0, role: "region", "aria-label": "Values; scrolls" }, table_of()) : canvas_of());
     const whole = rows === high && columns === wide;
     press.replaceChildren(...[["Zoom in", () => zoom((at[0] + at[1]) / 2, (at[2] + at[3]) / 2), few], ["Zoom out", out, whole], ["←", () => pan(0, -1), at[2] === 0, "Left"], ["→", () => pan(0, 1), at[3] === wide, "Right"], ["↑", () => pan(-1, 0), at[0] === 0, "Up"], ["↓", () => pan(1, 0), at[1] === high, "Down"]]
-      .map(([text, run, disabled, label]) => button(text, (e) => { const name = e.target.textContent; run(); press.dataset.last = name; }, { className: "plain", disabled, "aria-label": label || text })), ...(few ? [] : [as_png(picture.firstChild, data.names[i], said.textContent)]));
+      .map(([text, run, disabled, label]) => button(text, (e) => { const name = e.target.textContent; run(); press.dataset.last = name; }, { className: "plain", disabled, "aria-label": label || text })), ...(drawn.texts ? [button("CSV", () => take(new Blob([in_csv([["", ...drawn.texts[0].map((_, c) => at[2] + c)], ...drawn.texts.map((line, r) => [at[0] + r, ...line])])], { type: "text/csv" }), "values.csv"), { className: "link" })] : []), ...(few ? [] : [as_png(picture.firstChild, data.names[i], said.textContent)]));
     [...press.children].find((b) => b.textContent === press.dataset.last && !b.disabled)?.focus({ preventScroll: true });
     delete press.dataset.last;
   };

@@ -195,6 +195,6 @@ const draw_layers = (column) => { // columns of a stack, each kind a part of the
         box.lastChild.style.fill = `var(--k${kind})`;
       }
     });
-    return [make("h3", {}, "By layer: ", make("code", {}, data.stacks[s])), box, make("p", { className: "soft small" }, label)];
+    return [make("h3", {}, "By layer: ", make("code", {}, data.stacks[s])), box, make("p", { className: "soft small" }, `${label} · `, as_png(box, data.stacks[s], label))];
   }));
 };
