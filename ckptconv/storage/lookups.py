@@ -10,6 +10,7 @@ of a file is not asked again where listings are known to say the same as the ans
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -139,6 +140,8 @@ def _connected(url: str) -> tuple[Any, Any]:
     schemes = {link.partition("://")[0] for link in url.split("::")}
     if "reference" in schemes:  # a stranger's list of other urls, local ones among them
         raise StorageError("reference:// leads to urls that nobody typed, and is not opened", url=url)
+    if schemes & {"gs", "gcs"}:  # otherwise gcsfs asks for the kind of the bucket, which public ones tell nobody
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     options = {scheme: dict(web.client()) for scheme in schemes & {"http", "https"} if web.client()}
     try:
         found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)

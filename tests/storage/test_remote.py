@@ -16,26 +16,17 @@ import fsspec
 import numpy as np
 import pytest
 from kit import same
+from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
 from ckptconv import Change, Select, Target
 from ckptconv.bulk import run
 from ckptconv.errors import MissingExtra, StorageError, UsageError
-from ckptconv.formats import detect
 from ckptconv.output import upload
 from ckptconv.storage import files, lookups, paths, remote
 from ckptconv.storage.remote import merged
 
 MB = 10**6
-WRITABLE = {
-    "safetensors": "m.safetensors", "npz": "m.npz", "npy": "arrays", "tf": "tf/m.ckpt", "torch": "m.pt",
-    "flax": "m.msgpack", "hdf5": "m.hdf5", "keras": "m.h5",
-}  # fmt: skip
-
-
-def arrays(count: int = 6) -> dict[str, np.ndarray]:
-    r = np.random.default_rng(count)
-    return {f"t{i}": r.standard_normal((20 + i, 7)).astype("f4") for i in range(count)}
 
 
 # --- an S3 server, and a counter on the line to it --------------------------------------------------------------
@@ -127,13 +118,6 @@ def test_every_format_there_and_back(s3: Line, name: str) -> None:
 @pytest.mark.parametrize("name", WRITABLE)
 def test_every_format_in_fsspecs_memory(name: str) -> None:
     there_and_back(f"memory://formats/{WRITABLE[name]}", name)
-
-
-def there_and_back(url: str, name: str) -> None:
-    ckptconv.save(arrays(), url, format=name)
-    assert detect.detect(url).name == name
-    got = ckptconv.open(url)
-    assert {n: t.numpy().tobytes() for n, t in got.items()} == {n: a.tobytes() for n, a in arrays().items()}
 
 
 def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Google's object store, by its real client and without credentials, against an emulator of the store."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from remotes import WRITABLE, arrays, there_and_back
+
+import ckptconv
+from ckptconv import StorageError
+from ckptconv.bulk import run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _store() -> Iterator[None]:
+    pytest.importorskip("gcsfs", reason="the extra gs is not installed")
+    server = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    store = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="zoo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        store.start()
+        yield
+        store.stop()
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_every_format_there_and_back(name: str) -> None:
+    there_and_back(f"gs://zoo/formats/{WRITABLE[name]}", name)
+
+
+@pytest.mark.parametrize("name", ["zarr", "mesh_chunks"])
+def test_folders_of_orbax(name: str, fixtures: Path) -> None:
+    store = fsspec.filesystem("gs")
+    for path in (fixtures / "orbax" / name).rglob("*"):
+        if path.is_file():
+            store.pipe_file(f"zoo/orbax/{path.relative_to(fixtures / 'orbax')}", path.read_bytes())
+    here, there = ckptconv.open(fixtures / "orbax" / name), ckptconv.open(f"gs://zoo/orbax/{name}")
+    assert {n: t.numpy().tobytes() for n, t in there.items()} == {n: t.numpy().tobytes() for n, t in here.items()}
+    assert len(there) > 1
+
+
+def test_a_zoo_from_one_bucket_folder_to_another(tmp_path: Path) -> None:
+    for n in range(3):
+        ckptconv.save(arrays(n + 1), f"gs://zoo/in/run{n}/m.npz")
+    done = run.convert(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"))
+    assert (done.done, done.failed) == (3, ())
+    assert np.array_equal(ckptconv.open("gs://zoo/out/run2/m.safetensors")["t1"].numpy(), arrays(3)["t1"])
+    again = run.convert(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"), resume=True)
+    assert (again.done, again.skipped) == (0, 3)
+
+
+def test_what_is_there_is_not_replaced_and_what_is_not_there_is_said() -> None:
+    ckptconv.save(arrays(), "gs://zoo/a/m.npz")
+    with pytest.raises(StorageError, match="already exists"):
+        ckptconv.save(arrays(2), "gs://zoo/a/m.npz")
+    ckptconv.save(arrays(2), "gs://zoo/a/m.npz", force=True)
+    assert len(ckptconv.open("gs://zoo/a/m.npz")) == 2
+    for url in ("gs://zoo/a/none.npz", "gs://none/m.npz"):
+        with pytest.raises(StorageError, match="no such file"):
+            ckptconv.open(url)
+
+
+def test_the_client_does_not_warn_of_missing_credentials(capfd: pytest.CaptureFixture[str]) -> None:
+    ckptconv.save(arrays(), "gs://zoo/quiet/m.npz")
+    assert capfd.readouterr().err == ""
