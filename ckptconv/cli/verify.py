@@ -31,7 +31,7 @@ def verify(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Derive again what DST should hold, and compare every bit.
+    """Repeat the conversion without writing anything, and compare DST with it bit by bit.
 
     Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs. A single
     path is read completely and compared with the checksums and hashes that it carries.

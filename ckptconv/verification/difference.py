@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..messages import Fold, fold, in_digits, in_shape, many, table
 
 KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown by their own names
+SUMS = KINDS | {"values": "with other values", "dtype": "with another dtype", "shape": "with another shape"}
 ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
 MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
 SIDES = "llrllrrrrrl"
@@ -139,7 +140,7 @@ class Diff:
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
         kinds = Counter(p.kind for p in self.pairs)
-        counts = ", ".join(f"{n} {KINDS.get(k, k)}" for k, n in kinds.items())
+        counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items())
         word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
         return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
 

@@ -254,7 +254,7 @@ def test_what_changed_most_comes_first_and_findings_are_not_mixed(cli: Run, tmp_
     found = ckptconv.diff(tmp_path / "a.npz", tmp_path / "b.npz")
     names = [row[1] for row in found.rows()]
     assert names == ["gone", "layer_3/bias", "layer_5/bias", "layer_{1..2}/bias", "layer_6/bias"]
-    assert str(found).splitlines()[-1] == "different: 3 tensors equal; 5 values, 1 only in A"
+    assert str(found).splitlines()[-1] == "different: 3 tensors equal; 5 with other values, 1 only in A"
     shown = cli("diff", "a.npz", "b.npz", "--no-fold").stdout
     assert len(shown.splitlines()) == 7
     assert "1 of 4 (1 NaN or Inf)" in shown

@@ -183,7 +183,7 @@ const draw_layers = (column) => { // columns of a stack, each kind a part of the
   $("layers").replaceChildren(...large.flatMap(([s, { layers }]) => {
     const order = [...layers].sort((a, b) => a[0] - b[0]), sums = order.map(([, kinds]) => [...kinds.values()].reduce((a, b) => a + b, 0));
     const most = Math.max(...sums), few = Math.min(...sums);
-    const label = `${amount(few)}${few === most ? "" : ` to ${amount(most)}`} in each of ${many(order.length, "layer")}`;
+    const label = `${amount(few)}${amount(few) === amount(most) ? "" : ` to ${amount(most)}`} in each of ${many(order.length, "layer")}`;
     const box = svg("svg", { viewBox: `0 0 ${order.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `${data.stacks[s]}: ${label}`, class: "layers" });
     order.forEach(([n, kinds], k) => {
       let y = 100;

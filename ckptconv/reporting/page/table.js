@@ -20,7 +20,7 @@ const columns = [
   ] : findings.length ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
   { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "84px", cls: "" },
   { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
-  ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "84px", cls: "num wide" }]),
+  ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "100px", cls: "num wide" }]),
   { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "80px", cls: "num" },
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),
   ...(data.values && !compared ? ["min", "max", "mean", "std"].map((m) => (
