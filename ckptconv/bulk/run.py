@@ -15,43 +15,27 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from .. import api
 from ..api import MEMORY, Resources
-from ..engine import ray as ray_engine
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
-from ..storage import files, lookups
-from . import pool, room
-from .discover import FoundCheckpoint
+from ..storage import files
+from . import cluster, pool, room
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, Conversion, content, identity, ledger_name, plan, read_ledger, written
+from .planning import DEFAULT, Conversion, identity, ledger_name, plan, read_ledger
 from .summary import Summary, summary
+from .work import Done, WorkerConfig, work
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
-MAX_PROBES = 1000  # sources whose accessibility is checked on a cluster's workers beforehand
 COMMIT_INTERVAL = 1.0  # seconds between two durable batches
 FREE = Resources()
 
 
 # --- conversions ------------------------------------------------------------------------------------------------
-
-
-class Done(NamedTuple):
-    """The result of one conversion, as a worker reports it."""
-
-    format: str
-    tensors: int
-    size: int
-    seconds: float
-    written: tuple[tuple[str, int], ...]
-    hash: str
-    proof: str
 
 
 def convert(
@@ -151,16 +135,6 @@ def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     return _entry(item, "done", ours=True, **result._asdict())
 
 
-class WorkerConfig(NamedTuple):
-    """The configuration of a worker, the same for all checkpoints."""
-
-    folder: str
-    memory: int
-    threads: int
-    hashed: bool
-    sync: bool
-
-
 def _results(
     todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
 ) -> Generator[tuple[Conversion, Done | CkptError] | None, None, None]:
@@ -168,34 +142,15 @@ def _results(
     if not todo:
         return
     if resources.engine != "local":
-        yield from _on_cluster(
+        yield from cluster.run(
             todo, WorkerConfig(folder, resources.max_memory, 1, hashed, True), resources.engine, ledger
         )
         return
     workers = max(1, min(resources.workers, len(todo), resources.max_memory // MIN_WORKER_MEMORY))
     share = max(MIN_WORKER_MEMORY, resources.max_memory // workers)
-    config = WorkerConfig(folder, share, max(1, resources.workers // workers), hashed, not hasattr(os, "sync"))
+    threads = max(1, resources.workers // workers)
+    config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), resources.workers)
     yield from pool.run(partial(work, config), todo, workers, COMMIT_INTERVAL)
-
-
-def _on_cluster(
-    todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
-) -> Iterator[tuple[Conversion, Done | CkptError]]:
-    """Run a task for each checkpoint. Workers that see the same ledger also see the same output folder."""
-    config = config._replace(folder=ray_engine.absolute(config.folder))
-    sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
-    known = {i.at: i for i in todo}
-    with ray_engine.cluster(engine) as ray:
-        reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
-        beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
-        ray_engine.probe(ray, dict(list(reads.items())[:MAX_PROBES]) | beside, list(beside))
-        for item, result in ray_engine.apply(ray, work, config, sent.values(), config.memory + ray_engine.BESIDE):
-            yield known[item.at], result
-
-
-def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
-    files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
-    return found._replace(source=ray_engine.absolute(found.source), files=files)
 
 
 def _batches(
@@ -221,28 +176,6 @@ def _settle() -> None:
     """Make all files written so far durable, with one call for hundreds of files."""
     if hasattr(os, "sync"):
         os.sync()
-
-
-@lookups.once()
-def work(config: WorkerConfig, item: Conversion) -> Done:
-    """Convert one checkpoint, in a worker."""
-    began, folder = time.monotonic(), config.folder
-    select, change, target = item.settings
-    target = replace(target, force=target.force or item.ours, sync=config.sync)
-    lookups.expect(dict(item.found.files))
-    with pool.contained(item.found.source):
-        report = api.convert(
-            item.found.source, files.join(folder, item.at),
-            select=select, change=change, target=target, resources=Resources(config.memory, config.threads),
-        )  # fmt: skip
-        above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
-        names = [f"{above}/{name}" if above else name for name in report.files]
-        sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
-        digest = content(item.found) if config.hashed else ""
-        proof = written(folder, names) if target.verify == "full" else ""
-    return Done(
-        report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
-    )
 
 
 def _folders(folder: str, todo: Sequence[Conversion]) -> list[str]:

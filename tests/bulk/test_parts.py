@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 import ckptconv
 from ckptconv.api import Resources, Target
-from ckptconv.bulk import globs, planning, pool, run, summary
+from ckptconv.bulk import cluster, globs, planning, pool, run, summary, work
 from ckptconv.bulk.discover import FoundCheckpoint
 from ckptconv.bulk.ledger import Ledger, LedgerEntry
 from ckptconv.bulk.manifest import Settings
@@ -337,13 +338,47 @@ def test_workers_share_the_memory(
     assert config.sync is not hasattr(os, "sync")
 
 
+def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "LARGE", 10)
+    started, stopped = threading.Event(), threading.Event()
+
+    def convert(stop: threading.Event, one: Conversion) -> str:
+        if one.at == "slow":
+            started.set()
+            assert stop.wait(30)
+            stopped.set()
+        return f"large {one.at}"
+
+    small, large = [item("a", 9), item("b", 1)], [item("l", 10), item("slow", 11)]
+    results = cluster._beside(iter([(i, "small") for i in small]), convert, [*small, *large])
+    found = [next(results) for _ in range(3)]
+    assert sorted((i.at, what) for i, what in found) == [("a", "small"), ("b", "small"), ("l", "large l")]
+    assert started.wait(30)
+    results.close()
+    assert stopped.is_set()
+
+
+def test_a_large_one_has_all_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def convert(*_: Any, resources: Resources, **__: Any) -> Any:
+        seen.append(resources.workers)
+        raise UsageError("no")
+
+    monkeypatch.setattr(work.api, "convert", convert)
+    for size in (work.LARGE - 1, work.LARGE):
+        with pytest.raises(UsageError):
+            work.work(work.WorkerConfig(str(tmp_path), 2**24, 1, False, True, 7), item("a", size))
+    assert seen == [1, 7]
+
+
 def test_nothing_to_do_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.pool, "run", None)
     assert list(run._results([], "/out", False, Resources(), "")) == []
 
 
 def test_the_outcome_of_each() -> None:
-    done = run.Done("npz", 3, 10, 0.5, (("a", 10),), "h", "p")
+    done = work.Done("npz", 3, 10, 0.5, (("a", 10),), "h", "p")
     for state, ours, kept in [("convert", True, False), ("changed", True, True), ("changed", False, False)]:
         failed = run._outcome(item("a", 7, state=state, ours=ours, options="o"), UsageError("no", url="u"))
         assert (failed.state, failed.ours, failed.error, failed.message) == ("failed", kept, "UsageError", "no")
@@ -354,7 +389,7 @@ def test_the_outcome_of_each() -> None:
 
 
 def test_those_that_cannot_be_converted_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run.Done("npz", 3, 10, 0.5, (), "", "")
+    done = work.Done("npz", 3, 10, 0.5, (), "", "")
     monkeypatch.setattr(run, "_results", lambda todo, *_: ((i, done) for i in todo))
     bad = item("bad", problem=UsageError("no"))
     batches = list(run._outcomes([item("a", 1), bad, item("b", 1)], "/out", False, Resources(), ""))
@@ -596,15 +631,15 @@ def test_an_unexpected_error_is_one_of_ours(monkeypatch: pytest.MonkeyPatch, tmp
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(run.api, "convert", fail)
-    config = run.WorkerConfig(str(tmp_path), 1, 1, False, True)
+    monkeypatch.setattr(work.api, "convert", fail)
+    config = work.WorkerConfig(str(tmp_path), 1, 1, False, True)
     error: Exception = ZeroDivisionError("by zero")
     with pytest.raises(CkptError, match=r"unexpected ZeroDivisionError: by zero") as caught:
-        run.work(config, item("a"))
+        work.work(config, item("a"))
     assert caught.value.url == "/in/a"
     error = UsageError("ours")
     with pytest.raises(UsageError, match="ours"):
-        run.work(config, item("a"))
+        work.work(config, item("a"))
 
 
 @pytest.mark.parametrize(("verify", "hashed"), [("full", False), ("none", True)])
@@ -615,7 +650,7 @@ def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> Non
     (tmp_path / "out" / "sub").mkdir(parents=True)
     for at, names in (("sub/m.safetensors", "sub/m.safetensors"), ("n.safetensors", "n.safetensors")):
         todo = Conversion(found, at, Settings(target=Target(verify=verify)))
-        done = run.work(run.WorkerConfig(f"{tmp_path}/out/", 2**24, 1, hashed, True), todo)
+        done = work.work(work.WorkerConfig(f"{tmp_path}/out/", 2**24, 1, hashed, True), todo)
         size = (tmp_path / "out" / at).stat().st_size
         assert done.written == ((names, size),)
         assert (done.format, done.tensors) == ("npz", 1)

@@ -17,7 +17,7 @@ import pytest
 
 import ckptconv
 from ckptconv import Change, Resources, Target
-from ckptconv.bulk import run
+from ckptconv.bulk import cluster, run
 from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import inflight
 from ckptconv.engine import ray as ray_engine
@@ -165,6 +165,29 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (done.done, len(done.failed)) == (8, 1)
     assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(8)] == list(range(8))
     assert run.convert(["in"], "out", resume=True).skipped == 8  # by another engine
+
+
+def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "LARGE", 10**6)
+    cut: list[int] = []
+    real = ray_engine.batches
+
+    def batches(jobs: Any, workers: int) -> Any:
+        found = list(real(jobs, workers))
+        cut.append(len(found))
+        return found
+
+    monkeypatch.setattr(ray_engine, "batches", batches)
+    ckptconv.save({"w": np.arange(3)}, source.parent / "small.npz")
+    (source.parent / "bad.npz").write_bytes(b"PK" + bytes(2 * 10**6))
+    done = run.convert([str(source.parent)], str(tmp_path / "out"), resources=CLUSTER)
+    assert (done.done, [e.at for e in done.failed]) == (2, ["bad.safetensors"])
+    assert len(cut) == 1
+    assert cut[0] > 4
+    ckptconv.convert(source, tmp_path / "here.safetensors")
+    assert (tmp_path / "out" / "m.ckpt.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["dask", "ray:/x", ""])

@@ -1,0 +1,81 @@
+"""Convert many checkpoints on a cluster: small ones in a task each, and beside them large ones in many tasks each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from functools import partial
+from threading import Event
+from typing import Any
+
+from ..engine import ray as ray_engine
+from ..errors import CkptError
+from ..storage import files
+from .discover import FoundCheckpoint
+from .planning import Conversion
+from .work import LARGE, Done, WorkerConfig, work
+
+MAX_PROBES = 1000  # sources whose accessibility is checked on the workers beforehand
+AT_ONCE = 2  # large checkpoints at the same time, each in as many tasks as it has use for
+
+
+def run(
+    todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
+) -> Iterator[tuple[Conversion, Done | CkptError]]:
+    """Run a task for each checkpoint, and meanwhile for each large one a task for each part of its output.
+
+    Workers that see the same ledger also see the same output folder.
+    """
+    config = config._replace(folder=ray_engine.absolute(config.folder))
+    sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
+    known = {i.at: i for i in todo}
+    with ray_engine.cluster(engine) as ray:
+        reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
+        beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
+        ray_engine.probe(ray, dict(list(reads.items())[:MAX_PROBES]) | beside, list(beside))
+        small = [i for i in sent.values() if i.found.size < LARGE]
+        tasks = ray_engine.apply(ray, work, config, small, config.memory + ray_engine.BESIDE)
+        with closing(_beside(tasks, partial(_spread, config, engine), [*sent.values()])) as results:
+            for item, result in results:
+                yield known[item.at], result
+
+
+def _beside(
+    tasks: Iterator[tuple[Conversion, Any]], do: Callable[[Event, Conversion], Any], items: Sequence[Conversion]
+) -> Generator[tuple[Conversion, Any], None, None]:
+    """The results of tasks, and of large items, which threads of this process see to."""
+    stop, threads = Event(), ThreadPoolExecutor(AT_ONCE)
+    try:
+        large = {threads.submit(do, stop, i): i for i in items if i.found.size >= LARGE}
+        for result in tasks:
+            yield result
+            for done in [future for future in large if future.done()]:
+                yield large.pop(done), done.result()
+        for done in as_completed(large):
+            yield large[done], done.result()
+    finally:
+        stop.set()
+        threads.shutdown(cancel_futures=True)
+
+
+def _spread(config: WorkerConfig, engine: str, stop: Event, item: Conversion) -> Done | CkptError:
+    """Convert a checkpoint in tasks of a cluster, until `stop` is set."""
+
+    def progress(done: int, total: int) -> None:
+        if stop.is_set():
+            raise CkptError("the run was stopped")
+
+    try:
+        return work(config, item, engine, progress)
+    except CkptError as e:
+        return e
+
+
+def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
+    files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
+    return found._replace(source=ray_engine.absolute(found.source), files=files)
+
+
+__all__ = ["run"]
