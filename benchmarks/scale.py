@@ -1,6 +1,6 @@
 """How cost grows: with tensors, bytes, checkpoints; planning many; uploading. Prints one JSON object a line.
 
-python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [upload]
+python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [resume] [upload]
 
 `upload` needs the extra s3 and moto[server], and takes the server of the tests.
 """
@@ -98,6 +98,17 @@ def checkpoints(home: Path) -> None:
             )  # fmt: skip
 
 
+def tiny(home: Path, count: int) -> Path:
+    """A folder of so many checkpoints of 136 bytes, 500 in each folder."""
+    ckptconv.save({"w": np.zeros(2, "f4")}, home / "one.safetensors", sync=False, force=True)
+    data, source = (home / "one.safetensors").read_bytes(), home / "many"
+    for n in range(count):
+        path = source / f"run{n // 500}" / f"m{n}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return source
+
+
 PLAN = """
 import re, sys, time
 from ckptconv.bulk.zoo import zoo_plan
@@ -111,19 +122,39 @@ print(len(found), took, rss)
 
 
 def planning(home: Path) -> None:
-    """A dry run over many tiny checkpoints, 500 in each folder: planning without converting."""
-    ckptconv.save({"w": np.zeros(2, "f4")}, home / "one.safetensors", sync=False)
-    data = (home / "one.safetensors").read_bytes()
+    """A dry run over many tiny checkpoints: planning without converting."""
     for count in (10_000, 100_000):
-        source = home / "many"
-        for n in range(count):
-            path = source / f"run{n // 500}" / f"m{n}.safetensors"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        source = tiny(home, count)
         said = subprocess.run([sys.executable, "-c", PLAN, source, home / "none", ""], check=True, capture_output=True)
         found, took, rss = map(float, said.stdout.split())
         print(json.dumps({"planned": int(found), "seconds": round(took, 1), "peak_mb": int(rss)}), flush=True)
         shutil.rmtree(source)
+
+
+RESUME = """
+import re, sys, time
+from ckptconv import Target
+from ckptconv.bulk import run
+from ckptconv.bulk.manifest import Settings
+if __name__ == "__main__":
+    source, out, resume = sys.argv[1:]
+    began = time.perf_counter()
+    done = run.convert([source], out, Settings(target=Target(format="npz")), resume=bool(resume))
+    took = time.perf_counter() - began
+    rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
+    print(done.done, done.skipped, took, rss)
+"""
+
+
+def resume(home: Path) -> None:
+    """100,000 tiny checkpoints, all converted; then again, with nothing to do."""
+    source = tiny(home, 100_000)
+    for again in ("", "yes"):
+        run = [sys.executable, "-c", RESUME, source, home / "all", again]
+        done, skipped, took, rss = map(float, subprocess.run(run, check=True, capture_output=True).stdout.split())
+        print(json.dumps({"done": done, "skipped": skipped, "seconds": round(took, 1), "peak_mb": rss}), flush=True)
+    shutil.rmtree(source)
+    shutil.rmtree(home / "all")
 
 
 UPLOAD = """
@@ -161,7 +192,10 @@ def upload(home: Path) -> None:
 
 def main() -> None:
     home = Path(tempfile.mkdtemp())
-    every = {"tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "upload": upload}
+    every = {
+        "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "resume": resume,
+        "upload": upload,
+    }  # fmt: skip
     wanted = sys.argv[1:] or list(every)
     try:
         for name in wanted:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from remotes import WRITABLE, arrays, there_and_back
 import ckptconv
 from ckptconv import Change, Select, Target
 from ckptconv.bulk import run
+from ckptconv.bulk.ledger import LedgerEntry
 from ckptconv.errors import MissingExtra, StorageError, UsageError
 from ckptconv.output import upload
 from ckptconv.storage import files, lookups, paths, remote
@@ -33,22 +35,35 @@ MB = 10**6
 
 
 class Line:
-    """A TCP proxy that counts the bytes the server sends and the requests it gets."""
+    """A TCP proxy that counts the bytes the server sends and the requests it gets, and that can be cut."""
 
     def __init__(self, port: int) -> None:
         self.received, self.requests, self._to = 0, 0, port
         self._lock = threading.Lock()
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._open: set[socket.socket] = set()
+        self.port = 0
+        self.mend()
 
-    def _accept(self) -> None:
+    def cut(self) -> None:
+        """As if the server was killed: connections end, and no more are accepted."""
+        for s in (self._door, *self._open):
+            with suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def mend(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
+
+    def _accept(self, door: socket.socket) -> None:
         while True:
             try:
-                client, _ = self._door.accept()
+                client, _ = door.accept()
             except OSError:
                 return
             server = socket.create_connection(("127.0.0.1", self._to))
+            self._open |= {client, server}
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
@@ -190,6 +205,35 @@ def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
     assert len(ckptconv.open("s3://zoo/out/a/m.ckpt.safetensors")) == 2
     assert run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
     assert "hush" not in Path(ledger).read_text()
+
+
+def test_a_zoo_whose_server_is_killed_goes_on_where_it_was(
+    s3: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was converted stays, the others are failures of the server, and the outputs are those of one whole run."""
+    monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
+    for n in range(5):
+        ckptconv.save(arrays(n + 1), f"s3://zoo/cut/run{n}/m.npz")
+    whole = run.convert(["s3://zoo/cut"], str(tmp_path / "whole"))
+    seen: list[str] = []
+
+    def each(entry: LedgerEntry) -> None:
+        if not seen:
+            s3.cut()
+        seen.append(entry.state)
+
+    monkeypatch.setattr(run, "COMMIT_INTERVAL", 0.0)
+    first = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), each=each)
+    s3.mend()
+    assert first.failed
+    assert {e.error for e in first.failed} == {"StorageError"}
+    assert first.done + len(first.failed) == whole.done == 5
+    rest = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), resume=True)
+    assert (rest.done, rest.skipped, rest.failed) == (len(first.failed), first.done, ())
+    outputs = [{p.relative_to(d): p.read_bytes() for p in d.rglob("*.safetensors")}
+               for d in (tmp_path / "whole", tmp_path / "out")]  # fmt: skip
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 5
 
 
 # --- destinations -----------------------------------------------------------------------------------------------
