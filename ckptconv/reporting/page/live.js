@@ -36,7 +36,7 @@ const read_values = (i) => {
 };
 
 // The matrix of a tensor: from all of it, each cell the largest |x| in it, to single values.
-const SIDE = 64, FACTOR = 8, LAST = [16, 8]; // cells of a picture; rows and columns that are shown as numbers
+const SIDE = 64, FACTOR = 8, LAST = [16, narrow.matches ? 3 : 8]; // cells of a picture; rows and columns that are shown as numbers
 const matrix_of = (dims) => {
   const product = (list) => list.reduce((a, b) => a * b, 1), all = product(dims);
   const parts = dims.length > 1 ? dims.slice(1).map((_, k) => [product(dims.slice(0, k + 1)), product(dims.slice(k + 1))]) : [[1, all]];
@@ -51,7 +51,7 @@ const look_into = (i) => {
   const dims = data.shapes[data.shape[i]], [high, wide] = matrix_of(dims), item = data.count[i] ? data.bytes[i] / data.count[i] : 0;
   const box = make("div", { className: "look" }), picture = make("div", {}), said = make("p", { className: "small", role: "status" });
   const within = (middle, size, most) => { const n = Math.min(most, Math.max(1, Math.round(size))), lo = Math.max(0, Math.min(most - n, Math.round(middle - n / 2))); return [lo, lo + n]; };
-  let at = data.bytes[i] <= served.most ? [0, high, 0, wide] : [0, Math.min(SIDE, high), 0, Math.min(SIDE, wide)], drawn = null;
+  let at = data.bytes[i] <= served.most ? [0, high, 0, wide] : [0, Math.min(SIDE, high), 0, Math.min(SIDE, wide)], drawn = null, marked = [];
   const extent = () => [at[1] - at[0], at[3] - at[2]];
   const go = async (to) => {
     at = to;
@@ -75,7 +75,7 @@ const look_into = (i) => {
     return { r, c, row: at[0] + Math.ceil((r * rows) / m), column: at[2] + Math.ceil((c * columns) / n) };
   };
   const table_of = () => make("table", {}, make("thead", {}, make("tr", {}, make("td", {}), ...drawn.texts[0].map((_, c) => make("th", { scope: "col" }, count(at[2] + c))))),
-    make("tbody", {}, ...drawn.texts.map((line, r) => make("tr", {}, make("th", { scope: "row" }, count(at[0] + r)), ...line.map((x) => make("td", {}, x))))));
+    make("tbody", {}, ...drawn.texts.map((line, r) => make("tr", {}, make("th", { scope: "row" }, count(at[0] + r)), ...line.map((x, c) => make("td", { className: at[0] + r === marked[0] && at[2] + c === marked[1] ? "bad" : "" }, x))))));
   const canvas_of = () => {
     const canvas = shades(drawn.cells, "Cells of the matrix; the buttons zoom and move");
     canvas.addEventListener("click", (e) => { const { row, column } = cell_at(e, canvas); zoom(row, column); });
@@ -100,6 +100,7 @@ const look_into = (i) => {
   box.append(make("h3", {}, "The matrix, down to single values"), press, picture, said);
   looking = (index) => {
     const flat = index.reduce((a, n, k) => a * BigInt(dims[k]) + BigInt(n), 0n), row = Number(flat / BigInt(wide)), column = Number(flat % BigInt(wide));
+    marked = [row, column];
     go([...within(row, LAST[0], high), ...within(column, LAST[1], wide)]);
     box.scrollIntoView({ block: "nearest" });
   };
