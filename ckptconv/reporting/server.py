@@ -23,7 +23,7 @@ from collections.abc import Callable
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from ..errors import CkptError
 from ..messages import printable
@@ -110,8 +110,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._refuse_strangers()
-        path = urlsplit(self.path)
-        _, token, rest = path.path.split("/", 2) if path.path.count("/") > 1 else ("", "", "")
+        path, _, query = self.path.partition("?")
+        _, token, rest = path.split("/", 2) if path.count("/") > 1 else ("", "", "")
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             raise Wrong(404, "not found")
         shelf = self.server.shelf
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             for pattern, answer in ROUTES:
                 if m := re.fullmatch(pattern, rest, re.ASCII):
-                    words = {k: v[0] for k, v in parse_qs(path.query).items()}
+                    words = {k: v[0] for k, v in parse_qs(query).items()}
                     self._send(200, answer(shelf, [_number(n) for n in m.groups()], words, self._watch))
                     return
             raise Wrong(404, "not found")
