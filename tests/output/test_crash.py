@@ -342,6 +342,18 @@ def test_what_was_replaced_does_not_stay(kind: str, old: bool, tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == (["d"] if kind == "folder" else new)
 
 
+def test_a_folder_in_the_place_of_a_shard_stays(tmp_path: Path) -> None:
+    """It may come there between the look at the destination and the renames."""
+    stage = tmp_path / ".o.0123abcd.part"
+    for path in (stage / "a", stage / "b", tmp_path / "a", tmp_path / "b" / "mine"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("new" if path.parent == stage else "old")
+    todo = publish.Publication((), tuple((f"{stage.name}/{name}", name) for name in "ab"), ())
+    with pytest.raises(IsADirectoryError):
+        publish.perform(str(tmp_path), todo, lambda name: True, [])
+    assert ((tmp_path / "a").read_text(), (tmp_path / "b" / "mine").read_text()) == ("old", "old")
+
+
 def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> None:
     write(sources[0], tmp_path, "folder of npy")
     (tmp_path / "out" / "README").write_bytes(b"mine")

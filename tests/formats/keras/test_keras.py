@@ -215,7 +215,7 @@ def test_unlisted_datasets_are_noted(tmp_path: Path) -> None:
     assert [(n.kind, n.names) for n in got.notes] == [("unread", ("l/extra",))]
 
 
-@pytest.mark.parametrize("layers", [1, pytest.param(1200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [1, pytest.param(700, marks=pytest.mark.slow)])
 def test_long_lists_are_split_and_joined(tmp_path: Path, layers: int) -> None:
     tensors = {f"{'a_rather_long_layer_name_' * 4}{i}/kernel": np.full(1, i, "f4") for i in range(layers)}
     ckptconv.save(tensors, tmp_path / "a.h5", format="keras")
