@@ -50,7 +50,7 @@ class Domain(NamedTuple):
 
     def at(self, index: int) -> str:
         """The value at an index along its axis."""
-        return self.table[index][0] if self.kind == "table" else str(index)
+        return self.table[index][0] if self.kind == "table" else f"{index:0{self.width[0]}}"
 
     @property
     def inverse(self) -> Domain:

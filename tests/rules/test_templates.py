@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,4 +127,35 @@ where = { p = { g = "gain" } }
 def test_values_and_their_places_along_an_axis(spec: Any, value: str, forward: str | None, place: int) -> None:
     found = domain(spec)
     assert (found.forward(value), found.place(value)) == (forward, place)
-    assert found.at(place) == value.lstrip("0")
+    assert found.at(place) == value
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"), [("int:3", "000 001"), ("int", "0 1"), ("2*int", "0 1"), (["a", "b"], "a b")]
+)
+def test_names_that_were_stacked_come_back_as_they_were(spec: Any, names: str) -> None:
+    converter = library.parse(f"[[rule]]\nfrom = 'h.{{l*}}.w'\nto = 'H'\nwhere = {{ l = {json.dumps(spec)} }}", "test")
+    before = held(**{f"h.{name}.w": np.full(2, i, "f4") for i, name in enumerate(names.split())})
+    made = apply(converter, before)
+    assert made["H"].numpy().tolist() == [[0, 0], [1, 1]]
+    assert {n: t.numpy().tolist() for n, t in apply(converter.inverse, made).items()} == {
+        n: t.numpy().tolist() for n, t in before.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "source", "target", "others"),
+    [
+        ("int", "7", "7", ["07", "", "-1", "1" * 10]), ("int:3", "007", "7", ["7", "07", "0007"]),
+        ("int+1:2", "09", "10", ["9", "009"]), ("2*int", "3", "6", ["03"]),
+    ],
+)  # fmt: skip
+def test_both_ways_take_what_they_should(spec: str, source: str, target: str, others: list[str]) -> None:
+    """A number is padded on the side of the source only."""
+    there = domain(spec)
+    assert (there.forward(source), there.inverse.forward(target)) == (target, source)
+    assert re.fullmatch(there.pattern, source)
+    assert re.fullmatch(there.inverse.pattern, target)
+    assert not any(re.fullmatch(there.pattern, other) for other in others)
+    assert not re.fullmatch(there.inverse.pattern, f"0{target}")
+    assert there.inverse.inverse == there
