@@ -23,7 +23,8 @@ VERBS = {
     "cp": "{} -o DST", "copy": "{} -o DST", "export": "{} -o DST", "save": "{} -o DST", "load": "{} -o DST",
     "transform": "{} -o DST", "rename": "{} -o DST --rename FROM=TO", "cast": "{} -o DST --dtype float16",
     "extract": "{} -o DST --include GLOB", "shard": "{} -o DIR --to hf --max-shard-size 5GB",
-    "split": "{} -o DIR --to hf --max-shard-size 5GB", "html": "report {} -o report.html", "batch": "zoo {} -o DIR",
+    "split": "{} -o DIR --to hf --max-shard-size 5GB", "html": "report {} -o report.html", "browse": "serve {}",
+    "explore": "serve {}", "gui": "serve {}", "ui": "serve {}", "web": "serve {}", "batch": "zoo {} -o DIR",
 }  # fmt: skip
 QUESTIONS = {"help": "--help", "version": "--version"}
 # options of other programs, beside those that functions know as well
