@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 import ckptconv
+from ckptconv.api import Select
+from ckptconv.reporting import server, shelf
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -58,8 +61,24 @@ def screens(browser: Browser, widths: Sequence[int] = tuple(SIZES)) -> Iterator[
                 for width in widths:
                     page = browser.page(Path(made.path).absolute().as_uri(), width, SIZES[width])
                     yield f"{name}-{width}.png", page.png()
+            if 1280 in widths:
+                yield "serve-1280.png", region(browser)
         finally:
             os.chdir(here)
+
+
+def region(browser: Browser) -> bytes:
+    """The heat map of a matrix with a faulty row, as it is served."""
+    faulty = shelf.Offered("faulty.safetensors", "faulty.safetensors", 0)
+    with server.Server(shelf.Shelf(lambda: [faulty], Select())) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        page = browser.page(served.url, 1280, SIZES[1280])
+        names = list(ckptconv.open("faulty.safetensors"))
+        page.run(f"location.hash = 'open={names.index('rnn/attention_wrapper/attention_layer/kernel')}'")
+        page.wait("document.querySelector('.look canvas')")
+        page.run("document.querySelector('.look').scrollIntoView({block: 'end'}); document.activeElement.blur()")
+        served.shutdown()
+        return page.png()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ class Shelf:
         with self._turn(True), self._sources(number, row, watch) as (t, sources):
             found = region(t, rectangle, sources)
         finite = found.cells[found.cells < float("inf")]
-        usual = 4 * float(sorted(finite)[int(0.9 * (finite.size - 1))]) if finite.size else 0.0
+        usual = 2 * float(sorted(finite)[int(0.9 * (finite.size - 1))]) if finite.size else 0.0
         return {
             "matrix": found.shape,
             "cells": survey.shaded(found.cells, usual or float("inf")),  # a few large values leave the others visible

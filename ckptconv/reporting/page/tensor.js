@@ -61,7 +61,7 @@ const open_tensor = (i) => {
   if (data.values) {
     const old = data.was[i], both = (m, k) => (old ? `${number(data[m][i])} (before: ${number(old[k])})` : number(data[m][i]));
     body.push(make("h3", {}, "Values"), facts([...["min", "max", "mean", "std"].map((m, k) => [m, both(m, k + 1)]), ...["zeros", "nan", "inf"].map((m) => [m, count(data[m][i])])]));
-    const pictures = [data.bins[i] ? histogram(i) : null, data.heat[i] ? heatmap(i) : null].filter(Boolean);
+    const pictures = [data.bins[i] ? histogram(i) : null, data.heat[i] && !data.live ? heatmap(i) : null].filter(Boolean);
     body.push(make("div", { className: "pictures" }, ...pictures));
     if (!pictures.length && data.count[i]) body.push(make("p", { className: "soft" }, "Pictures are kept of the largest tensors only."));
   } else body.push(data.live ? read_values(i) : make("p", { className: "soft" }, "Values were not read (--no-values)."));
