@@ -2,7 +2,8 @@
 
 Object stores cannot write at positions, and a checkpoint's header is known last. Where a store takes parts of an object
 in any order (multipart.py), tensors are sent while they are written, and only what else a file holds is kept in the
-temporary folder (TMPDIR). For other stores the files are built there. If one fails, those already sent are removed.
+temporary folder (TMPDIR). For other stores the files are built there. If one fails, those already sent are removed; a
+repository of the Hub gets all of them in one commit (hub.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..storage.faults import asking, spooling
 from ..storage.files import join, names, split
 from ..storage.lookups import filesystem
 from ..storage.paths import beginning, is_http
-from . import multipart
+from . import hub, multipart
 from .destination import OutputFile, foreign
 from .multipart import Range
 from .staging import Output
@@ -114,6 +115,10 @@ class Upload:
     def publish(self, *, sync: bool = True) -> None:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""
         self._out.publish(sync=False)
+        if hub.takes(self.folder):
+            new = {join(self.folder, n): os.path.join(self._stage, n) for n in self._names if n not in self._kept}
+            hub.commit(new, self._older)
+            return
         sent: list[str] = []
         try:
             for name in (n for n in self._names if n not in self._kept):

@@ -147,6 +147,8 @@ def _connected(url: str) -> tuple[Any, Any]:
         found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ValueError as e:
         raise StorageError(f"cannot be opened: {e}", url=url) from e
+    if "hf" in schemes:
+        found[0].invalidate_cache()  # the Hub's file system keeps listings whatever it is told
     return found
 
 

@@ -24,6 +24,7 @@ from .ranges import Spool
 HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
+VERSIONS = ("ETag", "etag", "blob_id")  # what stores call the version of a file, and the Hub its content
 TIMES = ("LastModified", "Last-Modified", "mtime", "updated", "created")  # as file systems call it
 MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
 BATCH = 8  # ranges requested at once, and files looked at
@@ -46,7 +47,7 @@ class RemoteFile:
         self.size, self._info = int(found["size"]), found
         from hashlib import blake2b
 
-        version = [found.get("ETag") or found.get("etag")]  # listings and answers agree in it, but not in the time
+        version = [next(filter(None, map(found.get, VERSIONS)), None)]  # listings and answers agree, but not in times
         version = version if version[0] else [found.get(k) for k in TIMES]
         digest = blake2b(repr(version).encode(), digest_size=8).digest()
         self.stamp = (self.size, int.from_bytes(digest, "little"))
@@ -167,7 +168,9 @@ class RemoteFile:
             elif self._copy is None:
                 paths, starts, ends = [self._path] * len(some), [a for a, _ in some], [a + n for a, n in some]
                 total = sum(n for _, n in some)
-                found = web.bounded(self._fs, "cat_ranges", total, paths, starts, ends, on_error="raise", known=True)
+                exact = {} if getattr(self._fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
+                where = (paths, starts, ends)
+                found = web.bounded(self._fs, "cat_ranges", total, *where, known=True, on_error="raise", **exact)
             else:
                 found = [self._copy.read(*one) for one in some]
         return [_sized(data, start, size, self.url) for (start, size), data in zip(some, found, strict=True)]
