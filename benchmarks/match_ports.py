@@ -30,6 +30,8 @@ from ports_blind_text import PORTS as BLIND_TEXT
 from ports_common import Arrays, Port, State, dense, gates, ids, image, keras, kernel, norm
 from ports_images import PORTS as IMAGES
 from ports_later import PORTS as LATER
+from ports_second import PORTS as SECOND
+from ports_second_text import PORTS as SECOND_TEXT
 from ports_sequences import PORTS as SEQUENCES
 from ports_strangers import PORTS as STRANGERS
 from torch import Tensor, nn
@@ -563,6 +565,8 @@ PORTS = {
     **BLIND,
     **BLIND_TEXT,
     **BLIND_JAX,
+    **SECOND,
+    **SECOND_TEXT,
 }
 
 
