@@ -323,7 +323,7 @@ def wave() -> tuple[Tensor, ...]:
 
 
 PORTS = {
-    "conformer": Port(
+    "conformer-heads": Port(
         "Keras Conformer into torchaudio's names", Conformer, conformer, lambda: (torch.randn(2, 24, 20),)
     ),
     "translator": Port("TF2 translation with attention, tied output", Translator, translator, ids(WORDS)),
