@@ -3,6 +3,7 @@
     python benchmarks/match.py [--oracles DIR] [--real DIR]      a table: with values, and with names and shapes only
     python benchmarks/match.py --applications      Keras Applications into torchvision and timm
     python benchmarks/match.py --large 10000                     the time for so many tensors against as many
+    python benchmarks/match.py --unrelated 8000                  the same, if no name says what another says
 
 A pair is right if it has the converter's source and gives the converter's bits. "unmarked" are wrong pairs that are not
 marked `assumed`; there must be none.
@@ -11,9 +12,11 @@ marked `assumed`; there must be none.
 from __future__ import annotations
 
 import argparse
+import random
 import resource
+import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,15 +207,47 @@ def large(count: int) -> None:
         )
 
 
+def unrelated(count: int) -> None:
+    """So many tensors against as many whose names are random letters: the least processor time of three."""
+    shapes: dict[str, Callable[[random.Random], tuple[int, ...]]] = {
+        "one shape": lambda _: (8, 8),
+        "four shapes": lambda r: r.choice([(16, 32), (32,), (3, 3, 16, 32), (64, 64)]),
+        "4,096 shapes, numbers in the names": lambda r: (r.randint(1, 64), r.randint(1, 64)),
+    }
+    for title, shape in shapes.items():
+        r = random.Random(1)
+
+        def word(r: random.Random = r, digits: bool = "numbers" in title) -> str:
+            letters = "".join(r.choices(string.ascii_lowercase, k=r.randint(3, 9)))
+            return f"{letters}{r.randint(0, 99)}" if digits else letters
+
+        sides = []
+        for mark in "/.":
+            names = (mark.join(word() for _ in range(3)) for _ in range(count))
+            sides.append(Checkpoint({n: Tensor(n, DTYPES["float32"], shape(r), ()) for n in names}))
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            found = match(*sides, values=False)
+            took.append(time.process_time() - began)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"{count} x {count}, {title}: {len(found.pairs)} pairs, {min(took):.1f} s, peak {peak:.0f} MB", flush=True
+        )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oracles", type=Path, default=ROOT.parent / "shared" / "oracles")
     parser.add_argument("--large", type=int, default=0)
+    parser.add_argument("--unrelated", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--applications", action="store_true")
     args = parser.parse_args()
     if args.large:
         large(args.large)
+    elif args.unrelated:
+        unrelated(args.unrelated)
     elif args.applications:
         print("| Keras | class | right | wrong, not marked |\n|---|---|---|---|")
         for case in APPLICATIONS:

@@ -69,16 +69,22 @@ class Aligned(NamedTuple):
 
 
 @lru_cache(maxsize=2**16)
+def once(home: str) -> str:
+    """A name that says what Keras says twice once."""
+    return REPEATED.sub(r"\1", home)
+
+
+@lru_cache(maxsize=2**16)
 def prefixes(home: str) -> tuple[str, ...]:
     """The blocks that hold a module: what stands before it in its name and ends in a number."""
-    home = REPEATED.sub(r"\1", home)
+    home = once(home)
     return tuple(home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home))
 
 
 def within(home: str) -> tuple[str, ...]:
     """The blocks that hold a module, the module itself among them if its name ends in a number: a block's own scale."""
-    once = REPEATED.sub(r"\1", home)
-    return (*prefixes(home), once) if once[-1:].isdigit() else prefixes(home)
+    bare = once(home)
+    return (*prefixes(home), bare) if bare[-1:].isdigit() else prefixes(home)
 
 
 def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
@@ -130,15 +136,20 @@ def _families(many: Sequence[Unit]) -> list[Family]:
     """Blocks by name, numbers aside: those that repeat and hold more than one module, in natural order."""
     made: dict[str, dict[str, dict[str, Unit]]] = defaultdict(lambda: defaultdict(dict))
     for u in many:
-        once = REPEATED.sub(r"\1", u.home)
-        for p in within(once):
-            made[NUMBER.sub(lambda m: "#" if m[1] else m[0], p)][p][once[len(p) :]] = u
+        bare = once(u.home)
+        for p in within(bare):
+            made[_folded(p)][p][bare[len(p) :]] = u
     found = [
         [Block(name, blocks[name]) for name in sorted(blocks, key=natural)]
         for blocks in made.values()
         if len(blocks) > 1 and max(map(len, blocks.values())) > 1
     ]
     return sorted(found, key=lambda f: -sum(len(x.members) for x in f))[:MAX_FAMILIES]
+
+
+@lru_cache(maxsize=2**16)
+def _folded(block: str) -> str:
+    return NUMBER.sub(lambda m: "#" if m[1] else m[0], block)
 
 
 def _in_order(a: Sequence[Held], b: Sequence[Held]) -> tuple[int, list[tuple[int, int]]]:

@@ -28,6 +28,7 @@ Block = tuple[list[int], list[int]]  # templates of both sides that are compared
 ROUNDS = 12
 BEGINS = 4  # letters of a word that say nearly what it does
 FEW = 500  # names of equal tensors that are compared one by one
+DENSE = 10_000  # numbers of a table of features that is quicker made in full
 CHUNK = 500  # rows of likeness at a time, where all would not fit
 ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
 MAX_SOLVED = 600  # rows or columns of an assignment that is solved exactly
@@ -50,14 +51,18 @@ def _features(text: tuple[str, ...]) -> Mapping[str, int]:
 
 def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
     """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more."""
+    return _product(*_vectors(a, b))
+
+
+def _product(left: Any, right: Any) -> Array:
     import numpy as np
 
-    left, right = _vectors(a, b)
-    return np.asarray((left @ right.T).toarray(), "f4")
+    found = left @ right.T
+    return np.asarray(found if isinstance(found, np.ndarray) else found.toarray(), "f4")
 
 
 def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any]:
-    """The features of all words as sparse rows of length one."""
+    """The features of all words as rows of length one, sparse where there are many."""
     try:
         import numpy as np
         from scipy import sparse
@@ -73,6 +78,10 @@ def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any
         lengths = [len(r) for r in side]
         at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
         n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
+        if total * len(index) <= DENSE:
+            full = np.zeros((len(side), len(index)))
+            full[np.repeat(np.arange(len(side)), lengths), at] = n * weight[at]
+            return full / np.maximum(np.sqrt((full * full).sum(axis=1, keepdims=True)), 1e-12)
         made = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
         norm = np.sqrt(np.asarray((made * made).sum(axis=1)).reshape(-1))
         return sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ made
@@ -187,9 +196,11 @@ def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tup
     """A bias is not a weight; tensors of modules that are known to belong together belong together as well."""
     import numpy as np
 
-    last = [np.array([s.words[-1] if s.words else "" for s in side]) for side in (a, b)]
-    known = [np.isin(x, list(KINDS)) for x in last]
-    like[(last[0][:, None] != last[1][None, :]) & known[0][:, None] & known[1][None, :]] *= 0.05
+    numbered = {kind: k for k, kind in enumerate(sorted(KINDS))}  # numbers are compared many times quicker than words
+    last = [np.array([numbered.get(s.words[-1] if s.words else "", -1) for s in side]) for side in (a, b)]
+    rows, columns = ((x >= 0).nonzero()[0] for x in last)
+    if rows.size and columns.size:
+        like[np.ix_(rows, columns)] *= np.where(last[0][rows, None] != last[1][None, columns], 0.05, 1).astype("f4")
     places = [defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)]
     for side, many in enumerate((a, b) if homes else ()):
         for k, s in enumerate(many):
@@ -268,7 +279,7 @@ def _mutual(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[int, int]]:
     left = np.full(len(b), -1)
     rows, columns = _vectors([s.words for s in a], [s.words for s in b])
     for start in range(0, len(a), CHUNK):
-        like = np.asarray((rows[start : start + CHUNK] @ columns.T).toarray(), "f4")
+        like = _product(rows[start : start + CHUNK], columns)
         _kinds(like, a[start : start + CHUNK], b, {})
         for r, c in enumerate(like.argmax(axis=1)):
             right[start + r] = int(c)

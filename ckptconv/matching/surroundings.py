@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from .blocks import Aligned, Named, within
 from .pairs import parent
@@ -33,7 +35,8 @@ def beside(many: Sequence[Unit]) -> Beside:
     return {u.home: (homes[k], homes[k + 2]) for k, u in enumerate(many)}
 
 
-class Near(NamedTuple):
+@dataclass(frozen=True)
+class Near:
     """What is known of the surroundings of modules: pairs, neighbours on both sides, and the blocks that hold them."""
 
     pairs: Mapping[str, str]
@@ -62,19 +65,29 @@ class Near(NamedTuple):
         """The share of the pairs of two parents that are pairs of both, 0 to 1; the top says nothing."""
         import numpy as np
 
-        counts = Counter((parent(x), parent(y)) for x, y in self.pairs.items())
-        of_a, of_b = Counter[str](), Counter[str]()
-        for (x, y), n in counts.items():
-            of_a[x] += n
-            of_b[y] += n
         places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
         for many, at in zip((a, b), places, strict=True):
             for k, u in enumerate(many):
                 at[parent(u.home)].append(k)
         out = np.zeros((len(a), len(b)))
+        for x, rows in places[0].items():
+            for y, share in self.shares.get(x, ()):
+                if y in places[1]:
+                    out[np.ix_(rows, places[1][y])] = share
+        return out
+
+    @cached_property
+    def shares(self) -> Mapping[str, Sequence[tuple[str, float]]]:
+        """For each parent those whose modules are paired with its own, and the share of these pairs in the larger."""
+        counts = Counter((parent(x), parent(y)) for x, y in self.pairs.items())
+        of_a, of_b = Counter[str](), Counter[str]()
         for (x, y), n in counts.items():
-            if x and y and x in places[0] and y in places[1]:
-                out[np.ix_(places[0][x], places[1][y])] = n / max(of_a[x], of_b[y])
+            of_a[x] += n
+            of_b[y] += n
+        out: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for (x, y), n in counts.items():
+            if x and y:
+                out[x].append((y, n / max(of_a[x], of_b[y])))
         return out
 
     def _neighbours(self, places: Mapping[str, int]) -> tuple[list[dict[str, int]], dict[str, list[tuple[int, int]]]]:

@@ -65,7 +65,7 @@ def _leaf(last: str) -> list[str]:
     return [last.lower()] if last.lower() in KINDS else _split(last)
 
 
-@lru_cache(maxsize=2**14)
+@lru_cache(maxsize=2**16)
 def _split(segment: str) -> list[str]:
     segment = RANK.sub(r"\1", segment)
     found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
