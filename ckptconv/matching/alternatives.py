@@ -22,7 +22,7 @@ from . import cuts, orders
 from .bundle_orders import FUSED, PARTS
 from .cells import FORGET, SUMMED
 from .conventions import is_kernel
-from .doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
+from .doubt import FLAT, FLAT_GATES, FLAT_NOT, FLATTENED, GATES, KEPT_GATES, PLAIN
 from .orders import Order, Shape
 from .pairs import Pair, leaf, parent
 
@@ -56,22 +56,31 @@ def alternatives(
 def _flattened(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
     """Dense layers behind a flattened image: the channels come first in torch and last in TensorFlow."""
     channels = sorted({t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}, reverse=True)
+    beside: dict[tuple[int, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
         shape = source[p.sources[0]].shape
-        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or ("(" in p.order.text and not _flat(p)):
+        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or ("(" in p.order.text and not _image(p)):
             continue
-        turned = p.order.text == FLATTENED or orders.essence(p.order, shape) == (1, 0)
-        inputs = shape[0] if turned else shape[1]
-        if _flat(p):
-            yield Alternative(f"{p.targets[0]} behind no image", {k: p._replace(order=Order("i o -> o i"))})
-        for c in [c for c in channels if 1 < c < inputs and inputs % c == 0][:MAX_CHANNELS]:
-            order = Order(FLATTENED if turned else "o (s c) -> o (c s)", (("c", c),))
-            if order != p.order:
-                yield Alternative(f"{p.targets[0]} behind an image of {c} channels", {k: p._replace(order=order)})
+        turned = _image(p) or orders.essence(p.order, shape) == (1, 0)
+        way = FLAT_GATES if p.order.text in (GATES, FLAT_GATES) else FLATTENED if turned else "o (s c) -> o (c s)"
+        beside[shape[0] if turned else shape[1], way][k] = p
+    for (inputs, way), several in beside.items():
+        groups = [several, *({k: p} for k, p in several.items())] if len(several) > 1 else [several]
+        for group in groups:
+            first = next(iter(group.values())).targets[0]
+            name = first if len(group) == 1 else f"{first} and others of {inputs} inputs"
+            flat = {k: p._replace(order=Order(PLAIN[way])) for k, p in group.items() if p.order.text in PLAIN}
+            if flat:
+                yield Alternative(f"{name} behind no image", flat)
+            for c in [c for c in channels if 1 < c < inputs and inputs % c == 0][:MAX_CHANNELS]:
+                order = Order(way, (("c", c),))
+                if other := {k: p._replace(order=order) for k, p in group.items() if p.order != order}:
+                    yield Alternative(f"{name} behind an image of {c} channels", other)
 
 
-def _flat(p: Pair) -> bool:
-    return p.order.text == FLATTENED
+def _image(p: Pair) -> bool:
+    """Whether the order is one of those behind an image, or the gates of a GRU, which may stand there."""
+    return p.order.text in (*PLAIN, GATES)
 
 
 def _turned(
@@ -118,9 +127,10 @@ def _regated(p: Pair, rank: int) -> Pair | None:
         return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
     gates, turned = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
     kernel = f"i {gates} -> {turned} i"
-    layouts = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel}
+    flat = f"(s c) {gates} -> {turned} (c s)"
+    layouts = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel, FLATTENED: flat}
     if text in layouts and (rank == 1 or text):
-        return p._replace(order=Order(layouts[text]))
+        return p._replace(order=Order(layouts[text], p.order.sizes))
     return None
 
 

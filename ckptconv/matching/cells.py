@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .doubt import KEPT_GATES, Judge
+from .doubt import GATES, KEPT_GATES, Judge
 from .orders import Order
 from .pairs import Length
 from .units import Unit
@@ -34,6 +34,7 @@ class Piece(NamedTuple):
     real: bool = False
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
     length: Length | None = None
+    also: str = ""  # another doubt
 
 
 def cell(a: Unit, b: Unit, judge: Judge) -> list[Piece]:
@@ -59,11 +60,12 @@ def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> list[Piece]:
             continue
         found = judge.order(a.members[role], t)
         kernel = not a.members[role].name.rpartition(".")[2].startswith("weight_")
-        if gates == GRU and kernel:
-            order = Order("i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i")
-            out.append(Piece((a.members[role].name,), (t.name,), order, KEPT_GATES))
-        elif found:
-            out.append(Piece((a.members[role].name,), (t.name,), found.order, KEPT_GATES))
+        if found is None and not (gates == GRU and kernel):
+            continue
+        turned = Order(GATES) if found is None or (gates == GRU and kernel) else found.order
+        flat = judge.flattened(a.members[role], turned) if role == "weight_ih" else None
+        piece = Piece((a.members[role].name,), (t.name,), turned, KEPT_GATES)
+        out.append(piece._replace(order=flat.order, real=True, also=flat.doubt) if flat else piece)
     return out
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
+from ..messages import printable
+from ..verification.outputs import RUNNING
 from .pairs import Proposal, parent
 from .proof import SECONDS, Proof
 from .proof import prove as search
 
 if TYPE_CHECKING:
     from ..verification.outputs import Array
-
-RUNNING = (RuntimeError, ValueError, TypeError, IndexError)  # what modules raise that get other inputs than they want
 
 
 def prove(
@@ -40,6 +40,7 @@ def prove(
     """
     from ..torch import Runner
 
+    _without_nan(wanted)
     runner = Runner(module, _in_order(module.forward, inputs))
     try:
         got = runner.outputs()
@@ -52,6 +53,20 @@ def prove(
     order = _as_run(list(runner.state), list(got))
     as_run = propose(order) if propose and order != list(runner.state) else None
     return search(proposal, source, runner, _places(proposal, got, wanted), as_run=as_run, seconds=seconds)
+
+
+def _without_nan(wanted: Mapping[str, Array]) -> None:
+    """UsageError if outputs cannot prove anything."""
+    if not wanted:
+        raise UsageError("the outputs are empty: there is nothing to compare with")
+    for name, array in wanted.items():
+        if array.dtype.kind not in "fiubc":
+            raise UsageError(f"output {printable(name)} holds {array.dtype}, not numbers")
+        if not array.size or (array != array).any():
+            what = "NaN" if array.size else "no element"
+            raise UsageError(
+                f"output {printable(name)} has {what}: it proves nothing; run the original on other inputs"
+            )
 
 
 def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:

@@ -44,6 +44,8 @@ def _usual(a: Shape, leaf_a: str, b: Shape) -> Iterator[Order]:
     for table in (DEPTHWISE, KERNELS) if depthwise else (KERNELS, DEPTHWISE):
         if len(a) in table:
             yield Order(table[len(a)])
+    if len(a) == 4:  # time before frequencies there, behind them here
+        yield Order("h w i o -> o i w h")
     if len(a) in KERNELS:
         yield from map(Order, _squeezed(KERNELS[len(a)], a, b))
     if (len(a), len(b)) == (3, 2):

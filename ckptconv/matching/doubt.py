@@ -15,6 +15,7 @@ from ..checkpoint import Tensor
 from . import conventions, orders
 from .orders import Order
 from .pairs import Pair, leaf
+from .words import words
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -26,6 +27,9 @@ SHAPED = "only the shapes decide the order of axes"
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
 FLATTENED = "(s c) o -> o (c s)"
+FLAT_GATES = "(s c) (h.z + h.r + h.n) -> (h.r + h.z + h.n) (c s)"
+PLAIN = {FLATTENED: orders.KERNELS[2], FLAT_GATES: GATES}  # the same behind no image
+HEADS = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
 EVERY = ("", "")  # words of all matrices
 VOTED = "the order of axes is that of the other matrices"
 
@@ -43,8 +47,9 @@ class Judge:
 
     def __init__(self, a: Mapping[str, Tensor], *, module: bool = False) -> None:
         self.module = module
-        self.channels = {t.shape[-1] for t in a.values() if len(t.shape) in (3, 4, 5) and t.shape[-1] > 1}
-        self.branches = _branches(a.values())
+        convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not HEADS & {*words(n)}]
+        self.channels = {t.shape[-1] for t in convolved if t.shape[-1] > 1}
+        self.branches = _branches(convolved)
         self.widths = {t.shape[-1] for t in a.values() if len(t.shape) == 2} | self.channels
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
@@ -61,13 +66,13 @@ class Judge:
         if orders.distinct(known, a.shape) > 1:
             if convention is None:
                 return Judged(found, f"shapes allow {len(known)} orders of axes and no convention is known", True)
-            return self._flattened(a, found) or Judged(found, CHOSEN)
+            return self.flattened(a, found) or Judged(found, CHOSEN)
         if convention is None and a.shape != b.shape:
             return Judged(found, SHAPED)
-        return self._flattened(a, found) or Judged(found)
+        return self.flattened(a, found) or Judged(found)
 
-    def _flattened(self, a: Tensor, found: Order) -> Judged | None:
-        """The order of a dense layer that may stand behind a flattened image: a module of torch has channels first.
+    def flattened(self, a: Tensor, found: Order) -> Judged | None:
+        """The order of a dense layer or a cell that may stand behind a flattened image: torch has channels first.
 
         The file of a port is taken unchanged, because many ports permute the image before they flatten it.
         """
@@ -77,17 +82,17 @@ class Judge:
         channels = max((c for c in self.channels if n % c == 0), default=0)
         if n in self.widths or not channels:
             return None
-        if not self.module or found.text != orders.KERNELS[2] or n in self.branches:
+        flat = next((text for text, plain in PLAIN.items() if found.text == plain), "")
+        if not self.module or not flat or n in self.branches:
             return Judged(found, FLAT_NOT, True)
-        return Judged(Order(FLATTENED, (("c", channels),)), FLAT, True)
+        return Judged(Order(flat, (("c", channels),)), FLAT, True)
 
 
 def _branches(tensors: Iterable[Tensor]) -> set[int]:
     """The widths of convolutions of one input that may be put side by side: not of an image that was flattened."""
     beside: dict[int, list[int]] = defaultdict(list)
     for t in tensors:
-        if len(t.shape) in (3, 4, 5):
-            beside[t.shape[-2]].append(t.shape[-1])
+        beside[t.shape[-2]].append(t.shape[-1])
     return {sum(many[k : k + n]) for many in beside.values() for n in range(2, 9) for k in range(len(many) - n + 1)}
 
 

@@ -10,6 +10,7 @@ alphabetic; the better of the two is taken, and where they differ the pair is a 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .blocks import Aligned, Named, aligned, companions, longest
 from .doubt import TABLES
 from .names import assigned, likeness
-from .pairs import LISTED, Pair
+from .pairs import LISTED, Pair, leaf
 from .side import Side
 from .surroundings import Near, beside
 from .units import COUNT, MAIN, SIGNATURES, Unit, units
+from .words import RANK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,7 @@ MAX_STEPS = 250_000  # pairs of modules of one kind that are compared for that
 STEP = 0.05  # of the modules, by which one order must be better to be taken for that
 SHORT = 0.15  # for a word of one side that begins one of the other
 LETTERS = 3  # of a short word, at most
+OWN = 0.3  # for layer_norm1 and ln_1, where the numbers of all are the same on both sides
 ROLES = 0.1  # for tensors of the same roles: a bias or none
 CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
 TABLE = 0.5  # against an embedding table and a matrix that is multiplied
@@ -222,9 +225,12 @@ class Class:
             self.like[np.ix_(rows, cols)] -= OPPOSITE
         for rows, cols in (*_short(self.a, b), *((r, c) for c, r in _short(b, self.a))):
             self.like[np.ix_(rows, cols)] += SHORT
+        own = [np.array([_own(u) for u in many]) for many in (self.a, b)]
+        same = (own[0][:, None] == own[1][None, :]) & (own[0][:, None] >= 0)
         columns = np.linspace(0, 1, len(b))[None, :]
         roles = [np.array([hash(frozenset(u.members)) for u in many]) for many in (self.a, b)]
         self.base = self.like + ROLES * (roles[0][:, None] == roles[1][None, :])
+        self.base += OWN * same if {*own[0]} - {-1} == {*own[1]} - {-1} else 0.0
         self.base -= ORDER * (_ranks(self.a, place)[:, None] - columns) ** 2
         self.base -= TIE * (_ranks(self.a, lambda u: u.natural)[:, None] - columns) ** 2
 
@@ -264,6 +270,12 @@ def _ranks(many: Sequence[Unit], place: Place) -> Array:
     for k, key in enumerate(sorted(place(u) for u in many)):
         at[key].append(k)
     return np.array([np.mean(at[place(u)]) for u in many]) / max(1, len(many) - 1)
+
+
+def _own(u: Unit) -> int:
+    """The number in the last segment of a name, which counts modules of one kind in one place; -1 if it has none."""
+    found = re.findall("[0-9]+", RANK.sub(r"\1", leaf(u.home)))
+    return int(found[-1]) if found and len(found[-1]) <= LETTERS else -1
 
 
 def _way(u: Unit) -> int:

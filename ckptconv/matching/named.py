@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
@@ -139,12 +140,17 @@ def _reshaped(groups: list[dict[str, Group]], sides: Sides) -> None:
     shapes = [{g: side.tensors[n].shape for n, g in found.items()} for side, found in zip(sides, groups, strict=True)]
     for k in (0, 1):
         other = shapes[1 - k]
+        sized: dict[Hashable, list[Group]] = defaultdict(list)
+        for g, s in other.items():
+            sized[g[0], len(s), prod(s)].append(g)
+        moved: dict[Group, Group] = {}
         for group, shape in shapes[k].items():
             if group in other or len(shape) not in (2, 3):
                 continue
-            fits = [g for g, s in other.items() if len(s) == len(shape) - 1 and g[0] == group[0]]
+            fits = sized[group[0], len(shape) - 1, prod(shape)]
             if fits := [g for g in fits if orders.simple(shape, other[g])]:
-                groups[k].update({n: fits[0] for n, g in groups[k].items() if g == group})
+                moved[group] = fits[0]
+        groups[k].update({n: moved[g] for n, g in groups[k].items() if g in moved})
 
 
 def _sound(found: list[Named], sides: Sides, known: Known) -> list[Named]:

@@ -110,6 +110,7 @@ def leaf(name: str) -> str:
     return bare[max(bare.rfind("/"), bare.rfind(".")) + 1 :].lower().lstrip("_")
 
 
+@lru_cache(maxsize=2**16)
 def parent(name: str) -> str:
     """All but the last segment."""
     cut = max(name.rfind("/"), name.rfind("."))

@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CkptError
 from ..rules import toml as rules
 from ..rules.apply import apply
-from ..verification.outputs import Comparison, Step, departure
+from ..verification.outputs import RUNNING, Comparison, Step, departure
 from .alternatives import Alternative, alternatives
 from .pairs import Pair, Proposal
 from .toml import toml
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 TRIES = 400
 SECONDS = 300.0
 NEARER = 0.999  # of the distance that must be left for an alternative to be kept
-RTOL, ATOL = 1e-3, 1e-4  # float error of two frameworks over some hundred layers
-
+# Float error of two frameworks over some hundred layers: of each element, or of the largest. Probabilities of a large
+# vocabulary are all less than 1e-4, so that no fixed number would do.
+RTOL, ATOL = 1e-3, 1e-4
 
 AS_RUN = "the modules in the order in which they run"
 FAILED = Comparison((Step("", float("inf"), False, "it cannot be run"),))
@@ -192,7 +193,7 @@ class _Search:
             self._write(found.pairs.values())
             return self._run()
         except CkptError:  # a layout that does not fit after all
-            return FAILED, Distance(len(self.wanted) + 1, float("inf"))
+            return FAILED, self._farthest()
         finally:
             self._write(self.pairs[k] for k in found.pairs)
 
@@ -207,10 +208,16 @@ class _Search:
             self.runner.load(dict(zip(names, self.arrays[key], strict=True)))
 
     def _run(self) -> tuple[Comparison, Distance]:
-        got = self.runner.outputs()
-        found = departure(got, self.wanted, *self.tolerance)
+        try:
+            got = self.runner.outputs()
+        except RUNNING:  # with these weights: an index that leads out of a table
+            return FAILED, self._farthest()
+        found = departure(got, self.wanted, *self.tolerance, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         return found, Distance(sum(not s.same for s in found.steps), sum(errors) / max(1, len(errors)))
+
+    def _farthest(self) -> Distance:
+        return Distance(len(self.wanted) + 1, float("inf"))
 
 
 def _either(one: _Search, other: _Search) -> _Search:

@@ -31,7 +31,7 @@ def by_modules(sides: Sides, known: Known, pairs: Sequence[Pair], every: Sides) 
 
 
 def _of_cell(m: modules.Match, piece: cells.Piece, source: Side) -> Pair:
-    why = (*m.why, piece.why)
+    why = tuple(w for w in (*m.why, piece.why, piece.also) if w)
     bundle = source.bundles.get(piece.sources[0])
     order = gates.parted(piece.order, bundle) if bundle else piece.order
     return Pair(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 
+RUNNING = (RuntimeError, ValueError, TypeError, IndexError)  # what modules raise that get other inputs than they want
+
 
 class Step(NamedTuple):
     """The comparison of one submodule's outputs.
@@ -57,8 +59,10 @@ class Comparison:
         return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
 
 
-def step(name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, atol: float) -> Step:
-    """Compare one submodule's outputs; equal NaNs are the same."""
+def step(
+    name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, atol: float, *, scaled: bool = False
+) -> Step:
+    """Compare one submodule's outputs; equal NaNs are the same. If `scaled`, atol is a share of the largest value."""
     import numpy as np
 
     shapes = [[list(x.shape) for x in side] for side in (got, want)]
@@ -67,11 +71,12 @@ def step(name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, at
     worst, same = 0.0, True
     for x, y in zip(got, want, strict=True):
         a, b = (z.astype("c16" if z.dtype.kind == "c" else "f8") for z in (x, y))
-        same &= bool(np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True))
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0)) if scaled else 1.0
+        same &= bool(np.allclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True))
         worst = max(worst, float(np.nan_to_num(np.abs(a - b)).max()) if a.size else 0.0)
     return Step(name, worst, same)
 
 
-def departure(got: Outputs, want: Outputs, rtol: float, atol: float) -> Comparison:
+def departure(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
     """Compare the outputs that both sides have, in the order of `got`."""
-    return Comparison(tuple(step(n, x, want[n], rtol, atol) for n, x in got.items() if n in want))
+    return Comparison(tuple(step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want))

@@ -9,7 +9,7 @@ from ckptconv.checkpoint import held
 from ckptconv.matching.alternatives import alternatives
 from ckptconv.matching.bundle_orders import FUSED, PARTS
 from ckptconv.matching.cells import FORGET
-from ckptconv.matching.doubt import FLAT, FLAT_NOT, FLATTENED, KEPT_GATES
+from ckptconv.matching.doubt import FLAT, FLAT_GATES, FLAT_NOT, FLATTENED, KEPT_GATES, PLAIN
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Pair
 
@@ -55,6 +55,19 @@ def test_dense_layers_behind_images() -> None:
         "f.weight behind no image | 0: i o -> o i",
         f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
         f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
+    ]
+
+
+def test_cells_behind_one_image() -> None:
+    """Both ways of a GRU together, then each."""
+    names = ("f", "b")
+    source = {f"{n}/kernel": (6, 9) for n in names} | {"c/kernel": (3, 1, 2)}
+    rows = [pair(f"{n}/kernel", f"{n}.weight_ih", PLAIN[FLAT_GATES], KEPT_GATES, FLAT_NOT) for n in names]
+    image = "behind an image of 2 channels"
+    assert tried(rows, source, {f"{n}.weight_ih": (9, 6) for n in names}) == [
+        f"f.weight_ih and others of 6 inputs {image} | 0: {FLAT_GATES}; c=2 | 1: {FLAT_GATES}; c=2",
+        f"f.weight_ih {image} | 0: {FLAT_GATES}; c=2",
+        f"b.weight_ih {image} | 1: {FLAT_GATES}; c=2",
     ]
 
 

@@ -124,6 +124,7 @@ CONVENTIONS: dict[str, tuple[tuple[Shape, str], tuple[Shape, str], str | None]] 
     "pointwise": (((1, 1, 2, 4), "pointwise_weights"), ((4, 2, 1, 1), "weight"), "h w i o -> o i h w"),
     "wrong shape": (((2, 3), "kernel"), ((2, 3), "weight"), None),
     "image": (((3, 5, 2, 4), "kernel"), ((4, 2, 3, 5), "weight"), "h w i o -> o i h w"),
+    "time before frequencies": (((3, 5, 4, 4), "kernel"), ((4, 4, 5, 3), "weight"), "h w i o -> o i w h"),
     "volume": (((3, 5, 7, 2, 4), "kernel"), ((4, 2, 3, 5, 7), "weight"), "d h w i o -> o i d h w"),
     "one axis": (((3, 2, 4), "kernel"), ((4, 2, 3), "weight"), "k i o -> o i k"),
     "of one input": (((3, 5, 4, 1), "kernel"), ((4, 1, 3, 5), "weight"), "h w c 1 -> c 1 h w"),

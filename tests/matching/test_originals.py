@@ -136,3 +136,68 @@ def test_the_order_of_execution_is_evidence(turned: bool, tmp_path: Path) -> Non
     assert {(p.targets[0], p.evidence, p.sure) for p in found.proposal.pairs if "dense_1" in p.sources[0]} == {
         ("m.weight", "proved", True), ("m.bias", "proved", True),
     }  # fmt: skip
+
+
+class Table(torch.nn.Module):
+    """A bias that is looked up: indices are tensors of the checkpoint, and must not lead out of the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Parameter(torch.zeros(9, 5)), torch.nn.Linear(5, 5)
+        self.register_buffer("lookup", torch.zeros(4, dtype=torch.int64))
+
+    def forward(self, x: Any) -> Any:
+        return self.out(x + self.table[self.lookup])
+
+
+@pytest.mark.parametrize("index", [[8, 1, 7, 3], [9, 1, 7, 3]])
+def test_indices_that_lead_out_of_a_table_end_no_search(index: list[int], tmp_path: Path) -> None:
+    """Those that do already in the source depart, and are said to."""
+    rng = np.random.default_rng(1)
+    table, kernel, bias, x = (rng.normal(size=s).astype("f4") for s in ((9, 5), (5, 5), (5,), (4, 5)))
+    source = {"net/table": table, "net/index": np.array(index), "net/dense/kernel": kernel, "net/dense/bias": bias}
+    wanted = (x + table[np.minimum(index, 8)]) @ kernel + bias
+    ckptconv.save(source, tmp_path / "a.npz")
+    found = ckptconv.match(tmp_path / "a.npz", Table(), check=({"x": x}, {"y": wanted}))
+    assert found.proof is not None
+    assert found.proof.found.same is (index[0] == 8)
+    proved = {p.targets[0] for p in found.proposal.pairs if p.evidence == "proved"}
+    assert proved == ({"lookup", "out.weight", "out.bias"} if index[0] == 8 else set())
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.dense, self.scale = torch.nn.Linear(5, 5, bias=False), scale
+
+    def forward(self, x: Any) -> Any:
+        return self.scale * self.dense(x)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e7])
+def test_outputs_agree_by_their_own_scale(scale: float, tmp_path: Path) -> None:
+    """Of tiny ones a wrong matrix is no float error, and of huge ones float error is no wrong matrix."""
+    rng = np.random.default_rng(1)
+    weight, x = rng.normal(size=(5, 5)).astype("f4"), rng.normal(size=(4, 5)).astype("f4")
+    ckptconv.save({"net/dense/kernel": weight}, tmp_path / "a.npz")
+    wanted = scale * (x @ weight.T) * (1 + 1e-6 * rng.normal(size=(4, 5))) + 1e-6 * scale
+    found = ckptconv.match(tmp_path / "a.npz", Scaled(scale), check=({"x": x}, {"y": wanted.astype("f4")}))
+    assert found.proof is not None
+    assert found.proof.found.same
+    (only,) = found.proposal.pairs
+    assert (only.order.text, only.evidence) == ("", "proved")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({}, "the outputs are empty"),
+        ({"y": np.full((4, 5), np.nan)}, "output y has NaN"),
+        ({"y": np.zeros((0, 5))}, "output y has no element"),
+        ({"y": np.array(["a"])}, "output y holds <U1"),
+    ],
+)
+def test_outputs_that_prove_nothing(wanted: dict[str, Any], why: str, tmp_path: Path) -> None:
+    ckptconv.save({"net/dense/kernel": np.eye(5, dtype="f4")}, tmp_path / "a.npz")
+    with pytest.raises(ckptconv.UsageError, match=why):
+        ckptconv.match(tmp_path / "a.npz", Scaled(1), check=({"x": np.zeros((4, 5), "f4")}, wanted))

@@ -12,7 +12,7 @@ import pytest
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching import cells, checked, parts, prints
-from ckptconv.matching.doubt import CHOSEN, KEPT_GATES, VOTED, Judge, voted
+from ckptconv.matching.doubt import CHOSEN, FLAT, FLAT_GATES, FLATTENED, KEPT_GATES, PLAIN, VOTED, Judge, voted
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
@@ -87,6 +87,19 @@ def test_the_matrices_of_a_cell() -> None:
             (("k/kernel",), ("t.weight_ih",), KEPT_GATES), (("k/recurrent_kernel",), ("t.weight_hh",), KEPT_GATES)
         ]  # fmt: skip
         assert [p.order.text for p in found] == texts
+
+
+@pytest.mark.parametrize(("gates", "text"), [(4, FLATTENED), (3, FLAT_GATES)])
+def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
+    """An image of five channels in two rows, if its convolution has as many, and none if it has three."""
+    a, b = keras_cell(gates), torch_cell(gates, biased=False)
+    wide = tensor("k/kernel", (10, gates * 3)), tensor("t.weight_ih", (gates * 3, 10))
+    x, y = (replace(u, members={**u.members, "weight_ih": t}) for u, t in zip((a, b), wide, strict=True))
+    for channels, want in ((5, (Order(text, (("c", 5),)), FLAT, True)), (3, (Order(PLAIN[text]), "", False))):
+        judge = Judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
+        found, state = cells.cell(x, y, judge)
+        assert (found.order, found.also, found.real) == want
+        assert (state.also, state.real) == ("", False)
 
 
 def test_a_cell_of_torch_stays_what_it_is() -> None:
