@@ -176,6 +176,24 @@ def test_what_is_new_is_listed_and_numbers_stay(tmp_path: Path) -> None:
         made.shutdown()
 
 
+def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "KEPT", 2)
+    for name in "abc":
+        ckptconv.save({name: np.zeros(2, "f4")}, tmp_path / f"{name}.npz")
+    held = shelf.Shelf(lambda: [shelf.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Select())
+    first = [held.opened(k) for k in (0, 1)]
+    assert held.opened(0) is first[0]
+    held.opened(2)
+    assert held.opened(0) is first[0]
+    anew = held.opened(2, anew=True)
+    held.opened(0, anew=True)
+    assert held.opened(2) is anew
+    second = held.opened(0)
+    held.opened(2, anew=True)
+    held.opened(1)
+    assert held.opened(0) is not second
+
+
 def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
     page = number(zoo, "a.safetensors")
     array = ckptconv.open(folder / "a.safetensors")["big"].numpy()

@@ -507,6 +507,23 @@ def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path
     assert s3.requests <= 10
 
 
+@pytest.mark.parametrize("size", [900, 5000])
+def test_every_range_is_what_is_there(bucket: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around what is kept, which is the beginning and the end, what is held for a job, and what is spooled."""
+    monkeypatch.setattr(remote, "HEAD", 600)
+    monkeypatch.setattr(remote, "TAIL", 300)
+    raw = np.random.default_rng(0).bytes(size)
+    fsspec.filesystem("memory").pipe("/bucket/x", raw)
+    f = remote.RemoteFile(f"{bucket}/x")
+    f.hold([(1200, 100)])
+    f.spool(2000, 1000)
+    for edge in (0, 600, 1200, 1300, 2000, 3000, size - 300, size):
+        for start in range(max(0, edge - 3), min(size, edge + 3)):
+            for length in range(6):
+                if start + length <= size:
+                    assert bytes(f.read(start, length)) == raw[start : start + length]
+
+
 def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in a run that keeps it, only if it is several files, and without a word about those that are missing."""
     ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
