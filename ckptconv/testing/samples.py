@@ -33,10 +33,11 @@ def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[An
 
 
 def edges(kind: DType) -> np.ndarray[Any, Any]:
-    """Zeros of both signs, the smallest subnormals, infinities, and a NaN with a payload."""
+    """Zeros and the smallest subnormals of both signs, NaNs with payloads, and infinities."""
     word = kind.itemsize * 8
     top, ones = 1 << (word - 1), (1 << word) - 1
-    return np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.np)
+    odd = np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.np)
+    return np.concatenate([odd, np.array([np.inf, -np.inf], kind.np)])
 
 
 def zoo() -> Checkpoint:

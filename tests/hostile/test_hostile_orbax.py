@@ -90,6 +90,8 @@ ARRAY = {b"w/.zarray": json.dumps(ZARRAY).encode(), b"w/0": bytes(16)}
 
 def test_the_parts_of_the_attacks_make_a_sound_database(tmp_path: Path) -> None:
     assert ckptconv.open(database(tmp_path, sound(ARRAY)))["w"].numpy().tolist() == [0] * 4
+    parted = below(b"w/", {name.removeprefix(b"w/"): value for name, value in ARRAY.items()})
+    assert ckptconv.open(parted(tmp_path / "parted"))["w"].numpy().tolist() == [0] * 4
 
 
 def with_array(**said: Any) -> Callable[[Path], Path]:
@@ -118,6 +120,18 @@ def twice(folder: Path) -> Path:
     below = sound(ARRAY)
     size = len(_enveloped(NODE_MAGIC, interior(1, [(100, len(below))] * 2)))
     return database(folder, _enveloped(NODE_MAGIC, interior(1, [(size, len(below))] * 2)), below, height=1)
+
+
+def below(prefix: bytes, pairs: dict[bytes, bytes]) -> Callable[[Path], Path]:
+    """A leaf all of whose keys begin with what the root says."""
+
+    def make(folder: Path) -> Path:
+        inner = sound(pairs)
+        size = len(_enveloped(NODE_MAGIC, interior(1, [(len(prefix) + 40, len(inner))], prefix, len(prefix))))
+        root = _enveloped(NODE_MAGIC, interior(1, [(size, len(inner))], prefix, len(prefix)))
+        return database(folder, root, inner, height=1)
+
+    return make
 
 
 def many_slashes(folder: Path) -> Path:
@@ -176,6 +190,13 @@ INNER = {"name": "sharding_indexed", "configuration": {}}
 NESTED = {"name": "sharding_indexed", "configuration": {
     "chunk_shape": [2], "codecs": [INNER], "index_codecs": [{"name": "bytes"}]
 }}  # fmt: skip
+
+
+def sharded(where: str) -> dict[str, Any]:
+    index = {"index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "index_location": where}
+    return {"name": "sharding_indexed", "configuration": {"chunk_shape": [2], "codecs": [{"name": "bytes"}], **index}}
+
+
 ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a file table leads up": (
         lambda f: database(f, _enveloped(NODE_MAGIC, far(b"w/0", 0, 1, b"../../secret"))), "path|names|folder"
@@ -202,6 +223,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "the manifest unpacks to 128 MB": (manifest_of_bombs, "does not unpack"),
     "a node unpacks to 128 MB": (lambda f: database(f, packed(NODE_MAGIC, bytes(2**27))), "does not unpack"),
     "keys of sixty thousand slashes": (many_slashes, "parts"),
+    "a key longer than one may be, in two parts": (below(b"a" * 40_000, {b"b" * 25_536: b""}), "a key of 65536 bytes"),
     "a value beyond 2^64": (value_beyond, "truncated"),
     "a chunk that is not in the grid": (
         lambda f: database(f, sound({**ARRAY, b"w/1": bytes(16)})), "not one of its chunks"
@@ -221,6 +243,12 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "shards in shards": (
         lambda f: zarr3(f, [NESTED], bytes(64)), "codecs"
+    ),
+    "a shard smaller than its index": (
+        lambda f: zarr3(f, [sharded("end")], bytes(31)), "31 bytes has no room for the index of its 2 chunks"
+    ),
+    "a shard smaller than the index before it": (
+        lambda f: zarr3(f, [sharded("start")], bytes(31)), "31 bytes has no room for the index of its 2 chunks"
     ),
     "a transposition that is none": (
         lambda f: zarr3(f, [{"name": "transpose", "configuration": {"order": [5]}}, {"name": "bytes"}], bytes(4)),
