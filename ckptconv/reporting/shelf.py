@@ -93,7 +93,8 @@ class Shelf:
 
     def source(self, number: int) -> str:
         """StorageError if there is no checkpoint with this number, or no longer."""
-        found = next((s for s, n in self._numbers.items() if n == number and s in self._offered), None)
+        with self._lock:
+            found = next((s for s, n in self._numbers.items() if n == number and s in self._offered), None)
         if found is None:
             raise StorageError("there is no such checkpoint here, or no longer")
         return found
