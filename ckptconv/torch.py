@@ -4,7 +4,7 @@
     found = ckptconv.torch.compare(module, {"encoder.0": array, "": logits}, inputs)
 
 Names, shapes and coverage are checked against the module before any element is read. Tensors are then read one after
-another, directly into the memory of the parameters if possible, so the peak memory is one tensor.
+another, directly into the memory of the parameters if possible; else, as for a GPU, through two buffers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .messages import fold, listing, many
 from .moves.part import Held
 from .moves.read import fill_array, read_array
 from .moves.sources import Sources
-from .moves.torch import to_array, to_torch
+from .moves.torch import Staged, place, to_array, to_torch
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, compare, outputs
 
@@ -219,12 +219,14 @@ def load_into(
     renames: Sequence[str] = (),
     select: Select = WEIGHTS,
     strict: bool = True,
+    device: torch.device | str | None = None,
 ) -> Loaded:
     """Load a checkpoint of any format into a module, in place, and report what was loaded.
 
     source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
     conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
-    Values are cast to the module's dtypes by torch's rules.
+    Values are cast to the module's dtypes by torch's rules. device: where the module shall be, such as "cuda"; what it
+    has on the meta device gets memory there if it is loaded. A GPU is filled through pinned memory.
 
     With `strict`, ConversionError if a tensor is unexpected or has another shape, or if a parameter is missing; nothing
     is changed then. Missing buffers (counters, tables that the module computes) are only reported. Without `strict`,
@@ -240,11 +242,13 @@ def load_into(
     else:
         many = [source] if isinstance(source, str | os.PathLike) else list(source)
         found = prepare(many, select, Change(converter, inverse, params or {}, renames))
-    report = check(module, found)
+    report, shared = check(module, found), {n: group for group in ties(module) for n in group}
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
         why = report.described("would fit")
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
+    if device is not None:
+        place(module, {m for n in report.loaded for m in shared.get(n, (n,))}, device)
     _copy(state(module), found, report.loaded)
     return report
 
@@ -272,14 +276,18 @@ def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
 
 def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[str]) -> None:
     done: dict[int, str] = {}
-    with Sources() as sources, torch.no_grad():
+    with Sources() as sources, torch.no_grad(), Staged(sources) as staged:
         for name in names:
             target = own[name]
             if target.is_meta:
-                raise UsageError(f"{name} has no memory (device meta); call module.to_empty(device=...) first")
+                raise UsageError(f"{name} has no memory (device meta); give load_into a device=")
             if id(target) not in done and _is_plain(target, found[name]):
                 done[id(target)] = name
                 _fill(target, found[name], sources)
+                continue
+            if id(target) not in done and _kind(target) == found[name].dtype:
+                done[id(target)] = name
+                staged.send(found[name], target)
                 continue
             array = read_array(found[name], sources)
             value = to_torch(array, found[name].dtype, name)

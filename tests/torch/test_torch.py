@@ -350,8 +350,35 @@ def test_arrays_share_their_memory_with_tensors() -> None:
     assert flipped.tolist() == [1 - 2j]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_loaded_gets_memory_on_the_device(whole: bool, tmp_path: Path) -> None:
+    """Ties stay ties, gradients as they were; what is not loaded stays without memory instead of holding anything."""
+    table, shift = np.arange(28, dtype="f4").reshape(7, 4), np.ones(7, "f4")
+    with torch.device("meta"):
+        module = Tied()
+        module.register_buffer("shift", torch.zeros(7))
+    module.emb.weight.requires_grad_(False)
+    report = into.load_into(
+        module, checkpoint({"emb.weight": table} | ({"shift": shift} if whole else {})), device="cpu"
+    )
+    assert module.head.weight is module.emb.weight
+    assert isinstance(module.emb.weight, nn.Parameter)
+    assert torch.equal(module.emb.weight, torch.from_numpy(table))
+    assert not module.emb.weight.requires_grad
+    assert module.shift.is_meta is not whole
+    assert ("shift" in report.missing) is not whole
+
+
+def test_memory_stays_where_it_is_if_it_is_on_the_device() -> None:
+    module = nn.Linear(2, 2)
+    memory = module.weight.data_ptr()
+    into.load_into(module, checkpoint({"weight": np.ones((2, 2), "f4"), "bias": np.ones(2, "f4")}), device="cpu")
+    assert module.weight.data_ptr() == memory
+    assert module.weight.tolist() == [[1, 1], [1, 1]]
+
+
 def test_a_module_without_memory_is_not_filled() -> None:
-    with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); call module.to_empty\(device=...\)"):
+    with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); give load_into a device="):
         into.load_into(nn.Linear(2, 2, device="meta"), checkpoint({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
 
 
