@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..dtypes import DTYPES, DType, of_numpy
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others: of an optimizer or beside a model
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, init=False)
 class Tensor(Stored):
     """A reference to one tensor of a file; its values are read only on request.
 
@@ -31,6 +31,17 @@ class Tensor(Stored):
     """
 
     role: Role = ""
+    _whole: Data | None = field(init=False, compare=False)  # the data of which all is the only part
+
+    def __init__(
+        self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = ""
+    ) -> None:
+        _NAME(self, name)  # as a frozen dataclass sets them, in half the time: there may be a million tensors
+        _DTYPE(self, dtype)
+        _SHAPE(self, shape)
+        _PARTS(self, parts)
+        _ROLE(self, role)
+        _WHOLE(self, None)
 
     @property
     def ndim(self) -> int:
@@ -69,6 +80,11 @@ class Tensor(Stored):
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:
+            if word == "parts":  # left open by `contiguous`
+                strides = c_strides(self.shape)
+                part = Part(self._whole, self.dtype, self.shape, 0, strides, 0, strides)
+                _PARTS(self, (part,))
+                return self.parts
             hint = "" if word.startswith("_") else "; a Tensor is not yet read: numpy(), torch() and t[0:2] read it"
             raise AttributeError(f"'Tensor' object has no attribute {word!r}{hint}")
 
@@ -102,6 +118,11 @@ class Tensor(Stored):
     def renamed(self, name: str) -> Tensor:
         """The same tensor under another name."""
         return replace(self, name=name)
+
+
+_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _WHOLE = (
+    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "_whole")
+)
 
 
 def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
@@ -146,8 +167,16 @@ def contiguous(
     on the stored elements, by their names in moves/cast.py. role: see `Tensor`.
     """
     shape = tuple(shape)
-    strides = c_strides(shape)
-    return Tensor(name, kind, shape, (Part(data, kind, shape, 0, strides, 0, strides, ops),), role)
+    if ops:
+        strides = c_strides(shape)
+        return Tensor(name, kind, shape, (Part(data, kind, shape, 0, strides, 0, strides, ops),), role)
+    made = Tensor.__new__(Tensor)  # its parts are made when they are asked for: a list of a million needs none
+    _NAME(made, name)
+    _DTYPE(made, kind)
+    _SHAPE(made, shape)
+    _ROLE(made, role)
+    _WHOLE(made, data)
+    return made
 
 
 def view(

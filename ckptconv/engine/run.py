@@ -253,9 +253,12 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
             loss[name] = loss.get(name, Loss()).plus(new)
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
     slots = plan.placement.slots
-    by_slot = {slots[name][:2]: sorted(got, key=_start) for name, got in pieces.items()}
+    for got in pieces.values():
+        if len(got) > 1:
+            got.sort(key=_start)
+    by_slot = {slots[name][:2]: got for name, got in pieces.items()} if len(pieces) < len(slots) else {}
     for name, slot in slots.items():
-        got = by_slot.get(slot[:2], []) if slot.size else []
+        got = pieces.get(name) or by_slot.get(slot[:2], []) if slot.size else []
         if slot.payload is not None:
             checks[name] = checksum.crc(kind, slot.payload) if kind else 0
         elif kind:

@@ -57,14 +57,15 @@ def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         header, start = _header(f)
         metadata = _metadata(header.pop("__metadata__", None), url)
-        tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
+        tensors, skipped, at, ordered = dict[str, Tensor](), dict[str, tuple[int, int]](), 0, True
         for name in list(header):
             (row, shape, *_), begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
-            ranges.append((begin, end, name))
+            ordered, at = ordered and begin == at, end
             if row is None:
-                skipped.append(name)
+                skipped[name] = begin, end
             else:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
+        ranges = [(0, at, "")] if ordered else _ranges(tensors, start, skipped)  # the usual order takes no list
         _check_tiling(ranges, f.size - start, url, how)
     notes = (Note("skipped", UNSUPPORTED, tuple(skipped)),) if skipped else ()
     if shared := tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors):
@@ -166,6 +167,15 @@ def _check_text(name: str, url: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url) from None
+
+
+def _ranges(
+    tensors: Mapping[str, Tensor], start: int, skipped: Mapping[str, tuple[int, int]]
+) -> list[tuple[int, int, str]]:
+    """Where each tensor lies in the buffer, which begins at `start`."""
+    spans = ((name, t.parts[0].data) for name, t in tensors.items())
+    found = [(d.start - start, d.start - start + d.size, name) for name, d in spans if isinstance(d, Span)]
+    return [*found, *((begin, end, name) for name, (begin, end) in skipped.items())]
 
 
 def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: Reading) -> None:

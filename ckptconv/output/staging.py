@@ -123,6 +123,10 @@ class Output:
                     raise
 
     def write(self, name: str, start: int, data: Buffer) -> None:
+        fd = self._fds.get(name)
+        if fd is not None:
+            _write(fd, start, data, self._to.final[name])
+            return
         with self._open(name) as fd:
             _write(fd, start, data, self._to.final[name])
 

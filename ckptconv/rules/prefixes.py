@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
@@ -86,7 +87,7 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
 
 def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
     """What all names begin with before one of the prefixes, if none begins with one: `model.` of `model.module.fc`."""
-    if not names or any(n.startswith(p) for n in names for p in prefixes):
+    if not names or any(map(str.startswith, names, repeat(tuple(prefixes)))):
         return ""
     common = beginning(names)
     return next((common[: at + 1] for p in prefixes if (at := common.find("." + p)) >= 0), "")

@@ -21,7 +21,7 @@ from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
 from ..messages import in_bytes, many
 from ..moves.log import HASH
-from ..moves.part import Span
+from ..moves.part import Span, c_strides
 from ..moves.read import hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
@@ -118,14 +118,14 @@ def _later(checkpoint: Checkpoint, hashes: Mapping[str, str]) -> dict[str, Tenso
 
 def _checked(t: Tensor, digits: str) -> Tensor | None:
     """The tensor with its hash as the check of its span; None if it is not exactly one span."""
-    data = t.parts[0].data if len(t.parts) == 1 else None
-    if (
-        not isinstance(data, Span)
-        or data.size != t.nbytes
-        or t != contiguous(t.name, t.dtype, t.shape, data, role=t.role)
-    ):
+    part = t.parts[0] if len(t.parts) == 1 else None
+    if part is None or not isinstance(part.data, Span):
         return None
-    return contiguous(t.name, t.dtype, t.shape, data._replace(check=hash_check(t, digits)), role=t.role)
+    url, start, size, _ = part.data
+    strides = c_strides(t.shape)
+    if size != t.nbytes or part[1:] != (t.dtype, t.shape, 0, strides, 0, strides, ()):
+        return None
+    return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
 
 
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:

@@ -63,23 +63,24 @@ class TorchWriter:
         storages = [(f"{ROOT}data/{key}", checkpoint[name].nbytes) for name, key in keys.items()]
         self.entries, self.end = lay_out([*sizes[:2], *storages, *sizes[2:]])
         places = {self.owners[e.name]: e for e in self.entries if e.name in self.owners}
-        slots = {n: Slot(self.file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
+        file = self.file
+        slots = {n: Slot(file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
         self.pickle = body, self.entries[0].start
-        patches = [Patch(self.file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
+        patches = [Patch(file, e.start, fixed[e.name.decode()]) for e in self.entries if e.name in self.crcs]
         size = self.end + len(directory(self.entries, {}, self.end))
-        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
+        return Placement([OutputFile(file, size)], slots, patches, check="crc32")
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """All headers, now that the CRC of every member is known; and the end of the pickle, if there is metadata."""
-        again: list[Patch] = []
+        again, file = list[Patch](), self.file
         if metadata:
             body, start = self.pickle
             end = attributes(metadata)
-            again.append(Patch(self.file, start + len(body), end))
+            again.append(Patch(file, start + len(body), end))
             self.crcs[PICKLE.encode()] = zlib.crc32(end, zlib.crc32(body))
         crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
-        patches = [Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
-        return [*again, *patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
+        patches = [Patch(file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
+        return [*again, *patches, Patch(file, self.end, directory(self.entries, crcs, self.end))]
 
 
 # --- the pickle -------------------------------------------------------------------------------------------------
