@@ -126,11 +126,32 @@ def inspect_safetensors(source: str, target: str) -> None:
             print(name, f.get_slice(name).get_shape())
 
 
+def groups(source: str, target: str) -> None:
+    """20,000 datasets by h5py's own calls, each in a group, and all opened again: the bound."""
+    import h5py
+
+    p = h5py.h5p
+    plan, group = p.create(p.DATASET_CREATE), p.create(p.GROUP_CREATE)
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    group.set_link_creation_order(p.CRT_ORDER_TRACKED | p.CRT_ORDER_INDEXED)
+    space, kind = h5py.h5s.create_simple((16,)), h5py.h5t.py_create("<f4")
+    with h5py.File(source, "w") as f:
+        for i in range(20_000):
+            above = h5py.h5g.create(f.id, b"layer_%d" % i, gcpl=group)
+            h5py.h5d.create(above, b"weight", kind, space, dcpl=plan).get_offset()
+    with h5py.File(source) as f:
+        for i in range(20_000):
+            found = h5py.h5d.open(h5py.h5g.open(f.id, b"layer_%d" % i), b"weight")
+            found.get_offset(), found.get_space().shape, found.get_type(), found.get_create_plist().get_layout()
+
+
 WAYS: dict[str, Callable[[str, str], None]] = {
     f.__name__: f
     for f in (
         tf_safetensors, tf_torch, torch_safetensors, h5_safetensors, safetensors_torch, shards,
-        joined, bfloat16, float16, inspect_tf, inspect_safetensors,
+        joined, bfloat16, float16, inspect_tf, inspect_safetensors, groups,
     )
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-PEERS = Path(__file__).with_name("peers.py")
+PEERS, INSIDE = Path(__file__).with_name("peers.py"), Path(__file__).with_name("inside.py")
 
 
 class Cost(NamedTuple):
@@ -193,29 +193,98 @@ def small_tensors(args: argparse.Namespace, scratch: Path) -> None:
         }
         if not args.no_peers:
             contenders[way] = lambda peer=peer: run(peer)  # type: ignore[misc]
-        table(f"inspect of 200,000 tensors, {kind}", in_turn(contenders, args.runs, lambda: None))
-    for kind, to, target in ((".ckpt", ".safetensors", 10), (".safetensors", ".pt", 20), (".safetensors", ".ckpt", 20)):
-        words = ["-q", str(source.with_suffix(kind)), "-o", str(scratch / f"many{to}"), "--force"]
-        costs = in_turn({"ckptconv": lambda words=words: run([args.ours, "-m", "ckptconv", *words])}, args.runs,
+        table(f"inspect of 200,000 tensors, {kind}", in_turn(contenders, min(args.runs, 3), lambda: None))
+    jobs = ((".ckpt", ".safetensors", 10), (".safetensors", ".pt", 20), (".safetensors", ".ckpt", 20))
+    for kind, to, target, more in (*((*job, ()) for job in jobs), (*jobs[0], ("--no-hash",))):
+        words = [*more, "-q", str(source.with_suffix(kind)), "-o", str(scratch / f"many{to}"), "--force"]
+        costs = in_turn({"ckptconv": lambda words=words: run([args.ours, "-m", "ckptconv", *words])}, min(args.runs, 3),
                         lambda: None)  # type: ignore[misc]  # fmt: skip
-        title = f"200,000 tensors, {kind} to {to}"
+        title = f"200,000 tensors, {' '.join((kind, 'to', to, *more))}"
         table(title, costs)
         figures[title] = Figure(min(c.wall for c in costs["ckptconv"]) / 0.2, "µs each, start-up included", target)
+
+
+def a_million(args: argparse.Namespace, scratch: Path) -> None:
+    """1,000,000 tensors of 16 bytes, listed; the peak of memory is a figure too."""
+    entries = (
+        f'"layer_{i // 8}/block_{i % 8}/w":{{"dtype":"F32","shape":[4],"data_offsets":[{16 * i},{16 * i + 16}]}}'
+        for i in range(1_000_000)
+    )
+    raw, path = ("{" + ",".join(entries) + "}").encode(), scratch / "million.safetensors"
+    with path.open("wb") as f:
+        f.write(len(raw).to_bytes(8, "little") + raw)
+        f.truncate(8 + len(raw) + 16_000_000)
+    bundle = path.with_suffix(".ckpt")
+    subprocess.run([args.ours, "-m", "ckptconv", "-q", str(path), "-o", str(bundle), "--no-verify"], check=True)
+    for kind, source in (("safetensors", path), ("TensorFlow", bundle)):
+        ways = {"ckptconv": lambda source=source: run([args.ours, "-m", "ckptconv", "inspect", str(source)])}
+        costs = in_turn(ways, 2, lambda: None)  # type: ignore[arg-type]
+        title = f"inspect of 1,000,000 tensors, {kind}"
+        table(title, costs)
+        figures[title] = Figure(min(c.wall for c in costs["ckptconv"]), "s", 8)
+        figures[f"{title}, memory"] = Figure(max(c.peak for c in costs["ckptconv"]), "MB", 500)
+
+
+def many_datasets(args: argparse.Namespace, scratch: Path) -> None:
+    """20,000 tensors to HDF5, each in a group of its own; h5py alone is the bound."""
+    source, out = scratch / "groups.safetensors", scratch / "groups.hdf5"
+    make = "import sys, numpy as np, ckptconv; ckptconv.save({f'layer_{i}/weight': np.full(16, i, 'f4') for i in " \
+           "range(20000)}, sys.argv[1])"  # fmt: skip
+    subprocess.run([args.ours, "-c", make, str(source)], check=True)
+    ways: dict[str, Callable[[], Cost | None]] = {
+        "ckptconv": lambda: run([args.ours, "-m", "ckptconv", "-q", str(source), "-o", str(out), "--force"]),
+        "h5py alone": lambda: run([args.python, str(PEERS), "groups", str(scratch / "alone.hdf5")]),
+    }
+    costs = in_turn(ways, 2, lambda: None)
+    table("20,000 tensors to HDF5", costs)
+    for name, got in costs.items():
+        figures[f"a tensor to HDF5, {name}"] = Figure(min(c.wall for c in got) / 0.02, "µs each", 80)
+
+
+def many_files(args: argparse.Namespace, scratch: Path) -> None:
+    """A zoo of small mixed checkpoints, on two workers."""
+    zoo = [args.ours, str(PEERS.with_name("zoo.py")), "--count", "400", "--baseline", "0"]
+    said = json.loads(subprocess.run(zoo, check=True, capture_output=True, text=True).stdout)
+    print(f"\n**zoo of small checkpoints**\n\n{json.dumps(said)}")
+    figures["zoo of small checkpoints, time of each"] = Figure(1000 / said["per_second"], "ms", 2.5)
+
+
+def within(args: argparse.Namespace, source: Path) -> None:
+    """Kernels, reads of one tensor and loads into a module, in a process of their own for each kind."""
+    targets = {"transposes": 1.0, "casts": 1.0, "one": 1.2, "load": 1.0}
+    for kind, target in targets.items():
+        command = [args.python, str(INSIDE), kind, *([str(source)] if kind in ("one", "load") else [])]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{kind} failed and is left out: {done.stderr[-300:]}", file=sys.stderr)
+            continue
+        times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        print(f"\n**{kind}, best of several in turn**\n\n| | ms |\n|---|---:|")
+        print("\n".join(f"| {name} | {t * 1e3:.2f} |" for name, t in times.items()), flush=True)
+        for name, t in times.items():
+            case, _, peer = name.rpartition(" ")
+            if peer != "ours":
+                figures[f"{case}, against {peer}"] = Figure(times[f"{case} ours"] / t, f"x {peer}", target)
 
 
 def start_up(args: argparse.Namespace, scratch: Path) -> None:
     module, small = [args.ours, "-m", "ckptconv"], str(scratch / "small.safetensors")
     make = "import sys, numpy as np, ckptconv; ckptconv.save({'w': np.ones((512, 512), 'f4')}, sys.argv[1])"
     subprocess.run([args.ours, "-c", make, small], check=True)
-    npz = str(scratch / "small.npz")
-    goals = dict.fromkeys(("ckptconv --version", "inspect of 1 MB", "1 MB to npz"), ("import numpy", 1.5))
+    npz, bundle = str(scratch / "small.npz"), str(scratch / "run" / "model.ckpt")
+    subprocess.run([*module, "-q", small, "-o", bundle], check=True)
+    own = ("ckptconv --version", "inspect of 1 MB", "1 MB to npz", "inspect of a TensorFlow folder",
+           "a TensorFlow folder to npz")  # fmt: skip
+    goals = dict.fromkeys(own, ("import numpy", 1.5))
     table("start-up", in_turn(
         {"import numpy": lambda: run([args.ours, "-c", "import numpy"]),
          "ckptconv --version": lambda: run([*module, "--version"]),
          "ckptconv --help": lambda: run([*module, "--help"]),
          "ckptconv convert --help": lambda: run([*module, "convert", "--help"]),
          "inspect of 1 MB": lambda: run([*module, "inspect", small]),
-         "1 MB to npz": lambda: run([*module, "-q", small, "-o", npz, "--force"])},
+         "1 MB to npz": lambda: run([*module, "-q", small, "-o", npz, "--force"]),
+         "inspect of a TensorFlow folder": lambda: run([*module, "inspect", bundle]),
+         "a TensorFlow folder to npz": lambda: run([*module, "-q", bundle, "-o", npz, "--force"])},
         max(args.runs, 15), lambda: None),
         goals=goals)  # fmt: skip
 
@@ -225,7 +294,7 @@ def main() -> None:
     parser.add_argument("--files", default="/tmp/bench", help="folder that make_files.py filled")
     parser.add_argument("--sizes", nargs="*", default=["1.3"], metavar="GB")
     parser.add_argument("--only", default="", help="tasks whose title contains this")
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="drop the sources from the page cache before every run")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--python", default=sys.executable, help="the peers' interpreter")
@@ -246,6 +315,14 @@ def main() -> None:
             start_up(args, Path(folder))
         if args.only in "200,000 tensors":
             small_tensors(args, Path(folder))
+        if args.only in "1,000,000 tensors":
+            a_million(args, Path(folder))
+        if args.only in "tensors to HDF5":
+            many_datasets(args, Path(folder))
+        if args.only in "zoo":
+            many_files(args, Path(folder))
+        if args.only in "within" and (file := Path(args.files) / f"{args.sizes[0]}.safetensors").exists():
+            within(args, file)
     last = json.loads(args.last.read_text()) if args.last and args.last.exists() else {}
     worse = judged(last)
     if args.save and not worse:  # else the next run would be compared with the slower one
