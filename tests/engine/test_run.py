@@ -135,6 +135,15 @@ def test_any_order_of_jobs_gives_the_same_file(tmp_path: Path) -> None:
     assert first == (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 
 
+def test_what_is_decoded_into_the_output_is_hashed_on_the_way(tmp_path: Path) -> None:
+    """A tensor that is a job by itself, in many blocks."""
+    array = np.arange(3 * CHUNK // 4 - 5, dtype="f4") // 1000
+    np.savez_compressed(tmp_path / "a.npz", w=array)
+    api.convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
+    assert "by 1 hash" in str(ckptconv.verify(tmp_path / "b.safetensors"))
+    assert same(ckptconv.open(tmp_path / "b.safetensors")["w"].numpy(), array)
+
+
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_checked_span_is_found(tmp_path: Path) -> None:
     source = many(tmp_path)

@@ -241,6 +241,15 @@ def test_zip64(tmp_path: Path) -> None:
     assert [(m.name, m.start, m.size) for m in found] == [(e.name.decode(), e.start, 3) for e in entries]
 
 
+@pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**40])
+def test_headers_fill_the_room_before_aligned_bytes(size: int) -> None:
+    """However long a name is, and with sizes that take a field of their own."""
+    for length in range(1, 70):
+        (e,), end = zip_write.lay_out([("n" * length, size)])
+        assert len(zip_write.local_header(e, 0)) == e.start
+        assert (e.start % 64, end) == (0, e.start + size)
+
+
 def test_zip64_offsets(tmp_path: Path) -> None:
     """A sparse file of 9 GiB: Python's zipfile and ours agree with what was laid out."""
     entries, end = zip_write.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
