@@ -471,3 +471,21 @@ def test_a_matrix_that_was_turned_says_why_and_nothing_else_than_is_true() -> No
     assert others == pairs[:2]
     assert (last.order.text, last.why, last.sure) == ("i o -> o i", ("names", VOTED), False)
     assert voted([*others, last], a, b) == [*others, last]
+
+
+# --- outputs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arrays", "outputs", "can_be"),
+    [
+        ([(2, 3)], [(2, 3)], True), ([(2, 3)], [(2, 4)], False), ([(2, 3)], [(3, 2)], False),
+        ([(2, 3)], [(2, 3), (2, 9)], True), ([(2, 3), (2, 3)], [(2, 3)], False), ([], [(2, 3)], True),
+        ([(2, 5, 6, 3)], [(2, 3, 5, 6)], True), ([(2, 5, 3)], [(2, 3, 5)], True), ([(2, 3, 5)], [(2, 3, 5)], True),
+        ([(2, 5, 6, 3)], [(2, 3, 6, 5)], False), ([(2, 3), (2, 4)], [(2, 3), (2, 5)], False),
+    ],
+)  # fmt: skip
+def test_what_may_be_the_outputs_of_the_whole(arrays: list[Shape], outputs: list[Shape], can_be: bool) -> None:
+    """One by one, from the first; images with their channels last as well."""
+    made = [[np.zeros(shape) for shape in many] for many in (arrays, outputs)]
+    assert checked._fit(*made) == can_be
