@@ -32,9 +32,24 @@ def _function(kind: str) -> Callable[[Buffer, int], int]:
         from zlib_ng.zlib_ng import crc32  # more than three times as fast as that of zlib
 
         return crc32
-    from crc32c import crc32c
+    return _castagnoli()
 
-    return crc32c
+
+def _castagnoli() -> Callable[[Buffer, int], int]:
+    """The extension module of the package crc32c, which itself imports importlib.metadata to know its version."""
+    from importlib.machinery import ExtensionFileLoader, PathFinder
+    from importlib.util import find_spec, module_from_spec
+
+    package = find_spec("crc32c")
+    found = PathFinder.find_spec("_crc32c", package.submodule_search_locations) if package else None
+    if found is None or not isinstance(found.loader, ExtensionFileLoader):
+        from crc32c import crc32c
+
+        return crc32c
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    function: Callable[[Buffer, int], int] = module.crc32c
+    return function
 
 
 def combine(kind: str, a: int, b: int, len_b: int) -> int:
