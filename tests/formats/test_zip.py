@@ -119,6 +119,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "another name": (
         made(Part(extra=b"\x75\x70\x06\0\1\0\0\0\0b")), "the member .* has the other name b'b'"
     ),
+    "another name, in the directory": (
+        made(Part(entry={"extra": b"\x75\x70\x06\0\1\0\0\0\0b"})), "the member .* has the other name b'b'"
+    ),
     "another name, locally": (
         made(Part(local={"extra": b"\x75\x70\x06\0\1\0\0\0\0b"})), "the member .* has the other name b'b'"
     ),

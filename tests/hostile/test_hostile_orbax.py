@@ -155,6 +155,15 @@ def linked_tree(name: str) -> Callable[[Path], Path]:
     return make
 
 
+def with_tree(text: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        home = database(folder, sound(ARRAY))
+        (home / "_METADATA").write_text(text)
+        return home
+
+    return make
+
+
 def linked_data(folder: Path) -> Path:
     home = database(folder, sound(ARRAY))
     os.rename(home / "d", folder / "outside")
@@ -208,6 +217,9 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a path with a NUL": (lambda f: database(f, sound(ARRAY), path=b"d/x\0"), "path|names|NUL|no such file"),
     "the manifest is a link": (linked_manifest, "link|outside|leaves"),
     "_METADATA is a link": (linked_tree("_METADATA"), "link|outside|leaves"),
+    "_METADATA is a list": (with_tree("[]"), "has no tree_metadata"),
+    "_METADATA lacks its tree": (with_tree('{"use_ocdbt": true}'), "has no tree_metadata"),
+    "a tree that is a list": (with_tree('{"tree_metadata": []}'), "has no tree_metadata"),
     "checkpoint is a link": (linked_tree("checkpoint"), "link|outside|leaves"),
     "the data folder is a link": (linked_data, "link|outside|leaves"),
     "a chunk is a link": (linked_chunk, "link|outside|leaves"),

@@ -157,6 +157,19 @@ def test_a_forged_note_and_a_linked_stage_move_nothing(taken: bool, force: bool,
         assert victim.read_text() == "mine"
 
 
+def test_a_file_of_ours_is_emptied_only_if_it_is_ours(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for path in (mine, theirs):
+        path.write_text("longer than what is written next")
+    os.link(theirs, tmp_path / "second name")
+    with open(own.open_file(str(mine), os.O_WRONLY | os.O_TRUNC), "w") as f:
+        f.write("short")
+    assert mine.read_text() == "short"
+    with pytest.raises(OSError, match="second name"):
+        own.open_file(str(theirs), os.O_WRONLY | os.O_TRUNC)
+    assert theirs.read_text() == "longer than what is written next"
+
+
 def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
     """Even with a real stage: neither an older shard nor the index, which are the victim's."""
     ckptconv.save(values(), tmp_path / "src.npz")
