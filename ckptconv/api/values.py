@@ -17,7 +17,7 @@ def size(value: int | str) -> int:
     """Bytes of '5GB' (decimal), '512MiB' (binary), '1000' or 1000."""
     if not isinstance(value, str):
         return value
-    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", value.lower())
+    m = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower())
     if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
     return count

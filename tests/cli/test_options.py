@@ -12,10 +12,11 @@ import pytest
 from kit import ROOT
 
 import ckptconv
-from ckptconv.api import options
+from ckptconv.api import options, values
 from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.options import SPELLINGS, spelled
+from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
 
 
@@ -166,3 +167,19 @@ def test_tables_cut_endless_names() -> None:
     lines = list(table(("name", "size"), [("x" * 60_000, "1 B"), ("a", "2 B")]))
     assert max(map(len, lines)) < 400
     assert "(60000 characters)" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1000", 1000), ("3", 3), ("5 kB", 5000), ("2MB", 2_000_000), ("1.5GB", 1_500_000_000), ("1tb", 10**12),
+        ("1KiB", 1024), ("512MiB", 2**29), ("2 GiB", 2**31), (" 1Ti ", 2**40), (7, 7), ("0.5", None), ("0MB", None),
+        ("MB", None), ("1e3", None), ("-1", None), ("1 XB", None), ("9" * 400, None), ("1." + "0" * 400 + "MB", None),
+    ],
+)  # fmt: skip
+def test_sizes(text: str | int, count: int | None) -> None:
+    if count is None:
+        with pytest.raises(UsageError, match="is not a size; write it like 512MB"):
+            values.size(text)
+    else:
+        assert values.size(text) == count

@@ -536,3 +536,14 @@ def test_the_share_of_the_mean_row(monkeypatch: pytest.MonkeyPatch, window: int,
         assert pictures.scan(held("embeddings.w", array), sources).together == pytest.approx(float(want))
         assert pictures.scan(held("dense.w", array), sources).together is None
         assert pictures.scan(held("embeddings.w", array[:15]), sources).together is None
+
+
+def test_the_smallest_normal_number_is_normal() -> None:
+    array = NORMAL.copy()
+    array[0, :3] = np.finfo("f4").tiny, -np.finfo("f4").tiny, np.finfo("f4").smallest_subnormal
+    assert said({"w": array}, "denormal", "denormal=0") == [("w", "1 of 1,200 denormal, first at [0, 2]")]
+
+
+def test_columns_are_a_table_and_places_in_it() -> None:
+    assert survey._coded(["b", "a", "b", [1], [1], "a"]) == (["b", "a", [1]], [0, 1, 0, 2, 2, 1])
+    assert survey._coded([]) == ([], [])
