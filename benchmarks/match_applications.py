@@ -17,12 +17,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import keras
-import keras_applications as applications
 import numpy as np
-import timm
-import torch
-import torchvision
+
+try:
+    import keras
+    import keras_applications as applications
+    import timm
+    import torch
+    import torchvision
+except ImportError as e:
+    raise SystemExit(f"skipped: {e}") from None
 
 import ckptconv
 from ckptconv.torch import load_into
