@@ -161,8 +161,7 @@ def _called(made: Any, meta: bool) -> Any:
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and persistent buffers by name; names that share a tensor map to the same object."""
-    extra = {n for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, torch.Tensor)}
-    return {n: t for n, t in module.state_dict(keep_vars=True).items() if n not in extra}
+    return {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
 
 
 def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -175,7 +174,10 @@ def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 def outline(module: torch.nn.Module) -> Checkpoint:
     """Names, dtypes and shapes of a module, without values."""
-    made = {n: Tensor(n, _kind(t), tuple(t.shape), ()) for n, t in state(module).items()}
+    found = state(module)
+    if lazy := [n for n, t in found.items() if torch.nn.parameter.is_lazy(t)]:
+        raise UsageError(f"run the module once, so that these tensors get their shapes:\n{listing(lazy)}")
+    made = {n: Tensor(n, _kind(t), tuple(t.shape), ()) for n, t in found.items()}
     return Checkpoint(made, ties=ties(module), format="torch module", details={"kinds": _classes(module)})
 
 
@@ -200,8 +202,7 @@ def snapshot(module: torch.nn.Module) -> Checkpoint:
 
 
 def _kind(t: torch.Tensor) -> Any:
-    name = str(t.dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    if (name := str(t.dtype).removeprefix("torch.")) not in DTYPES:
         raise UsageError(f"torch's dtype {name} is not supported")
     return DTYPES[name]
 

@@ -511,3 +511,9 @@ def test_a_module_is_left_in_its_mode_and_without_hooks() -> None:
         outputs(twice.train(), (torch.ones(1, 7),))
     assert twice.training
     assert not any(m._forward_hooks for m in twice.modules())
+
+
+def test_tensors_without_a_shape_are_named() -> None:
+    with pytest.raises(UsageError, match="run the module once") as e:
+        into.outline(torch.nn.Sequential(torch.nn.LazyLinear(3)))
+    assert "0.weight" in e.value.message
