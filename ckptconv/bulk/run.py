@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -77,19 +77,26 @@ def convert(
         new_folders = _folders(folder, todo)
         entries: list[LedgerEntry] = []
         skipped = len(items) - len(todo)
-        try:
-            with closing(_outcomes([*bad, *todo], folder, hashed, resources, book.path)) as outcomes:
-                for batch in outcomes:
-                    entries += batch
-                    _record(book, batch, folder, each)
-        except StorageError as e:
-            if e.url != book.path:
-                raise
-            why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
-            raise StorageError(f"{why}\n{summary(entries, skipped, began)}", url=book.path) from e
+        outcomes = closing(_outcomes([*bad, *todo], folder, hashed, resources, book.path))
+        with _summarised(book, lambda: summary(entries, skipped, began)), outcomes as batches:
+            for batch in batches:
+                entries += batch
+                _record(book, batch, folder, each)
         for path in new_folders:
             _quietly_rmdir(path)
     return summary(entries, skipped, began)
+
+
+@contextmanager
+def _summarised(book: Ledger, so_far: Callable[[], Summary]) -> Iterator[None]:
+    """A ledger that cannot be written ends the run; the error says what was done till then."""
+    try:
+        yield
+    except StorageError as e:
+        if e.url != book.path:
+            raise
+        why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
+        raise StorageError(f"{why}\n{so_far()}", url=book.path) from e
 
 
 def _ledger(folder: str, given: str, shard: str) -> str:

@@ -70,16 +70,9 @@ def inspect(
     from ..reporting import inspection
 
     made = inspection.inspect(
-        source,
-        stats=stats,
-        hashes=hashes,
-        graph=graph,
-        check=check,
-        limit=limit or (),
-        reference=reference,
-        sort=sort,
+        source, stats=stats, hashes=hashes, graph=graph, check=check, limit=limit or (), reference=reference, sort=sort,
         **options,
-    )
+    )  # fmt: skip
     found = made.checkpoint
     if as_json:
         drawn = made.graph._asdict() if made.graph else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,8 +38,7 @@ def zoo(
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
     to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="The format of all outputs.", autocompletion=complete.writable),
+        str, typer.Option("--to", metavar="FORMAT", help="Format of all outputs.", autocompletion=complete.writable)
     ] = "safetensors",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
@@ -78,13 +79,19 @@ def zoo(
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)
         return
+    with _interruptible(), show.progress(quiet or as_json) as progress:
+        done = many.zoo(sources, output, progress=progress, **options)
+    _report(done, as_json, quiet)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C says how to go on, and ends with the status of the signal."""
     try:
-        with show.progress(quiet or as_json) as progress:
-            done = many.zoo(sources, output, progress=progress, **options)
+        yield
     except KeyboardInterrupt as e:
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
-    _report(done, as_json, quiet)
 
 
 def _status(words: list[str], as_json: bool) -> None:

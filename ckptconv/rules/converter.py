@@ -214,21 +214,9 @@ class Rule:
 
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
-        names = [len(self.sources), len(self.targets)]
-        if self.sum and (self.sum not in SUMS or self.same or self.fills):
-            raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
-        if self.merges:
-            word = "same" if self.same else "sum"
-            stacked = any(t.stacks for t in (*self.sources, *self.targets))
-            if not 1 < names[0] <= MAX_COPIES or names[1] != 1 or stacked:
-                raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
-            names[0] = 1
-        if self.resize and (names != [1, 1] or self.sources[0].stacks or self.targets[0].stacks):
-            raise UsageError("`crop` and `pad` take one name to one name, without {e*}")
-        if self.resize and (self.resize.value or not all(map(operations.scales, self.ops))) and self.ops:
-            raise UsageError(
-                "`crop` and `pad` take one name to one name, with an `op` only if that scales and the value is 0"
-            )
+        names = [1 if self.merges else len(self.sources), len(self.targets)]
+        self._check_merge()
+        self._check_resize()
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
@@ -237,6 +225,23 @@ class Rule:
         _ = self.pattern
         for op in self.ops:
             operations.check(op, self.pattern.names if self.pattern else ())
+
+    def _check_merge(self) -> None:
+        if self.sum and (self.sum not in SUMS or self.same or self.fills):
+            raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
+        stacked = any(t.stacks for t in (*self.sources, *self.targets))
+        if self.merges and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
+            word = "same" if self.same else "sum"
+            raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+
+    def _check_resize(self) -> None:
+        stacked = any(t.stacks for t in (*self.sources, *self.targets))
+        if self.resize and (stacked or len(self.sources) != 1 or len(self.targets) != 1):
+            raise UsageError("`crop` and `pad` take one name to one name, without {e*}")
+        if self.resize and self.ops and (self.resize.value or not all(map(operations.scales, self.ops))):
+            raise UsageError(
+                "`crop` and `pad` take one name to one name, with an `op` only if that scales and the value is 0"
+            )
 
     @cached_property
     def inverse(self) -> Rule:

@@ -29,7 +29,6 @@ def parse_json(raw: bytes, url: str, made: Callable[[Pairs], Any] = unique) -> A
     """
     try:
         text = raw.decode()
-        del raw  # which may have 100 MB
         return json.loads(text, object_pairs_hook=made, parse_constant=_no_constant)
     except RecursionError:
         raise CorruptCheckpoint("the JSON is nested too deeply", url=url) from None

@@ -189,6 +189,21 @@ def test_a_plain_folder_is_divided_at_dots(tmp_path: Path) -> None:
     assert not found.notes
 
 
+def test_chunks_that_share_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database can name one range for many; a folder only where a file system lets it."""
+    root = zarr(tmp_path / "plain", {n: ({}, np.ones((2, 2), "f4")) for n in ("a", "b")})
+    real = items.of_folder
+
+    def shared(root: str) -> Any:
+        values = real(root)
+        chunks = [key for key in values if not key.endswith((".zarray", ".json"))]
+        return {**values, chunks[1]: values[chunks[0]]}
+
+    monkeypatch.setattr(items, "of_folder", shared)
+    with refused("share the byte 0"):
+        ckptconv.open(root)
+
+
 def test_a_run_can_be_named_by_its_files() -> None:
     for name in ("manifest.ocdbt", "_METADATA"):
         assert_equal(ckptconv.open(GOLDEN / "mesh_chunks" / name), expected(GOLDEN / "expected.npz"))

@@ -133,6 +133,18 @@ def test_the_house_can_be_seen() -> None:
     assert {room(m) for m in MODULES} - {"", "__main__"} == set(FLOOR)
 
 
+def test_a_function_fits_on_a_screen_and_a_module_in_the_head() -> None:
+    """At most 50 lines, and 320."""
+    long = list[str]()
+    for name, path in MODULES.items():
+        text = path.read_text()
+        long += [name] * (text.count("\n") > 320 and "_pb2" not in name)
+        for node in statements(ast.parse(text).body):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 50:
+                long.append(f"{name}.{node.name}")
+    assert long == []
+
+
 def test_no_framework_is_imported() -> None:
     """But torch, where it is asked for: in modules of that name, and by methods of a checkpoint."""
     named = {m: {name.partition(".")[0] for name in imports(m)} & FORBIDDEN for m in MODULES}
