@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -266,6 +269,21 @@ def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
             line.close()
         assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
         made.shutdown()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are not numbered from 0 there")
+def test_it_answers_when_more_files_are_open_than_select_knows(tmp_path: Path) -> None:
+    import resource
+
+    ckptconv.save({"w": np.ones((4, 4), "f4")}, tmp_path / "x.npz")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        with serving(tmp_path / "x.npz") as made:
+            assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz", "h5", "pt"])

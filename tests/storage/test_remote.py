@@ -78,6 +78,7 @@ class Line:
                 sink.sendall(data)
         except OSError:
             pass
+        self._open -= {source, sink}
         for s in (source, sink):
             try:
                 s.shutdown(socket.SHUT_RDWR)
