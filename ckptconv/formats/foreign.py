@@ -49,9 +49,16 @@ def missing(url: str) -> str:
         return "; folders are separated by /"
     if found := CLASS.fullmatch(url):
         return f"; `ckptconv match` takes a class of Python as {found[1]}:{found[2]}"
+    if os.path.isfile(f"{url.rstrip(':')}.py"):
+        return f"; `ckptconv match` takes {_callable(os.path.basename(url.rstrip(':')))}"
     if REPOSITORY.fullmatch(url):
         return f"; a repository of the Hugging Face Hub is hf://{url}"
     return ""
+
+
+def _callable(module: str) -> str:
+    name = printable(module)
+    return f"a class or function of {name}.py as {name}:NAME"
 
 
 def known(seen: Seen) -> str:
@@ -64,6 +71,8 @@ def known(seen: Seen) -> str:
         return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
     if seen.base.lower().endswith(".json") and head.lstrip()[:1] == b"{":
         return "is JSON that lists no tensors; give the file of the weights, or the folder"
+    if seen.base.endswith(".py"):
+        return f"is a Python file; `ckptconv match` takes {_callable(seen.base[:-3])}"
     if seen.base.lower().endswith(".onnx"):
         return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
     return ""

@@ -144,6 +144,15 @@ def test_a_folder_says_what_to_name(kind: str, cli: Run, tmp_path: Path) -> None
     assert says in done.stderr
 
 
+@pytest.mark.parametrize("given", ["nets.py", "nets", "nets:"])
+def test_a_file_of_python_is_said_to_be_one(given: str, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("class Net: ...\n")
+    ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
+    done = cli("match", "a.npz", given)
+    assert done.returncode in (3, 9)
+    assert "`ckptconv match` takes a class or function of nets.py as nets:NAME" in done.stderr
+
+
 def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as z:
         z.writestr("readme.txt", "hello")
