@@ -13,7 +13,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,7 @@ from .moves.read import fill_array, read_array
 from .moves.sources import Sources
 from .moves.torch import Staged, place, to_array, to_torch
 from .verification.outputs import Comparison, Step
-from .verification.torch import Runner, compare, outputs
+from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
 Path = str | os.PathLike[str]
 WEIGHTS = Select(weights_only=True)
@@ -111,7 +110,7 @@ def imported(name: str) -> Any:
         for word in attribute.split("."):
             made = getattr(made, word)
     except (ImportError, AttributeError) as e:
-        if _raised_in(e):
+        if raised_in(e):
             raise _blamed(name, e) from e
         raise UsageError(f"{name}: {e}") from e
     except (Exception, SystemExit) as e:  # importing can run any code
@@ -119,20 +118,8 @@ def imported(name: str) -> Any:
     return made
 
 
-def _raised_in(e: BaseException) -> str:
-    """The file and line that raised; '' if that is our code or the import system's."""
-    if isinstance(e, SyntaxError):
-        return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
-    frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
-    own = [f for f in frames if not f.filename.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__)))]
-    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""
-
-
 def _blamed(name: str, e: BaseException) -> UsageError:
-    """An exception of the user's code as one line."""
-    message = str(e.msg if isinstance(e, SyntaxError) else e).split("\n")[0]
-    where = _raised_in(e)
-    return UsageError(f"{name} raised {type(e).__name__}: {message}" + (f" ({where})" if where else ""))
+    return UsageError(f"{name} raised {blamed(e)}")
 
 
 def _callable_as_it_is(name: str, made: Any) -> None:
@@ -315,6 +302,6 @@ def _fill(target: torch.Tensor, source: Tensor, sources: Sources) -> None:
 
 
 __all__ = [
-    "Comparison", "Loaded", "Runner", "Step", "build", "check", "compare", "load_into", "outline", "outputs",
+    "Comparison", "Loaded", "Runner", "Step", "blamed", "build", "check", "compare", "load_into", "outline", "outputs",
     "snapshot", "state", "ties",
 ]  # fmt: skip

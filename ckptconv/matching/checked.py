@@ -1,21 +1,24 @@
-"""Prove a proposal with a torch module and arrays: which input is which argument, which array is whose output."""
+"""Prove a proposal with a torch module and the arrays that a user gives: run it, and search until the outputs agree."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from ..messages import printable
-from ..verification.outputs import RUNNING
+from ..verification.outputs import departure
+from .given import Placed, arguments, arrays, places
 from .pairs import Proposal, parent
 from .proof import SECONDS, Proof
 from .proof import prove as search
 
 if TYPE_CHECKING:
-    from ..verification.outputs import Array
+    from ..verification.outputs import Array, Outputs
+
+ROUNDING = 1e-5  # two runs of one module differ by no more
 
 
 def prove(
@@ -30,43 +33,46 @@ def prove(
 ) -> Proof:
     """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
 
-    `inputs` are the arguments of `forward`, by its names or in order. `wanted` are arrays: those under the name of a
-    submodule, or of a module of the source that is paired with one, are its output; all others are the outputs of the
-    whole, in order. Arrays whose channels come last are turned where only that fits. The search ends after so many
-    seconds. The module keeps what is found. `propose` matches again with the module's tensors in another order: that
-    in which its modules run, which is tried if the outputs do not agree at once.
+    `inputs` are the arguments of `forward`, by its names or in order; where it cannot be run with them, they are cast
+    as its weights are, or turned if their channels come last. `wanted` are the outputs (given.places says whose). The
+    search ends after so many seconds. The module keeps what is found. `propose` matches again with the module's
+    tensors in another order: that in which its modules run, which is tried if the outputs do not agree at once.
 
-    Raises UsageError if the module cannot be run with the inputs.
+    Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
-    from ..torch import Runner
+    from ..torch import Runner, blamed
 
-    _without_nan(wanted)
-    runner = Runner(module, _in_order(module.forward, inputs))
+    given = arguments(module.forward, arrays(inputs, "input"))
+    wanted = arrays(wanted, "output")
+    runner = Runner(module, given.args, given.named)
     try:
-        got = runner.outputs()
-    except RUNNING as e:
-        runner.arguments = tuple(_channels_first(a) for a in runner.arguments)
-        try:
-            got = runner.outputs()
-        except RUNNING:
-            raise UsageError(f"the module cannot be run with these inputs: {str(e).splitlines()[0]}") from e
+        changed = runner.start()
+    except Exception as e:  # the code is the user's, and can raise anything
+        have = {n: "None" if x is None else f"{x.dtype} {list(x.shape)}" for n, x in arrays(inputs, "input").items()}
+        shapes = ", ".join(f"{printable(n)} {what}" for n, what in have.items())
+        raise UsageError(f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {shapes}") from e
+    got = runner.outputs()
+    placed = places(proposal, got, runner.labels, wanted)
+    _not_random(got, runner.outputs(), placed)
+    runner.picked = placed.picked
     order = _as_run(list(runner.state), list(got))
     as_run = propose(order) if propose and order != list(runner.state) else None
-    return search(proposal, source, runner, _places(proposal, got, wanted), as_run=as_run, seconds=seconds)
+    proof = search(proposal, source, runner, placed.wanted, as_run=as_run, seconds=seconds)
+    notes = (*([given.note] if given.note else ()), *changed, *placed.notes)
+    return replace(proof, notes=notes)
 
 
-def _without_nan(wanted: Mapping[str, Array]) -> None:
-    """UsageError if outputs cannot prove anything."""
-    if not wanted:
-        raise UsageError("the outputs are empty: there is nothing to compare with")
-    for name, array in wanted.items():
-        if array.dtype.kind not in "fiubc":
-            raise UsageError(f"output {printable(name)} holds {array.dtype}, not numbers")
-        if not array.size or (array != array).any():
-            what = "NaN" if array.size else "no element"
-            raise UsageError(
-                f"output {printable(name)} has {what}: it proves nothing; run the original on other inputs"
-            )
+def _not_random(got: Outputs, again: Outputs, placed: Placed) -> None:
+    """UsageError if a second run gives other outputs where they are compared: nothing would be proved."""
+    first = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
+    second = {n: [again[n][k] for k in at] for n, at in placed.picked.items()}
+    if not departure(second, first, ROUNDING, ROUNDING, scaled=True).same:
+        place = departure(again, got, ROUNDING, ROUNDING, scaled=True).first
+        where = f", beginning with {printable(place.name)}" if place and place.name else ""
+        raise UsageError(
+            f"the module computes something else when it runs again{where}: its outputs cannot prove anything; "
+            "switch off what is random in evaluation, or give outputs of submodules before that"
+        )
 
 
 def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:
@@ -81,61 +87,17 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
     try:
-        found = original(*_in_order(original, inputs))
+        given = arguments(original, inputs)
+        found = original(*given.args, **given.named)
         if not isinstance(found, Mapping):
             several = found if isinstance(found, tuple | list) else [found]
-            found = {f"output {k}": x for k, x in enumerate(several)}
-        return {str(n): _array(x) for n, x in found.items()}
+            found = {f"number {k}": x for k, x in enumerate(several, 1)}
+        return arrays(found, "output")
+    except UsageError:
+        raise
     except Exception as e:  # the code is the user's, and can raise anything
         said = str(e).strip().splitlines() or ["no reason given"]
         raise UsageError(f"the original cannot be run with these inputs: {type(e).__name__}: {said[0]}") from e
 
 
-def _array(value: Any) -> Array:
-    import numpy as np
-
-    found: Array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if found.dtype == object:
-        raise UsageError(f"it returns {type(value).__name__}, which is not an array")
-    return found
-
-
-def _in_order(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The inputs in the order of the function's parameters, if they are called so."""
-    try:
-        order = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a function in C
-        order = []
-    names = sorted(inputs, key=order.index) if set(inputs) <= set(order) else inputs
-    return tuple(inputs[n] for n in names)
-
-
-def _channels_first(array: Any) -> Any:
-    """An image or a sequence whose channels came last, as torch has it."""
-    return array.transpose(0, -1, *range(1, array.ndim - 1)) if array.ndim > 2 else array
-
-
-def _places(proposal: Proposal, got: Mapping[str, list[Any]], wanted: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What each submodule should give; layers without counterpart (an activation, a flattened image) are left out."""
-    homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
-    places = {n: n if n in got else homes.get(n, "") for n in wanted}
-    places = {n: place if place in got else "" for n, place in places.items()}
-    others = [n for n, place in places.items() if not place]
-    whole = got.get("", [])
-    if len(others) < len(wanted) and not _fit([wanted[n] for n in others], whole):
-        *_, last = wanted
-        last_fits = last in others and len(whole) == 1 and _fit([wanted[last]], whole)
-        places = {n: place for n, place in places.items() if place or (n == last and last_fits)}
-    out: dict[str, list[Any]] = {}
-    for name, place in places.items():
-        array, have = wanted[name], got.get(place, [])
-        at = len(out.get(place, []))
-        turned = at < len(have) and have[at].shape != array.shape and _channels_first(array).shape == have[at].shape
-        out.setdefault(place, []).append(_channels_first(array) if turned else array)
-    return out
-
-
-def _fit(arrays: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Whether arrays can be the outputs of the whole, one by one."""
-    both = zip(arrays, outputs, strict=False)
-    return len(arrays) <= len(outputs) and all(b.shape in (a.shape, _channels_first(a).shape) for a, b in both)
+__all__ = ["outputs_of", "prove"]

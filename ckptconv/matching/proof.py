@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint
 from ..errors import CkptError
 from ..rules import toml as rules
 from ..rules.apply import apply
-from ..verification.outputs import RUNNING, Comparison, Step, departure
+from ..verification.outputs import Comparison, Step, departure
 from .alternatives import Alternative, alternatives
 from .pairs import Pair, Proposal
 from .toml import toml
@@ -60,9 +60,11 @@ class Proof:
     kept: tuple[str, ...] = ()  # alternatives that were taken
     open: tuple[str, ...] = ()  # targets that the outputs do not settle
     why: str = ""  # the search was cut short
+    notes: tuple[str, ...] = ()  # what was assumed about inputs and outputs
 
     def __str__(self) -> str:
-        lines = [f"checked against outputs: {self.found}"]
+        lines = [f"note: {note}" for note in self.notes]
+        lines += [f"checked against outputs: {self.found}"]
         lines += [f"{self.tried} alternative{'s' * (self.tried != 1)} tried{self.why}"] if self.tried else []
         lines += [f"changed: {text}" for text in self.kept]
         if self.found.same and self.open:
@@ -210,7 +212,7 @@ class _Search:
     def _run(self) -> tuple[Comparison, Distance]:
         try:
             got = self.runner.outputs()
-        except RUNNING:  # with these weights: an index that leads out of a table
+        except Exception:  # with these weights: an index that leads out of a table
             return FAILED, self._farthest()
         found = departure(got, self.wanted, *self.tolerance, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]

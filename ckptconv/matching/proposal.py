@@ -21,6 +21,7 @@ from ..rules.library import MAX_FILE
 from ..storage import files
 from . import search, toml
 from .checked import outputs_of, prove
+from .given import arrays
 from .pairs import Proposal
 from .proof import Proof
 
@@ -144,14 +145,14 @@ def _proof(
         raise UsageError("check runs a module: the target must be one, or name package.module:callable")
     from ..torch import build, imported
 
-    inputs, original = _arrays(check[0]), check[1]
+    inputs, original = arrays(_read(check[0]), "input"), check[1]
     if isinstance(original, str) and names_code(original):
         original = imported(original)
-    outputs = outputs_of(original, inputs) if callable(original) else _arrays(original)
+    outputs = outputs_of(original, inputs) if callable(original) else _read(original)
     return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs, propose=propose)
 
 
-def _arrays(given: Any) -> Mapping[str, Any]:
+def _read(given: Any) -> Any:
     """Arrays by name, read if they are a file."""
     return {n: t.numpy() for n, t in api.open(given).items()} if isinstance(given, str | os.PathLike) else given
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
-from ..errors import CkptError
+from ..errors import CkptError, UsageError
 from ..rules import passes
 from . import names as by_name
 from .doubt import voted
@@ -142,6 +142,8 @@ def _proposal(
     notes: list[str], source: Checkpoint,
 ) -> Proposal:  # fmt: skip
     if not pairs:
+        if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
+            raise UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
         raise CkptError(f"{_unlike(sides, 0)}: nothing can be proposed")
     paired = sum(len(p.targets) for p in pairs)
     hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))

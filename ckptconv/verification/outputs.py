@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 
-RUNNING = (RuntimeError, ValueError, TypeError, IndexError)  # what modules raise that get other inputs than they want
-
 
 class Step(NamedTuple):
     """The comparison of one submodule's outputs.
@@ -65,16 +63,19 @@ def step(
     """Compare one submodule's outputs; equal NaNs are the same. If `scaled`, atol is a share of the largest value."""
     import numpy as np
 
-    shapes = [[list(x.shape) for x in side] for side in (got, want)]
+    shapes = [", ".join(str(list(x.shape)) for x in side) or "none" for side in (got, want)]
     if shapes[0] != shapes[1]:
         return Step(name, float("inf"), False, f"its output has the shape {shapes[0]}, not {shapes[1]}")
-    worst, same = 0.0, True
+    worst, same, why = 0.0, True, ""
     for x, y in zip(got, want, strict=True):
         a, b = (z.astype("c16" if z.dtype.kind == "c" else "f8") for z in (x, y))
         largest = float(np.abs(b[np.isfinite(b)]).max(initial=0)) if scaled else 1.0
         same &= bool(np.allclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True))
-        worst = max(worst, float(np.nan_to_num(np.abs(a - b)).max()) if a.size else 0.0)
-    return Step(name, worst, same)
+        both = np.isfinite(a) & np.isfinite(b)
+        worst = max(worst, float(np.abs(a[both] - b[both]).max(initial=0)))
+        if (odd := int(np.sum(np.isfinite(a) != np.isfinite(b)))) and not why:
+            why = f"{odd} of the {a.size} numbers of its output are NaN or infinite, or should be"
+    return Step(name, worst, same, why)
 
 
 def departure(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import product
 from typing import Any
 
 import torch
 
 from ..errors import UsageError
 from ..messages import listing
-from .outputs import RUNNING, Comparison, departure
+from .outputs import Comparison, departure
 
 ROUNDING = 1e-5  # of the largest value: outputs that differ by less may be the same
 
@@ -49,21 +53,29 @@ def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, li
 
     The module runs in evaluation mode and without gradients; a submodule that runs twice is listed by its first run.
     """
+    return _run(module, arguments, {})[0]
+
+
+def _run(
+    module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """The outputs of all submodules, and the names of the whole's own: of a mapping or of fields, else ''."""
     found: dict[str, list[Any]] = {}
     hooks = [
         m.register_forward_hook(lambda _m, _i, out, name=name: found.setdefault(name, _flat(out)) and None)
         for name, m in module.named_modules()
     ]
-    was = module.training
+    modes = {m: m.training for m in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
-            module(*(_input(a) for a in arguments))
+            whole = module(*map(_input, arguments), **{n: _input(x) for n, x in named.items()})
     finally:
         for hook in hooks:
             hook.remove()
-        module.train(was)
-    return found
+        for m, was in modes.items():
+            m.training = was
+    return found, [name for name, _ in _leaves(whole)]
 
 
 def _input(value: Any) -> Any:
@@ -72,23 +84,36 @@ def _input(value: Any) -> Any:
 
 def _flat(value: Any) -> list[Any]:
     """All tensors in an output, however nested, as NumPy arrays with memory of their own."""
+    return [array for _, array in _leaves(value)]
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors in an output with their names: of keys and fields, the innermost; '' for those in order."""
     if isinstance(value, torch.Tensor):
         whole = value.detach().cpu()
-        return [whole.to(torch.float64).numpy() if whole.dtype == torch.bfloat16 else whole.numpy().copy()]
-    if isinstance(value, Mapping | list | tuple):
-        return [t for v in (value.values() if isinstance(value, Mapping) else value) for t in _flat(v)]
-    if value is None or isinstance(value, str | int | float | bool):
-        return []
-    import numpy as np
+        yield name, whole.to(torch.float64).numpy() if whole.dtype == torch.bfloat16 else whole.numpy().copy()
+    elif is_dataclass(value) or hasattr(value, "_fields"):
+        names = value._fields if hasattr(value, "_fields") else [f.name for f in fields(value)]
+        yield from (leaf for n in names for leaf in _leaves(getattr(value, n), n))
+    elif isinstance(value, Mapping):
+        yield from (leaf for n, v in value.items() for leaf in _leaves(v, str(n)))
+    elif isinstance(value, list | tuple):
+        yield from (leaf for v in value for leaf in _leaves(v, name))
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        import numpy as np
 
-    return [np.array(value)]
+        found = np.array(value)
+        if found.dtype != object:
+            yield name, found
 
 
 class Runner:
     """A module that is run repeatedly with other weights, for matching.proof."""
 
-    def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.module, self.arguments = module, arguments
+    def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self.module, self.arguments, self.named = module, arguments, named
+        self.labels: list[str] = []  # of the outputs of the whole
+        self.picked: Mapping[str, Sequence[int]] = {}  # the outputs of submodules that are compared; of others all
         found = module.state_dict(keep_vars=True)
         self.state = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
 
@@ -99,9 +124,46 @@ class Runner:
                 known = array if array.dtype.kind in "fiubc" and array.dtype.isnative else array.astype("f4")
                 self.state[name].copy_(torch.from_numpy(known.copy()).reshape(self.state[name].shape))
 
+    def start(self) -> list[str]:
+        """Run once, with the inputs as they are or else changed so that it can be run; say what was changed.
+
+        Floats become those of the weights and integers int64, then all numbers such floats; each also with channels
+        that came last in second place. Raises what the module raises with the inputs as they are.
+        """
+        error: Exception | None = None
+        args, named = self.arguments, self.named
+        floats = [t.dtype for t in self.state.values() if t.is_floating_point()]
+        kind = max(floats, key=floats.count, default=torch.float32)
+        for cast, turned in product((None, _alike, _all), (False, True)):
+            said: dict[str, None] = {}
+
+            def changed(value: Any, cast: Any = cast, turned: bool = turned, said: Any = said) -> Any:
+                before = _input(value)
+                after = cast(before, kind) if cast and isinstance(before, torch.Tensor) else before
+                if turned and isinstance(after, torch.Tensor) and after.dim() > 2:
+                    after = after.movedim(-1, 1)
+                    said["inputs: channels put first"] = None
+                if after is not before and after.dtype != before.dtype:
+                    said[f"inputs: {_word(before.dtype)} cast to {_word(after.dtype)}"] = None
+                return after
+
+            self.arguments = tuple(changed(a) for a in args)
+            self.named = {n: changed(a) for n, a in named.items()}
+            if (cast or turned) and not said:
+                continue
+            try:
+                self.outputs()
+            except Exception as e:  # the code is the user's, and can raise anything
+                error = error or e
+            else:
+                return list(said)
+        assert error is not None
+        raise error
+
     def outputs(self) -> dict[str, list[Any]]:
         """The outputs of every submodule, in the order of execution."""
-        return outputs(self.module, self.arguments)
+        found, self.labels = _run(self.module, self.arguments, self.named)
+        return {n: [x[k] for k in self.picked.get(n, range(len(x)))] for n, x in found.items()}
 
     def used(self, names: Sequence[str]) -> set[str]:
         """The tensors that the output depends on: it changes when they do, by more than rounding.
@@ -116,7 +178,7 @@ class Runner:
                 own.copy_((kept * 1.5 + 0.1).to(kept.dtype))
                 try:
                     after = self.outputs()[""]
-                except RUNNING:  # an index that leads out of a table
+                except Exception:  # an index that leads out of a table
                     after = []
                 own.copy_(kept)
             if len(after) != len(before) or any(
@@ -126,10 +188,40 @@ class Runner:
         return found
 
 
+def _alike(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    if value.is_complex() or value.dtype == torch.bool:
+        return value
+    return value.to(kind if value.is_floating_point() else torch.int64)
+
+
+def _all(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return value if value.is_complex() or value.dtype == torch.bool else value.to(kind)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _moved(a: Any, b: Any) -> bool:
     """Whether two outputs differ by more than rounding does."""
     near = abs(a.astype("c16") - b.astype("c16")) <= ROUNDING * abs(a).max(initial=0)
     return bool((~near & (a != b)).any())
 
 
-__all__ = ["Runner", "compare", "outputs"]
+def blamed(e: BaseException) -> str:
+    """An exception of the user's code as one line, with the place in that code."""
+    message, where = str(e.msg if isinstance(e, SyntaxError) else e).strip().split("\n")[0], raised_in(e)
+    return f"{type(e).__name__}: {message}" + (f" ({where})" if where else "")
+
+
+def raised_in(e: BaseException) -> str:
+    """The file and line that raised; '' if that is our code or the import system's."""
+    if isinstance(e, SyntaxError):
+        return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
+    others = tuple(os.path.dirname(file) for file in (os.path.dirname(__file__), os.__file__, torch.__file__))
+    own = [f for f in frames if not f.filename.startswith(others)]
+    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+__all__ = ["Runner", "blamed", "compare", "outputs", "raised_in"]

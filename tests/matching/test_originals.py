@@ -12,8 +12,6 @@ import pytest
 from kit import ROOT
 
 import ckptconv
-from ckptconv.matching.checked import _places
-from ckptconv.matching.pairs import Pair, Proposal
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 torch = pytest.importorskip("torch", reason="--check runs a module of torch")
@@ -76,26 +74,6 @@ def test_the_original_is_run(name: str, folder: Path, monkeypatch: pytest.Monkey
 def rules(found: ckptconv.Match) -> str:
     Path("rules.toml").write_text(found.rules)
     return "rules.toml"
-
-
-PLACES: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]] = {
-    "all are known": ({"first": (2, 3), "b": (2, 4)}, {"a": ["first"], "b": ["b"]}),
-    "the output of the whole": ({"first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}),
-    "a layer without counterpart": ({"flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}),
-    "the last is the output": ({"flat": (2, 9), "first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}),
-    "as the output, but before": ({"z": (2, 5), "flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}),
-    "outputs that do not fit": ({"y": (2, 9)}, {"": ["y"]}),  # they are compared, and depart
-    "too many": ({"y": (2, 5), "z": (2, 5)}, {"": ["y", "z"]}),
-}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_which_array_is_whose_output(case: str) -> None:
-    wanted, places = PLACES[case]
-    got = {"a": [np.zeros((2, 3))], "b": [np.zeros((2, 4))], "": [np.zeros((2, 5))]}
-    arrays = {n: np.full(shape, k) for k, (n, shape) in enumerate(wanted.items())}
-    found = _places(Proposal((Pair(("first/kernel",), ("a.weight",)),)), got, arrays)
-    assert {place: [[*wanted][int(x.flat[0])] for x in many] for place, many in found.items()} == places
 
 
 class Shuffled(torch.nn.Module):

@@ -102,7 +102,8 @@ def test_outputs_come_from_arrays_or_the_original(
     for target in (module, "orig_of_match:net") if how != "file" else (module,):
         found = ckptconv.match(sides[0], target, check=given)
         assert found.proof is not None
-        first, second = str(found).splitlines()
+        first, note, second = str(found).splitlines()
+        assert note == "note: inputs in order: x as input"
         assert first == "2 tensors of the target found: 2 by names"
         assert second.startswith("checked against outputs: the same: 1 output, the largest difference is ")
     assert 'target = "Sequential"' in ckptconv.match(sides[0], module).rules
@@ -111,7 +112,9 @@ def test_outputs_come_from_arrays_or_the_original(
 def test_inputs_that_do_not_fit_are_blamed(sides: tuple[Path, Path]) -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(2, 3))
-    with pytest.raises(UsageError, match="the module cannot be run with these inputs: mat1 and mat2 shapes"):
+    with pytest.raises(
+        UsageError, match="the module cannot be run with these inputs: RuntimeError: mat1 and mat2 shapes"
+    ):
         ckptconv.match(sides[0], module, check=({"x": np.ones((1, 7), "f4")}, {"y": W}))
 
 

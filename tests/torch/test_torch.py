@@ -427,12 +427,13 @@ def test_callables_are_tried_before_they_run() -> None:
 # --- what modules compute ---------------------------------------------------------------------------------------
 
 
+NOT_FINITE = "1 of the 2 numbers of its output are NaN or infinite, or should be"
 STEPS = {
     "equal": ([np.ones(2)], [np.ones(2)], 0.0, True, ""),
     "nothing": ([], [], 0.0, True, ""),
     "empty": ([np.zeros((0, 2))], [np.zeros((0, 2))], 0.0, True, ""),
     "NaN": ([np.array([np.nan, 1.0])], [np.array([np.nan, 1.0])], 0.0, True, ""),
-    "one NaN": ([np.array([np.nan, 1.0])], [np.array([2.0, 1.0])], 0.0, False, ""),
+    "one NaN": ([np.array([np.nan, 1.0])], [np.array([2.0, 1.0])], 0.0, False, NOT_FINITE),
     "within": ([np.array([1.0, 100.5])], [np.array([1.25, 100.0])], 0.5, True, ""),
     "by the absolute tolerance": ([np.array([0.25])], [np.array([0.0])], 0.25, True, ""),
     "beyond it": ([np.array([0.2501])], [np.array([0.0])], 0.2501, False, ""),
@@ -442,8 +443,8 @@ STEPS = {
     "the second": ([np.ones(1), np.ones(1)], [np.ones(1), np.array([9.0])], 8.0, False, ""),
     "complex": ([np.array([1 + 1j])], [np.array([1.0])], 1.0, False, ""),
     "integers": ([np.array([2**53 - 1])], [np.array([2**53 - 1])], 0.0, True, ""),
-    "shapes": ([np.ones((2, 1))], [np.ones(2)], np.inf, False, "its output has the shape [[2, 1]], not [[2]]"),
-    "more": ([np.ones(2)], [np.ones(2), np.ones(1)], np.inf, False, "its output has the shape [[2]], not [[2], [1]]"),
+    "shapes": ([np.ones((2, 1))], [np.ones(2)], np.inf, False, "its output has the shape [2, 1], not [2]"),
+    "more": ([np.ones(2)], [np.ones(2), np.ones(1)], np.inf, False, "its output has the shape [2], not [2], [1]"),
 }
 
 

@@ -1,0 +1,258 @@
+"""The arrays of a check: whose they are, and what is refused or said; a module that cannot prove anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.errors import UsageError
+from ckptconv.matching.given import arguments, arrays, places
+from ckptconv.matching.pairs import Pair, Proposal
+
+pytest.importorskip("scipy", reason="matching by names is an extra")
+Shape = tuple[int, ...]
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def of_two(left: Any, right: Any, mask: Any = None) -> None: ...
+
+
+def by_name(x: Any, *, scale: Any = 1) -> None: ...
+
+
+def several(*xs: Any) -> None: ...
+
+
+def more(x: Any, **options: Any) -> None: ...
+
+
+def in_place(x: Any, /) -> None: ...
+
+
+ARGUMENTS: dict[str, tuple[Callable[..., Any], str, tuple[tuple[Any, ...], dict[str, Any]], str]] = {
+    "by names": (of_two, "right left", ((1, 0), {}), ""),
+    "a keyword": (by_name, "scale x", ((1,), {"scale": 0}), ""),
+    "in order": (of_two, "images text", ((0, 1), {}), "inputs in order: images as left, text as right"),
+    "one": (by_name, "foo", ((0,), {}), "inputs in order: foo as x"),
+    "any number": (several, "a b", ((0, 1), {}), ""),
+    "other options": (more, "x y", ((0,), {"y": 1}), ""),
+    "no keyword": (in_place, "x", ((0,), {}), "inputs in order: x as x"),
+    "in C": (type, "b a", ((0, 1), {}), ""),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_which_input_is_which_argument(case: str) -> None:
+    function, names, want, note = ARGUMENTS[case]
+    found = arguments(function, {n: k for k, n in enumerate(names.split())})
+    assert found == (*want, note)
+
+
+REFUSED_ARGUMENTS = {
+    "left other": "called as parameters of of_two(left, right, mask=None) and others are not: other; call all of them",
+    "left mask": "inputs left, mask do not fit of_two(left, right, mask=None): missing a required argument: 'right'",
+    "a b c d": "inputs a, b, c, d do not fit of_two(left, right, mask=None): too many positional arguments",
+    "": "inputs (none) do not fit of_two(left, right, mask=None): missing a required argument: 'left'",
+}
+
+
+@pytest.mark.parametrize("names", REFUSED_ARGUMENTS)
+def test_inputs_that_are_ambiguous_or_do_not_fit(names: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(REFUSED_ARGUMENTS[names])):
+        arguments(of_two, dict.fromkeys(names.split()))
+
+
+REFUSED_ARRAYS: dict[str, tuple[Any, str, str]] = {
+    "a list": ([1], "input", "inputs are arrays by name, or an .npz file, not list"),
+    "text": ({"x": ["a"]}, "input", "input x holds <U1, not numbers"),
+    "objects": ({"x": object()}, "input", "input x holds Python objects (object), not numbers"),
+    "NaN in": ({"x": [np.nan]}, "input", "input x has NaN: it proves nothing; give others"),
+    "NaN out": ({"y": [np.nan]}, "output", "output y has NaN: it proves nothing; run the original on other inputs"),
+    "nothing": ({"y": []}, "output", "output y has no element: it proves nothing; run the original on other inputs"),
+    "none": ({}, "output", "the outputs are empty: there is nothing to compare with"),
+    "None": ({"y": None}, "output", "output y holds Python objects (NoneType), not numbers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_ARRAYS)
+def test_arrays_that_prove_nothing(case: str) -> None:
+    given, what, words = REFUSED_ARRAYS[case]
+    with pytest.raises(UsageError, match=re.escape(words)):
+        arrays(given, what)
+
+
+def test_arrays_of_any_kind() -> None:
+    found = arrays({"a": [1, 2], "b": np.ones(2, ">f4"), "c": None}, "input")
+    assert found["a"].tolist() == [1, 2]
+    assert found["b"].dtype == np.dtype("=f4")
+    assert found["c"] is None
+
+
+# --- outputs --------------------------------------------------------------------------------------------------------
+
+GOT: dict[str, list[Shape]] = {
+    "a": [(2, 3)],
+    "conv": [(1, 3, 8, 9)],
+    "b": [(2, 4)],
+    "rnn": [(2, 6), (1, 6)],
+    "": [(2, 5)],
+}
+PAIRS = (Pair(("first/kernel",), ("a.weight",)), Pair(("last/kernel",), ("rnn.weight",)))
+PLACES: dict[str, tuple[dict[str, Shape], dict[str, list[str]], str]] = {
+    "all are known": ({"first": (2, 3), "b": (2, 4)}, {"a": ["first"], "b": ["b"]}, ""),
+    "the output of the whole": ({"first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}, ""),
+    "a layer without counterpart": ({"flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}, "left out, as no"),
+    "the last is the output": (
+        {"flat": (2, 9), "first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}, "is called so: flat",
+    ),
+    "as the output, but before": ({"z": (2, 5), "flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}, "so: z, flat"),
+    "channels last": ({"conv": (1, 8, 9, 3)}, {"conv": ["conv"]}, ""),
+    "two of one module": ({"z": (2, 5), "rnn": (2, 6), "last": (1, 6)}, {"rnn": ["rnn", "last"], "": ["z"]}, ""),
+    "a state that is not given": ({"rnn": (2, 6)}, {"rnn": ["rnn"]}, ""),
+    "a layer of another shape": (
+        {"a": (3, 3), "y": (2, 5)}, {"": ["y"]}, "output a is left out: its shape is [3, 3], but a gives [2, 3]",
+    ),
+}  # fmt: skip
+
+
+def drawn(shapes: dict[str, Shape]) -> dict[str, Any]:
+    return {n: np.full(shape, k) for k, (n, shape) in enumerate(shapes.items())}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_which_array_is_whose_output(case: str) -> None:
+    wanted, want, note = PLACES[case]
+    got = {n: [np.zeros(shape) for shape in shapes] for n, shapes in GOT.items()}
+    found = places(Proposal(PAIRS), got, [""], drawn(wanted))
+    assert {place: [[*wanted][int(x.flat[0])] for x in many] for place, many in found.wanted.items()} == want
+    assert found.picked == {place: list(range(len(many))) for place, many in want.items()}
+    assert note in " ".join(found.notes)
+    assert bool(note) is bool(found.notes)
+
+
+PICKED: dict[str, tuple[dict[str, Shape], list[int], str]] = {
+    "by their names": ({"probs": (2, 5), "logits": (2, 5)}, [1, 0], ""),
+    "one by its name": ({"probs": (2, 5)}, [1], ""),
+    "in order": ({"Identity": (2, 5)}, [0], "output Identity is taken for number 1 of the module's 3, logits"),
+    "by their shapes": ({"s": (7,), "y": (2, 5)}, [], "other shapes"),
+    "the only one of its shape": ({"s": (7,)}, [2], "output s is taken for number 3 of the module's 3, state"),
+}
+
+
+@pytest.mark.parametrize("case", PICKED)
+def test_several_outputs_of_the_whole(case: str) -> None:
+    wanted, picked, words = PICKED[case]
+    got = {"": [np.zeros((2, 5)), np.zeros((2, 5)), np.zeros(7)]}
+    if not picked:  # two could be y
+        with pytest.raises(UsageError, match=words):
+            places(Proposal(()), got, ["logits", "probs", "state"], drawn(wanted))
+        return
+    found = places(Proposal(()), got, ["logits", "probs", "state"], drawn(wanted))
+    assert found.picked == {"": picked}
+    assert found.notes == ((words,) if words else ())
+
+
+def test_channels_that_come_last_are_turned() -> None:
+    found = places(Proposal(()), {"": [np.zeros((2, 4, 3))]}, [""], {"y": np.arange(24).reshape(2, 3, 4)})
+    assert found.wanted[""][0][0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+OTHER_SHAPES: dict[str, tuple[dict[str, Shape], list[Shape], str]] = {
+    "rows": ({"y": (3, 5)}, [(2, 5)], "y [3, 5]; it gives [2, 5]: was the original run with the same inputs?"),
+    "columns": ({"y": (2, 4)}, [(2, 5)], "y [2, 4]; it gives [2, 5]"),
+    "too many": ({"y": (2, 5), "z": (2, 5)}, [(2, 5)], "y [2, 5], z [2, 5]; it gives [2, 5]"),
+    "none": ({"y": (2, 5)}, [], "y [2, 5]; it gives no tensor"),
+    "a layer alone": ({"a": (1, 2)}, [(2, 5)], "output a is left out: its shape is [1, 2], but a gives [2, 3]"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_SHAPES)
+def test_outputs_of_other_shapes_are_refused_with_all_shapes(case: str) -> None:
+    wanted, whole, words = OTHER_SHAPES[case]
+    got = {"a": [np.zeros((2, 3))], "": [np.zeros(s) for s in whole]}
+    with pytest.raises(UsageError, match=re.escape(words) + "$"):
+        places(Proposal(()), got, [""] * len(whole), drawn(wanted))
+
+
+# --- modules --------------------------------------------------------------------------------------------------------
+
+
+def modules() -> dict[str, Any]:
+    torch = pytest.importorskip("torch", reason="--check runs a module of torch")
+
+    class Net(torch.nn.Module):  # type: ignore[name-defined,misc,unused-ignore]
+        def __init__(self, then: Any = lambda y: y) -> None:
+            super().__init__()
+            self.fc, self.then = torch.nn.Linear(4, 3), then
+
+        def forward(self, x: Any) -> Any:
+            return self.then(self.fc(x))
+
+    def raises(y: Any) -> Any:
+        raise KeyError("logits")
+
+    class Table(torch.nn.Module):  # type: ignore[name-defined,misc,unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Embedding(3, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x)
+
+    return {
+        "plain": Net, "double": lambda: Net().double(), "bfloat16": lambda: Net().bfloat16(), "table": Table,
+        "random": lambda: Net(lambda y: y + torch.rand(3)), "raises": lambda: Net(raises),
+        "NaN": lambda: Net(lambda y: y * float("nan")), "dropout": lambda: Net(torch.nn.Dropout(0.5)),
+        "empty": torch.nn.Identity,
+    }  # fmt: skip
+
+
+X = np.random.default_rng(1).normal(size=(5, 4))
+W = np.random.default_rng(2).normal(size=(4, 3)).astype("f4")
+CHECKED: dict[str, tuple[str, Any, str]] = {
+    "as it is": ("plain", X.astype("f4"), "the same"),
+    "of numpy's own dtype": ("plain", X, "note: inputs: float64 cast to float32"),
+    "for a wider module": ("double", X.astype("f4"), "note: inputs: float32 cast to float64"),
+    "for bfloat16": ("bfloat16", X, "note: inputs: float64 cast to bfloat16"),
+    "whole numbers": ("plain", np.round(X * 9).astype("i4"), "note: inputs: int32 cast to float32"),
+    "indices": ("table", np.array([[0, 2]], "u1"), "note: inputs: uint8 cast to int64"),
+    "dropout": ("dropout", X.astype("f4"), "the same"),
+    "NaN": ("NaN", X.astype("f4"), "15 of the 15 numbers of its output are NaN or infinite"),
+    "random": ("random", X.astype("f4"), "computes something else when it runs again"),
+    "raises": ("raises", X.astype("f4"), r"with these inputs: KeyError: 'logits' \(.*test_given.py:\d+\); the inputs"),
+    "wide": (
+        "plain",
+        X[:, :3].astype("f4"),
+        r"mat1 and mat2 shapes cannot be multiplied.*; the inputs are x float32 \[5, 3\]",
+    ),
+    "empty": ("empty", X.astype("f4"), "the target has no weights: there is nothing to match"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKED)
+def test_a_check_says_what_it_changed_or_what_is_wrong(case: str, tmp_path: Path) -> None:
+    name, x, words = CHECKED[case]
+    module = modules()[name]()
+    weights = {"fc/embeddings": W.T} if name == "table" else {"fc/kernel": W, "fc/bias": W[0]}
+    wanted = W.T[x] if name == "table" else x[:, :1] @ W[:1] if case == "wide" else x @ W + W[0]
+    ckptconv.save(weights, tmp_path / "a.npz")
+    module.train()
+    for part in module.children():
+        part.eval()
+    try:
+        found = ckptconv.match(tmp_path / "a.npz", module, check=({"x": x}, {"y": wanted}))
+        said = str(found)
+    except UsageError as e:
+        said = str(e)
+    assert re.search(words, said), said
+    assert module.training
+    assert not any(part.training for part in module.children())
+    if case not in ("NaN", "random", "raises", "wide", "empty", "for bfloat16"):
+        assert "checked against outputs: the same" in said
