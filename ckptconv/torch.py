@@ -32,7 +32,7 @@ from .messages import fold, listing, many
 from .moves.part import Held
 from .moves.read import fill_array, read_array
 from .moves.sources import Sources
-from .moves.torch import Staged, place, to_array, to_torch
+from .moves.torch import Staged, place, state, to_array, to_torch
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
@@ -144,11 +144,6 @@ def _called(made: Any, meta: bool) -> Any:
             return made()
     except (RuntimeError, NotImplementedError):  # its constructor computes with values
         return made()
-
-
-def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and persistent buffers by name; names that share a tensor map to the same object."""
-    return {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
 
 
 def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -199,7 +199,7 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
     placed: dict[tuple[str, int], tuple[str, int, int]] = {}
     for name, slot in placement.slots.items():
         if slot.payload is None and slot.size:
-            for at, start, size in slot.runs() if slot.cuts else ((0, slot.start, slot.size),):
+            for at, start, size in slot.runs():
                 placed.setdefault((slot.file, start), (name, at, size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
     return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), checkpoint.moved)

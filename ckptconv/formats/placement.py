@@ -28,6 +28,8 @@ class Slot(NamedTuple):
 
     def runs(self) -> list[tuple[int, int, int]]:
         """(byte of the tensor, byte of the file, size) of each run without a gap."""
+        if not self.cuts:
+            return [(0, self.start, self.size)]
         heads = ((0, self.start), *self.cuts)
         ends = (*(at for at, _ in self.cuts), self.size)
         return [(at, start, end - at) for (at, start), end in zip(heads, ends, strict=True)]

@@ -53,27 +53,26 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
 
 def is_fetched_whole(piece: Piece) -> bool:
     """Whether a piece of a tensor reads all of a remote one."""
-    return any(
-        _is_spread(reach(part.shape, part.strides) * part.dtype.itemsize, prod(part.shape) * part.dtype.itemsize)
-        for whole in piece.parts
-        if isinstance(whole.data, Span) and is_remote(whole.data.url)
-        for part in clip(whole, piece.lo, piece.hi)
-    )
-
-
-def _is_spread(extent: int, size: int) -> bool:
-    return extent > max(MAX_SPREAD * size, SMALL_EXTENT)
+    return any(is_spread for _, _, _, is_spread in _extents(piece))
 
 
 def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
     """Collect the ranges of a piece; tensors with spread-out boxes are copied to a local file."""
+    for url, start, size, is_spread in _extents(piece):
+        if url in far and is_spread:
+            far[url].spool(start, size)
+        elif url in far and size <= MAX_REQUEST:
+            ranges[url].append((start, size))
+
+
+def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:
+    """(url, start, size, whether it is spread out) for each box of remote tensors: its extent, or the whole tensor."""
     for whole in piece.parts:
         span, item = whole.data, whole.dtype.itemsize
-        if not isinstance(span, Span) or span.url not in far:
+        if not isinstance(span, Span) or not is_remote(span.url):
             continue
         for part in clip(whole, piece.lo, piece.hi):
             extent = reach(part.shape, part.strides) * item
-            if _is_spread(extent, prod(part.shape) * item):
-                far[span.url].spool(span.start + whole.offset * item, reach(whole.shape, whole.strides) * item)
-            elif extent <= MAX_REQUEST:
-                ranges[span.url].append((span.start + part.offset * item, extent))
+            is_spread = extent > max(MAX_SPREAD * prod(part.shape) * item, SMALL_EXTENT)
+            read, size = (whole, reach(whole.shape, whole.strides) * item) if is_spread else (part, extent)
+            yield span.url, span.start + read.offset * item, size, is_spread

@@ -91,13 +91,19 @@ class Staged:
         return buffer
 
 
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and persistent buffers by name; names that share a tensor map to the same object."""
+    import torch
+
+    return {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+
+
 def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
     """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`."""
     import torch
 
-    own = {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     made: dict[int, torch.Tensor] = {}
-    for name, t in own.items():
+    for name, t in state(module).items():
         if t.is_meta and name in names and id(t) not in made:
             bare = torch.empty_like(t.detach(), device=device)
             made[id(t)] = torch.nn.Parameter(bare, t.requires_grad) if isinstance(t, torch.nn.Parameter) else bare
@@ -111,4 +117,4 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
                     t.data = t.data.to(device)
 
 
-__all__ = ["Staged", "place", "to_array", "to_torch"]
+__all__ = ["Staged", "place", "state", "to_array", "to_torch"]

@@ -25,11 +25,11 @@ def commit(files: Mapping[str, str], older: Sequence[str]) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     first = next(iter(files))
-    fs, _ = filesystem(first)
     lookups.forget()
+    fs, _ = filesystem(first)
     with asking(first):
         try:
-            places = {url: fs.resolve_path(filesystem(url)[1]) for url in (*files, *older)}
+            places = {url: fs.resolve_path(url.removeprefix(SCHEME)) for url in (*files, *older)}
         except FileNotFoundError as e:
             raise StorageError("no such repository or branch; `hf repo create ORG/REPO` makes one", url=first) from e
         repo = places[first]

@@ -123,7 +123,7 @@ class Output:
                     raise
 
     def write(self, name: str, start: int, data: Buffer) -> None:
-        fd = self._fds.get(name)
+        fd = self._fds.get(name)  # without `_open`, which would cost a small tensor as much again
         if fd is not None:
             _write(fd, start, data, self._to.final[name])
             return

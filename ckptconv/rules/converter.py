@@ -215,8 +215,7 @@ class Rule:
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
         names = [1 if self.merges else len(self.sources), len(self.targets)]
-        self._check_merge()
-        self._check_resize()
+        self._check_counts()
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
@@ -226,16 +225,14 @@ class Rule:
         for op in self.ops:
             operations.check(op, self.pattern.names if self.pattern else ())
 
-    def _check_merge(self) -> None:
+    def _check_counts(self) -> None:
+        """Refuse names that a sum, copies or another size cannot take: too many, too few, or stacks."""
+        stacked = any(t.stacks for t in (*self.sources, *self.targets))
         if self.sum and (self.sum not in SUMS or self.same or self.fills):
             raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
-        stacked = any(t.stacks for t in (*self.sources, *self.targets))
         if self.merges and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
             word = "same" if self.same else "sum"
             raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
-
-    def _check_resize(self) -> None:
-        stacked = any(t.stacks for t in (*self.sources, *self.targets))
         if self.resize and (stacked or len(self.sources) != 1 or len(self.targets) != 1):
             raise UsageError("`crop` and `pad` take one name to one name, without {e*}")
         if self.resize and self.ops and (self.resize.value or not all(map(operations.scales, self.ops))):

@@ -29,7 +29,7 @@ MANY = 2**26  # bytes that a listing of everything may take
 MAX_ENDS = 128  # files whose first and last bytes are kept, 80 KiB of each
 # Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
 STORES = ("s3://", "s3a://", "gs://", "gcs://")
-EXACT = (*STORES, "memory://")
+EXACT = (*STORES, "memory://", "hf://")
 Info = dict[str, Any]
 
 
@@ -50,6 +50,7 @@ class Lookups:
     def __init__(self) -> None:
         self.infos: dict[str, Info | None] = {}
         self.folders: dict[str, frozenset[str]] = {}
+        self.emptied: set[Any] = set()  # file systems that keep listings, whose own were thrown away
         self._ends: OrderedDict[str, list[tuple[int, bytes]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -57,6 +58,7 @@ class Lookups:
         with self._lock:
             self.infos.clear()
             self.folders.clear()
+            self.emptied.clear()
             self._ends.clear()
 
     def learn(self, folder: str, children: Mapping[str, Info], *, whole: bool) -> None:
@@ -147,8 +149,11 @@ def _connected(url: str) -> tuple[Any, Any]:
         found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ValueError as e:
         raise StorageError(f"cannot be opened: {e}", url=url) from e
-    if "hf" in schemes:
+    run = _RUN.get()
+    if "hf" in schemes and not (run and found[0] in run.emptied):
         found[0].invalidate_cache()  # the Hub's file system keeps listings whatever it is told
+        if run:
+            run.emptied.add(found[0])
     return found
 
 

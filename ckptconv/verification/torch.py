@@ -182,7 +182,7 @@ class Runner:
                     after = []
                 own.copy_(kept)
             if len(after) != len(before) or any(
-                a.shape != b.shape or _moved(a, b) for a, b in zip(before, after, strict=False)
+                a.shape != b.shape or _moved(a, b) for a, b in zip(before, after, strict=True)
             ):
                 found.add(name)
         return found
