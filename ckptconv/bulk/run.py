@@ -157,7 +157,7 @@ def _results(
     share = max(MIN_WORKER_MEMORY, resources.max_memory // workers)
     threads = max(1, resources.workers // workers)
     config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), resources.workers)
-    yield from pool.run(partial(work, config), todo, workers, COMMIT_INTERVAL)
+    yield from pool.run(partial(work, config, seen={}), todo, workers, COMMIT_INTERVAL)
 
 
 def _batches(

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from .. import api
 from ..api import Resources
 from ..engine.run import Progress
+from ..output import listed
+from ..output.listed import Seen
 from ..storage import files, lookups
 from . import pool
 from .planning import Conversion, content, written
@@ -40,14 +42,21 @@ class WorkerConfig(NamedTuple):
 
 
 @lookups.once()
-def work(config: WorkerConfig, item: Conversion, engine: str = "local", progress: Progress | None = None) -> Done:
-    """Convert one checkpoint: in a worker, or in tasks of an engine."""
+def work(
+    config: WorkerConfig,
+    item: Conversion,
+    engine: str = "local",
+    progress: Progress | None = None,
+    *,
+    seen: Seen | None = None,
+) -> Done:
+    """Convert one checkpoint: in a worker, or in tasks of an engine. `seen`: what a worker knows of its folders."""
     began, folder = time.monotonic(), config.folder
     select, change, target = item.settings
     target = replace(target, force=target.force or item.ours, sync=config.sync)
     lookups.expect(dict(item.found.files))
     threads = config.processors if item.found.size >= LARGE else config.threads
-    with pool.contained(item.found.source):
+    with pool.contained(item.found.source), listed.once(seen):
         report = api.convert(
             item.found.source, files.join(folder, item.at),
             select=select, change=change, target=target,

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import StorageError
 from ..messages import listing
 from ..storage.faults import refused
-from ..storage.files import local, names
-from . import own, publish
+from ..storage.files import local
+from ..storage.paths import beginning
+from . import listed, own, publish
 from .publish import Publication, part
 
 
@@ -151,8 +152,11 @@ class OutputNames:
     def _stale_names(self) -> list[str]:
         if not self._stale:
             return []
-        above = sorted({name[: name.rfind("/") + 1] for name in self.final})
-        here = [f"{a}{old}" for a in above for old in names(os.path.join(self.folder, a))]
+        here = [
+            f"{above}{old}"
+            for above, begin in sorted(beginnings(self._own, unit=self._unit).items())
+            for old in listed.names(os.path.join(self.folder, above), begin)
+        ]
         return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
 
     def privacy(self) -> int:
@@ -239,4 +243,16 @@ class OutputNames:
         return Publication(first, moves, tuple(self.older()) if force else ())
 
 
-__all__ = ["Destination", "OutputFile", "OutputNames", "foreign"]
+def beginnings(files: Sequence[str], *, unit: bool) -> dict[str, str]:
+    """For each folder of an output, '' or with a slash at its end, how the names of older shards of it begin.
+
+    unit: all that is in the folder may belong to it.
+    """
+    bases: dict[str, list[str]] = {}
+    for name in files:
+        above, slash, base = name.rpartition("/")
+        bases.setdefault(above + slash, []).append(re.split(r"-\d{5}-of-|\.", base)[0])
+    return {above: "" if unit else beginning(many) for above, many in bases.items()}
+
+
+__all__ = ["Destination", "OutputFile", "OutputNames", "beginnings", "foreign"]

@@ -22,7 +22,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from . import own
+from ..errors import StorageError
+from . import listed, own
 
 MARK = r"[0-9a-f]{8}"
 PART = re.compile(rf"\.(.+)\.({MARK})\.part", re.DOTALL)
@@ -263,8 +264,8 @@ def _unchanged(folder: str, todo: Publication, files: dict[Any, Any]) -> bool:
 def _matching(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
     """Title, mark and the name itself of each match in a folder, which may have thousands of other names."""
     try:
-        found = [pattern.fullmatch(name) for name in sorted(n for n in os.listdir(folder or ".") if n[0] == ".")]
-    except OSError:
+        found = [pattern.fullmatch(name) for name in listed.names(folder or ".", ".")]
+    except StorageError:
         return []
     return [(m[1], m[2], m[0]) for m in found if m]
 

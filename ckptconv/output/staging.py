@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ..storage.faults import refused
-from . import own, publish
+from . import listed, own, publish
 from .destination import OutputFile, OutputNames
 
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ class Output:
         self._few = len(files) <= OPEN
         self._made: list[str] = []
         self._locks: list[int] = []
-        self._to.check_possible()
-        self.cleared = self._to.clear(certain=True)
-        self._free()
-        self.cleared += self._to.clear(certain=False)
-        self._mode = mode & self._to.privacy()
+        with listed.once():
+            self._to.check_possible()
+            self.cleared = self._to.clear(certain=True)
+            self._free()
+            self.cleared += self._to.clear(certain=False)
+            self._mode = mode & self._to.privacy()
         try:
             self._stage()
             self._check_room({f.name: f.size for f in files} | dict(room or {}))
@@ -178,7 +179,7 @@ class Output:
         if sync:
             self.fsync()
         try:
-            with own.alone(self._to.folder):
+            with own.alone(self._to.folder), listed.once():
                 self._free()
                 self._rename(sync)
         except OSError as e:

@@ -19,11 +19,11 @@ from ..errors import CkptError, StorageError
 from ..messages import redacted
 from ..storage import lookups
 from ..storage.faults import asking, spooling
-from ..storage.files import join, names, split
+from ..storage.files import join, names
 from ..storage.lookups import filesystem
-from ..storage.paths import beginning, is_http
+from ..storage.paths import is_http
 from . import hub, multipart
-from .destination import OutputFile, foreign
+from .destination import OutputFile, beginnings, foreign
 from .multipart import Range
 from .staging import Output
 
@@ -58,7 +58,7 @@ class Upload:
     ) -> None:  # fmt: skip
         self.folder, self.force = folder, force
         self._names = [f.name for f in files]
-        self._there = _present(folder, files)
+        self._there = _present(folder, self._names, unit)
         taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
         if is_http(folder):
             raise StorageError("nothing can be written to a web server", url=folder)
@@ -155,19 +155,11 @@ class Upload:
         self.discard()
 
 
-def _present(folder: str, files: Sequence[OutputFile]) -> set[str]:
+def _present(folder: str, files: Sequence[str], unit: bool) -> set[str]:
     """What is there now of this output, or of an older one of its name: names that begin as those of its files do."""
-    beginnings: dict[str, list[str]] = {}
-    for f in files:
-        at, base = split(join(folder, f.name))
-        beginnings.setdefault(at, []).append(base)
+    begins = {join(folder, above).rstrip("/"): begin for above, begin in beginnings(files, unit=unit).items()}
     with lookups.fresh():
-        return {join(at, n) for at, bases in beginnings.items() for n in names(at, _beginning(bases))}
-
-
-def _beginning(names: Sequence[str]) -> str:
-    """What the names of one output and of older ones with more or fewer shards have in common."""
-    return beginning(re.split(r"-\d{5}-of-|\.", name)[0] for name in names)
+        return {join(at, n) for at, begin in begins.items() for n in names(at, begin)}
 
 
 def _quietly(url: str) -> None:
