@@ -13,8 +13,8 @@ from typing import Any
 from ..engine import ray as ray_engine
 from ..errors import CkptError
 from ..storage import files
-from .discover import FoundCheckpoint
-from .planning import Conversion
+from .conversions import Conversion
+from .found import FoundCheckpoint
 from .work import LARGE, Done, WorkerConfig, work
 
 MAX_PROBES = 1000  # sources whose accessibility is checked on the workers beforehand

@@ -14,21 +14,17 @@ are skipped. In a Hugging Face cache the snapshots count, not the blobs they lin
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple
 
-from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import companions, detect, table
+from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ..formats import detect
 from ..formats.orbax import locate as orbax
 from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
-from ..formats.tensorflow.locate import is_state
 from ..messages import many
 from ..storage.files import (
     Stat,
@@ -38,7 +34,6 @@ from ..storage.files import (
     join,
     local,
     names,
-    read_all,
     split,
     stat,
     walk,
@@ -46,32 +41,12 @@ from ..storage.files import (
 from ..storage.lookups import refuse_unlisted
 from ..storage.paths import file_name, inside
 from . import globs, links
+from .found import FoundCheckpoint, Packed, pack, parts, repeated, unpack
+from .groups import INDEXES, SHARD, group, sets, split_suffix, suffixes
 
-SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
-INDEXES = (".index.json", ".weights.json")
 WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
-# Files beside models that are none, which are known by their names: opening each would cost more than all the rest.
-SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
-MAX_INDEX = 2**26  # bytes
-
-
-class FoundCheckpoint(NamedTuple):
-    """One checkpoint: the argument for `open`, its path below the root without the suffix, and all its files.
-
-    problem: why it cannot be converted, if that is already known. It counts as a failure; the others are converted.
-    """
-
-    source: str
-    name: str
-    suffix: str
-    files: tuple[tuple[str, Stat], ...]
-    problem: CkptError | None = None
-
-    @property
-    def size(self) -> int:
-        return sum(status.size for _, status in self.files)
 
 
 def discover(
@@ -83,44 +58,65 @@ def discover(
     pattern (UsageError if nothing matches it), latest, follow: as `zoo` describes them. skip: a folder to leave out.
     listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
-    roots = [s for s in sources if not is_glob(s) and is_dir(s)]
-    out: list[FoundCheckpoint] = []
+    return [unpack(row)[0] for row in packed(sources, pattern, latest=latest, skip=skip, follow=follow, listed=listed)]
+
+
+def packed(
+    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False,
+    listed: Callable[[str], Sequence[str]] = names,
+) -> list[Packed]:  # fmt: skip
+    """As `discover`, in the compact form."""
+    rows = [pack(f) for f in _all(sources, skip, follow, listed)]
+    if twice := repeated(lambda: (parts(row)[0] for row in rows)):
+        last = {source: k for k, row in enumerate(rows) if (source := parts(row)[0]) in twice}
+        rows = [row for k, row in enumerate(rows) if last.get(parts(row)[0], k) == k]
+    if pattern and rows:
+        count, rows = len(rows), [row for row in rows if _fits(row, pattern)]
+        if not rows:
+            raise UsageError(f"none of {many(count, 'checkpoint')} matches pattern={pattern!r}")
+    if latest:
+        rows = _latest(rows)
+    rows.sort(key=lambda row: "\0".join(parts(row)[1:3]))  # as by name and then suffix
+    return rows
+
+
+def _all(
+    sources: Sequence[str], skip: str, follow: bool, listed: Callable[[str], Sequence[str]]
+) -> Iterator[FoundCheckpoint]:
+    """The checkpoints of all sources, in any order; those of sources that overlap twice."""
+    roots = {s for s in sources if not is_glob(s) and is_dir(s)}
     for source in sources:
         if is_glob(source):
-            out += _globbed(source, follow)
+            yield from _globbed(source, follow)
         elif source in roots:
             base = split(source.rstrip("/"))[1]
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            out += _below(source, under, skip, follow)
+            yield from _below(source, under, skip, follow)
         else:
-            out.append(_file(source, listed))
-    unique = {f.source: f for f in out}
-    chosen = [f for f in unique.values() if not pattern or _fits(f, pattern)]
-    if unique and not chosen:
-        raise UsageError(f"none of {many(len(unique), 'checkpoint')} matches pattern={pattern!r}")
-    return sorted(_latest(chosen) if latest else chosen, key=lambda f: (f.name, f.suffix))
+            yield _file(source, listed)
 
 
 def is_glob(source: str) -> bool:
     return any(c in source for c in "*?[") and stat(source) is None
 
 
-def _fits(f: FoundCheckpoint, pattern: str) -> bool:
-    path = f.name + f.suffix
+def _fits(row: Packed, pattern: str) -> bool:
+    path = "".join(parts(row)[1:3])
     return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 
 
-def _latest(checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
+def _latest(rows: Iterable[Packed]) -> list[Packed]:
     """Keep only the highest step of each training series (names that differ in their last number)."""
-    best: dict[str, tuple[int, FoundCheckpoint]] = {}
+    best: dict[str, tuple[int, Packed]] = {}
     rest = []
-    for f in checkpoints:
-        m = STEP.fullmatch(f.name)
-        if m is None or f.suffix:
-            rest.append(f)
+    for row in rows:
+        _, name, suffix, _ = parts(row)
+        m = STEP.fullmatch(name)
+        if m is None or suffix:
+            rest.append(row)
         elif m["series"] not in best or int(m["step"]) > best[m["series"]][0]:
-            best[m["series"]] = int(m["step"]), f
-    return [*rest, *(f for _, f in best.values())]
+            best[m["series"]] = int(m["step"]), row
+    return [*rest, *(row for _, row in best.values())]
 
 
 def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
@@ -128,19 +124,19 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
     if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
-        return FoundCheckpoint(source, *_stem(base), ((source, status),))
+        return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
     stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
     here = listed(folder)
     near: dict[str, Stat] = {}
     for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):
         if there := stat(join(folder, n)):
             near[n] = there
-    for found in _sets(folder, near, ""):
+    for found in sets(folder, near, ""):
         if split(found.source)[1] == base or source in {url for url, _ in found.files}:
             return found
     if status is None:
         raise StorageError("no such file, folder or checkpoint prefix", url=source)
-    return FoundCheckpoint(source, *_stem(base), ((source, status),))
+    return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
 
 
 def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
@@ -182,7 +178,7 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
 def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
     """A checkpoint that cannot be converted, with its path below the root."""
     above, slash, base = path.strip("/").rpartition("/")
-    stem, suffix = _stem(base)
+    stem, suffix = split_suffix(base)
     return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
 
 
@@ -206,7 +202,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
         folders[:] = [n for n in folders if n not in leave]
         for name, e in {} if is_remote(folder) else links.bad(folder, root, follow).items():
             files.pop(name, None)
-            if name.lower().endswith((*_suffixes(), *INDEXES)) or SHARD.fullmatch(name):
+            if name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name):
                 problems.append(_problem(join(folder, name), at + name, e))
         yield from group(folder, files, at)
     yield from problems
@@ -228,92 +224,3 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
 def _all_files(folder: str) -> Iterator[tuple[str, Stat]]:
     for at, _, files in walk(folder):
         yield from ((join(at, name), status) for name, status in files.items())
-
-
-# --- the files of one folder ------------------------------------------------------------------------------------
-
-
-def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
-    """Group the files of one folder into checkpoints."""
-    left = {n: s for n, s in files.items() if not n.startswith(".")}
-    yield from _sets(folder, left, under)
-    for n, status in left.items():
-        url = join(folder, n)
-        if _is_checkpoint(url, n, status):
-            stem, suffix = _stem(n)
-            yield FoundCheckpoint(url, under + stem, suffix, ((url, status),))
-
-
-def _sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
-    """Checkpoints of several files; their files are removed from `left`."""
-
-    def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
-        mine = [n for n in dict.fromkeys(members) if n in left]
-        return FoundCheckpoint(
-            join(folder, base), under + stem, suffix, tuple((join(folder, n), left.pop(n)) for n in mine)
-        )
-
-    bundles: dict[tuple[str, str], list[str]] = {}
-    for n in sorted(left):
-        if m := SHARD.fullmatch(n):
-            bundles.setdefault((m["prefix"], m[2] or ""), []).append(n)
-    for (prefix, data), shards in bundles.items():
-        first = prefix if data else shards[0]
-        yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
-    for n in [n for n in left if _is_graph(n, left, bool(bundles))]:
-        del left[n]
-    for n in [n for n in left if n.endswith(INDEXES)]:
-        pieces = _pieces(join(folder, n), left[n]) if n in left else None
-        if pieces is not None:
-            yield take(n, *_stem(n), [n, *pieces])
-
-
-def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
-    """Whether a file is the graph (.meta, .pbtxt) that TensorFlow saves beside a checkpoint."""
-    return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
-
-
-def _pieces(url: str, status: Stat) -> list[str] | None:
-    """The files that the index of a sharded checkpoint names; None if it is not an index."""
-    if status.size > MAX_INDEX:
-        return None
-    try:
-        names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
-    except (CkptError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    flat = [m for n in names for m in (n if isinstance(n, list) else [n])]
-    return sorted({n for n in flat if isinstance(n, str)})
-
-
-@lru_cache(maxsize=1)
-def _suffixes() -> tuple[str, ...]:
-    return tuple(s for f in table.table().values() if f.reads for s in f.suffixes)
-
-
-def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
-    """Whether a file is a checkpoint, by suffix or content. If only the suffix is right, the conversion reports it."""
-    if name.lower().endswith(_suffixes()):
-        return True
-    if status.size < 16 or name in SIDE:
-        return False
-    try:
-        if name == "checkpoint" and is_state(url):  # TensorFlow's list of checkpoints is not one
-            return False
-        detect.detect(url)
-    except AmbiguousFormat:
-        return True
-    except CkptError:
-        return False
-    return True
-
-
-def _stem(name: str) -> tuple[str, str]:
-    """Split a file name into the stem that an output keeps and the suffix, the longest one of any format."""
-    lower = name.lower()
-    for index in INDEXES:
-        if lower.endswith(index):
-            inner, suffix = _stem(name[: -len(index)])
-            return inner, suffix + name[-len(index) :]
-    fits = [s for s in _suffixes() if lower.endswith(s) and len(s) < len(name)]
-    size = max(map(len, fits), default=0)
-    return name[: len(name) - size], name[len(name) - size :]

@@ -11,17 +11,26 @@ a kill left incomplete is ignored.
 
 from __future__ import annotations
 
+import io
 import json
-import sys
-from collections.abc import Iterable
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..errors import CorruptCheckpoint, StorageError
 from ..output.append_log import AppendLog, lines
-from ..storage.files import fileobj
+from ..storage.files import fileobj, is_remote, read_all
 
 NAME = ".ckptconv-zoo.jsonl"
 BEGIN = b'{"at":"'  # of every line
+AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
+BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+BATCH = 10_000  # lines that are written together
+CHUNK = 2**20
+LARGEST = 2**30  # bytes of a ledger elsewhere
 
 
 EntryState = Literal["planned", "done", "failed"]
@@ -52,34 +61,75 @@ class LedgerEntry(NamedTuple):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
-        """The entry of a line; equal texts of entries are one object, since a zoo has millions of them."""
-        at = values["at"]
-        values["files"] = tuple((str(n), int(s), int(t)) for n, s, t in values["files"])
-        values["written"] = tuple((at if n == at else str(n), int(s)) for n, s in values.get("written", ()))
-        for key in SHARED & values.keys():
-            values[key] = sys.intern(values[key])
+        """The entry of a line."""
+        values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
+        values["written"] = tuple([(str(n), int(s)) for n, s in values.get("written", ())])
         made = cls(**values)
         if not all(map(isinstance, made, TYPES)):
             raise TypeError("a value of another type")
         return made
 
 
-SHARED = {"state", "options", "format", "error"}
 TYPES = tuple((int, float) if isinstance(v, float) else type(v) for v in LedgerEntry("", "done", "", (), ""))
 
 
-def _parse(raw: Iterable[bytes], path: str) -> tuple[dict[str, LedgerEntry], bytes]:
-    """The last entry of each output, and the last line if its end is missing."""
-    entries: dict[str, LedgerEntry] = {}
-    for number, line in enumerate(raw, 1):
-        if not line.endswith(b"\n"):
-            return entries, line
+class Entries(Mapping[str, LedgerEntry]):
+    """The last entry of each output: kept is where its line begins, and the line is read when it is asked for.
+
+    read: gives up to so many bytes of the file from a place on. A line that is not an entry of the ledger is a
+    CorruptCheckpoint, found when its entry is asked for, or at once if it does not even begin like one.
+    """
+
+    def __init__(self, path: str, read: Callable[[int, int], bytes]) -> None:
+        self._path, self._read = path, read
+        self._places: dict[str, int] = {}
+
+    def add(self, raw: Iterable[bytes], start: int = 0) -> bytes:
+        """Note the entries of lines that begin at this byte of the file; returns the last one if its end is missing."""
+        for number, line in enumerate(raw, 1):
+            if not line.endswith(b"\n"):
+                return line
+            try:
+                self._places[_at(line)] = start
+            except BROKEN:
+                raise self._damaged(number) from None
+            start += len(line)
+        return b""
+
+    def __getitem__(self, at: str) -> LedgerEntry:
+        start, size = self._places[at], 2**11
+        while b"\n" not in (raw := self._read(start, size)) and len(raw) == size:
+            size *= 4
         try:
-            entry = LedgerEntry.of(json.loads(line))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise CorruptCheckpoint(f"line {number} of the ledger is damaged", url=path) from None
-        entries[entry.at] = entry
-    return entries, b""
+            entry = LedgerEntry.of(json.loads(raw.partition(b"\n")[0].decode()))
+            if entry.at == at:
+                return entry
+        except BROKEN:
+            pass
+        before = (self._read(k, min(CHUNK, start - k)) for k in range(0, start, CHUNK))
+        raise self._damaged(1 + sum(raw.count(b"\n") for raw in before))
+
+    def _damaged(self, number: int) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"line {number} of the ledger is damaged", url=self._path)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, at: object) -> bool:
+        return at in self._places
+
+
+def _at(line: bytes) -> str:
+    """The output that a line is about."""
+    if m := AT.match(line):
+        return m[1].decode()
+    at = json.loads(line)["at"]
+    if not isinstance(at, str):
+        raise TypeError("not a path")
+    return at
 
 
 class Ledger:
@@ -87,8 +137,8 @@ class Ledger:
 
     def __init__(self, path: str, *, resume: bool) -> None:
         self.path = path
-        self.entries: dict[str, LedgerEntry] = {}
         self._lines = AppendLog(path, "another run is using this folder", 0o600)
+        self.entries = Entries(path, self._lines.read_at)
         try:
             self._load(resume)
         except BaseException:  # an interrupt also releases the lock
@@ -98,25 +148,34 @@ class Ledger:
     def _load(self, resume: bool) -> None:
         if self._lines.size and not resume:
             raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
-        self.entries, torn = _parse(self._lines.read(), self.path)
+        torn = self.entries.add(self._lines.read())
         if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
             raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
         if torn:  # killed during a write: drop the incomplete line
             self._lines.cut(self._lines.size - len(torn))
 
     @staticmethod
-    def read(path: str) -> dict[str, LedgerEntry]:
+    def read(path: str) -> Entries:
         """The last entry of each output, without locking or changing the file."""
+        if is_remote(path):
+            whole = read_all(path, LARGEST)
+            entries = Entries(path, lambda start, size: whole[start : start + size])
+            entries.add(lines(io.BytesIO(whole), path))
+            return entries
         with fileobj(path) as f:
-            return _parse(lines(f, path), path)[0]
+            fd = os.dup(f.fileno())
+            entries = Entries(path, lambda start, size: os.pread(fd, size, start))
+            weakref.finalize(entries, os.close, fd)
+            entries.add(lines(f, path))
+        return entries
 
     def append(self, entries: Iterable[LedgerEntry]) -> None:
-        """Write a batch and make it durable."""
-        entries = list(entries)
-        if not entries:
-            return
-        self._lines.append(b"".join(e.line() for e in entries))
-        self.entries.update((e.at, e) for e in entries)
+        """Write entries and make them durable."""
+        remaining = iter(entries)
+        while some := [e.line() for e in islice(remaining, BATCH)]:
+            start = self._lines.size
+            self._lines.append(b"".join(some))
+            self.entries.add(some, start)
 
     def close(self) -> None:
         self._lines.close()

@@ -5,52 +5,31 @@ plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Literal, NamedTuple
 from zlib import crc32
 
-from ..errors import CkptError, UnsafeCheckpoint, UsageError
-from ..formats import table
+from ..errors import CkptError, UsageError
 from ..messages import many, redacted, version
 from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import once
-from ..storage.paths import file_name, inside
-from .discover import FoundCheckpoint, discover
+from ..storage.paths import file_name
+from . import places
+from .conversions import Conversion, Conversions, State, Way
+from .discover import discover, packed
+from .found import FoundCheckpoint, Packed, pack
 from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Settings, is_manifest
 from .manifest import read as read_manifest
 
 DEFAULT = Settings()
-# formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
-BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
-
-
-State = Literal["convert", "retry", "changed", "done", "problem"]
+BATCH = 1000  # sources whose hashes are waited for together
 HASHING = 4  # threads that hash files when sources are compared by content
-
-
-class Conversion(NamedTuple):
-    """One checkpoint to convert, the path of its output below the output folder, and its state.
-
-    state: convert (new, or interrupted), retry (it failed before), changed (the source, the options or the output
-    changed), done (up to date), problem (it cannot be converted). ours: the output may be replaced, because ckptconv
-    wrote it or it did not exist.
-    """
-
-    found: FoundCheckpoint
-    at: str
-    settings: Settings
-    state: State = "convert"
-    ours: bool = False
-    options: str = ""  # a hash of the settings, the converter's text and the version of ckptconv
 
 
 @once()
@@ -66,7 +45,7 @@ def plan(
     follow: bool = False,
     ledger: str = "",
     shard: str = "",
-) -> list[Conversion]:
+) -> Conversions:
     """Find all checkpoints and decide for each whether it has to be converted.
 
     known: the entries of the ledger. ledger: its local path, where no output goes. hashed: compare sources by a hash of
@@ -76,30 +55,40 @@ def plan(
     """
     if not sources:
         raise UsageError("no source was given")
-    plain = [s for s in sources if not is_manifest(s)]
-    found = (
-        [(f, "", settings) for f in discover(plain, pattern, latest=latest, skip=folder, follow=follow)]
-        if plain
-        else []
-    )
-    listed = cache(files.names)
-    for source in sources:
-        if is_manifest(source):
-            for row in read_manifest(source, settings):
-                found.append((_of_row(row.source, listed), row.destination, row.settings))
-    items = _named(found)
-    digests = {id(s): options(s) for s in {id(i.settings): i.settings for i in items}.values()}
-    items = [i._replace(options=digests[id(i.settings)]) for i in items]
-    items, linked = _placed(items, folder, ledger)
+    items = Conversions()
+    for row, way in _found(sources, folder, settings, pattern, latest, follow):
+        items.append(row, way)
+    places.tell_apart(items)
+    linked = list(places.check(items, folder, ledger))
     items = _share(items, *parts(shard)) if shard else items
     known = known or {}
-    new = any(i.at not in known for i in items)
-    there = sorted(_occupied(folder) | linked) if new or files.is_remote(folder) else []  # a store lists all at once
-    state = partial(_with_state, known=known, folder=folder, there=there, hashed=hashed)
-    if not hashed and not any(i.settings.target.verify == "full" for i in items):
-        return list(map(state, items))
+    there = cache(lambda: sorted([*_occupied(folder), *linked]))
+    if files.is_remote(folder):  # a store says of all at once what would be asked of each
+        there()
+    state = partial(_state, known=known, folder=folder, there=there, hashed=hashed)
+    sources_are_read = hashed or any(s.target.verify == "full" for s in items.settings())
     with ThreadPoolExecutor(HASHING) as pool:
-        return list(pool.map(state, items))
+        for at in range(0, len(items), BATCH):
+            some = items[at : at + BATCH]
+            for k, marks in enumerate(pool.map(state, some) if sources_are_read else map(state, some), at):
+                items.mark(k, *marks)
+    return items
+
+
+def _found(
+    sources: Sequence[str], folder: str, settings: Settings, pattern: str, latest: bool, follow: bool
+) -> Iterator[tuple[Packed, Way]]:
+    """The checkpoints of all sources, those of manifests last."""
+    way = cache(lambda number: Way(places.ending(used[number]), used[number], options=options(used[number])))
+    used = {id(settings): settings}
+    plain = [s for s in sources if not is_manifest(s)]
+    for row in packed(plain, pattern, latest=latest, skip=folder, follow=follow) if plain else ():
+        yield row, way(id(settings))
+    listed = cache(files.names)
+    for source in sources:
+        for line in read_manifest(source, settings) if is_manifest(source) else ():
+            used[id(line.settings)] = line.settings
+            yield pack(_of_row(line.source, listed), line.destination), way(id(line.settings))
 
 
 def parts(shard: str) -> tuple[int, int]:
@@ -112,59 +101,9 @@ def parts(shard: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def _share(items: Sequence[Conversion], number: int, count: int) -> list[Conversion]:
+def _share(items: Conversions, number: int, count: int) -> Conversions:
     """The share of one of several machines: the path of an output decides it, so that no machine asks another."""
-    return [i for i in items if crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1]
-
-
-def _placed(items: Sequence[Conversion], folder: str, ledger: str) -> tuple[list[Conversion], set[str]]:
-    """Note the problems of where outputs go: two at one place, or one outside; also, what folders behind links hold.
-
-    A stranger may have laid links in the output folder, if it came with the checkpoints.
-    """
-    moved, linked = dict[str, str](), set[str]()  # folders behind links: where they are, as seen from the output folder
-    ours: list[tuple[str, str, str]] = []
-    if not files.is_remote(folder):
-        home = os.path.realpath(files.local(folder))
-        for above in {os.path.dirname(i.at) for i in items}:
-            plain = os.path.join(home, above).rstrip("/")
-            if (real := os.path.realpath(plain)) != plain:
-                moved[above] = os.path.relpath(real, home)
-                linked |= {os.path.join(above, name) for name in files.names(real)}
-        ours = [(os.path.relpath(os.path.realpath(ledger), home), "the ledger", "")] if ledger else []
-
-    def place(at: str) -> str:
-        above, base = os.path.split(at)
-        return os.path.normpath(os.path.join(moved[above], base)) if above in moved else at
-
-    meeting = clashes([*ours, *((place(i.at), i.found.source, i.options) for i in items)])
-    out = []
-    for i in items:
-        at = place(i.at)
-        problem: CkptError | None = meeting.get(at.casefold()) if meeting else None
-        if at.startswith("../") and not inside(files.join(folder, os.path.dirname(i.at)), folder):
-            problem = UnsafeCheckpoint(LEAVES, url=files.join(folder, i.at))
-        out.append(i._replace(found=i.found._replace(problem=problem)) if problem and not i.found.problem else i)
-    return out, linked
-
-
-LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
-
-
-def clashes(rows: Sequence[tuple[str, str, str]]) -> dict[str, UsageError]:
-    """Find several outputs at one path; letter case is ignored. `rows`: (destination, source, options)."""
-    often = Counter(destination.casefold() for destination, _, _ in rows)
-    sources: dict[str, dict[tuple[str, str], str]] = {}
-    for destination, source, how in rows:
-        if often[key := destination.casefold()] > 1:
-            sources.setdefault(key, {})[source, how] = destination
-    return {
-        key: UsageError(
-            f"{' and '.join(sorted(redacted(s) for s, _ in found))} would both become {min(found.values())}"
-        )
-        for key, found in sources.items()
-        if len(found) > 1
-    }
+    return items.where(lambda i: crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1)
 
 
 def _of_row(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
@@ -189,47 +128,25 @@ def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
     return Ledger.read(path) if files.stat(path) else {}
 
 
-def _named(found: Sequence[tuple[FoundCheckpoint, str, Settings]]) -> list[Conversion]:
-    """Give each checkpoint the path of its output below the output folder."""
-    short = [at or _output(f.name, "", s) for f, at, s in found]
-    often = Counter(name.casefold() for name in short)
-    return [
-        Conversion(f, name if at or often[name.casefold()] == 1 else _output(f.name, f.suffix, s), s)
-        for (f, at, s), name in zip(found, short, strict=True)
-    ]
-
-
-def _output(name: str, suffix: str, settings: Settings) -> str:
-    """The path of an output below the output folder."""
-    row = table.get(settings.target.format or "safetensors")
-    if row.name in BARE:
-        return name + suffix + BARE[row.name]
-    return name + suffix + (row.suffixes[0] if row.suffixes else "." + row.name)
-
-
-def _occupied(folder: str) -> set[str]:
+def _occupied(folder: str) -> Iterator[str]:
     """The paths of all files in the output folder, relative to it."""
-    if not files.is_dir(folder):
-        return set()
     root = folder.rstrip("/")
-    return {
-        files.join(at, name)[len(root) + 1 :] for at, _, inside in files.walk(folder) for name in inside
-    }  # fmt: skip
+    for at, _, inside in files.walk(folder) if files.is_dir(folder) else ():
+        yield from (files.join(at, name)[len(root) + 1 :] for name in inside)
 
 
-def _with_state(
-    item: Conversion, *, known: Mapping[str, LedgerEntry], folder: str, there: Sequence[str], hashed: bool
-) -> Conversion:
-    """Set the state of a conversion from the ledger; `there`: the sorted paths in the output folder."""
+def _state(
+    item: Conversion, *, known: Mapping[str, LedgerEntry], folder: str, there: Callable[[], list[str]], hashed: bool
+) -> tuple[State, bool]:
+    """The state of a conversion, and whether its output is ours; `there` gives the sorted paths of all outputs."""
     if item.found.problem:
-        return item._replace(state="problem")
+        return "problem", False
     old = known.get(item.at)
     if old is None:
-        at = bisect_left(there, item.at)
-        return item._replace(ours=not (at < len(there) and there[at].startswith(item.at)))
-    item = item._replace(ours=old.ours)
+        k = bisect_left(there(), item.at)
+        return "convert", not any(path.startswith(item.at) for path in there()[k : k + 1])
     if old.state != "done":
-        return item._replace(state="retry" if old.state == "failed" else "convert")
+        return "retry" if old.state == "failed" else "convert", old.ours
     fresh = (
         old.options == item.options
         and old.source == redacted(item.found.source)
@@ -237,7 +154,7 @@ def _with_state(
         and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
         and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _ in old.written)))
     )
-    return item._replace(state="done" if fresh else "changed")
+    return "done" if fresh else "changed", old.ours
 
 
 def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
@@ -275,8 +192,6 @@ def options(settings: Settings) -> str:
 
 __all__ = [
     "DEFAULT",
-    "Conversion",
-    "State",
     "content",
     "identity",
     "ledger_name",

@@ -7,32 +7,44 @@ files. Elsewhere each is planned, which reads headers only, in the processes tha
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections import Counter
+from functools import lru_cache, partial
 
 from .. import api
 from ..errors import StorageError
 from ..messages import in_bytes, many
 from ..storage import files
 from . import pool
-from .planning import Conversion
+from .conversions import Conversion, Conversions
 
 PLENTY = 4
+KEPT = 10_000  # folders whose device is remembered
 
 
-def check(todo: Sequence[Conversion], folder: str, workers: int) -> None:
+def check(todo: Conversions, folder: str, workers: int) -> None:
     """StorageError if a file system of the output folder lacks room for the outputs that go to it, with the sums."""
     if files.is_remote(folder) or not hasattr(os, "statvfs"):
         return
-    by_device: dict[int, tuple[str, list[Conversion]]] = {}
+    device = lru_cache(KEPT)(lambda above: os.stat(_existing(above)).st_dev)
+
+    def where(item: Conversion) -> int:
+        return device(os.path.dirname(files.join(folder, item.at)))
+
+    def on(number: int, item: Conversion) -> bool:
+        return where(item) == number
+
+    sums = Counter[int]()
+    some: dict[int, Conversion] = {}  # one on each device
     for item in todo:
+        sums[where(item)] += item.found.size
+        some.setdefault(where(item), item)
+    for number, item in some.items():
         at = _existing(os.path.dirname(files.join(folder, item.at)))
-        by_device.setdefault(os.stat(at).st_dev, (at, []))[1].append(item)
-    for at, items in by_device.values():
         space = os.statvfs(at)
         free = space.f_bavail * space.f_frsize
-        if PLENTY * sum(i.found.size for i in items) <= free:
+        if PLENTY * sums[number] <= free:
             continue
+        items = todo.where(partial(on, number))
         planned = pool.run(partial(needed, folder), items, min(workers, len(items)))
         need = sum(size for _, size in filter(None, planned) if isinstance(size, int))  # the others will fail
         if need > free:

@@ -2,6 +2,7 @@
 
     discover.py   folders, globs and files -> checkpoints          manifest.py   CSV, JSON lines -> checkpoints
     planning.py   the output and the state of each                 ledger.py     a durable record of results
+    places.py     where outputs go and what would meet there       found.py, conversions.py   millions in little memory
     convert(...)  converts them in a pool (pool.py); a failure does not stop the others
 
 Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. If two outputs would have the same path, both
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -24,10 +25,11 @@ from ..messages import redacted
 from ..output import publish
 from ..storage import files
 from . import cluster, pool, room
+from .conversions import Conversion
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, Conversion, identity, ledger_name, plan, read_ledger
-from .summary import Summary, summary
+from .planning import DEFAULT, identity, ledger_name, plan, read_ledger
+from .summary import Summary, Sums
 from .work import Done, WorkerConfig, work
 
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
@@ -65,30 +67,30 @@ def convert(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
             ledger=book.path, shard=shard,
         )  # fmt: skip
-        bad = [i for i in items if i.found.problem]
-        items = [i for i in items if not i.found.problem]
+        bad = items.in_state("problem")
         if settings.target.force and not resume:
-            items = [i._replace(state="convert") for i in items]
-        todo = sorted((i for i in items if i.state != "done"), key=lambda i: -i.found.size)
-        _sweep(folder, [book.entries[i.at] for i in todo if i.at in book.entries])
+            for k, i in enumerate(items):
+                items.mark(k, "problem" if i.found.problem else "convert", i.ours)
+        todo = items.in_state("convert", "retry", "changed").largest_first()
+        _sweep(folder, (book.entries[i.at] for i in todo if i.at in book.entries))
         if resources.engine == "local":
             room.check(todo, folder, resources.workers)
         book.append(_entry(i, "planned", ours=i.ours) for i in todo)
         new_folders = _folders(folder, todo)
-        entries: list[LedgerEntry] = []
-        skipped = len(items) - len(todo)
-        outcomes = closing(_outcomes([*bad, *todo], folder, hashed, resources, book.path))
-        with _summarised(book, lambda: summary(entries, skipped, began)), outcomes as batches:
+        sums = Sums(len(items) - len(bad) - len(todo), began)
+        outcomes = closing(_outcomes(bad, todo, folder, hashed, resources, book.path))
+        del items
+        with _summarised(book, sums), outcomes as batches:
             for batch in batches:
-                entries += batch
+                sums.add(batch)
                 _record(book, batch, folder, each)
         for path in new_folders:
             _quietly_rmdir(path)
-    return summary(entries, skipped, began)
+    return sums.summary()
 
 
 @contextmanager
-def _summarised(book: Ledger, so_far: Callable[[], Summary]) -> Iterator[None]:
+def _summarised(book: Ledger, sums: Sums) -> Iterator[None]:
     """A ledger that cannot be written ends the run; the error says what was done till then."""
     try:
         yield
@@ -96,7 +98,7 @@ def _summarised(book: Ledger, so_far: Callable[[], Summary]) -> Iterator[None]:
         if e.url != book.path:
             raise
         why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
-        raise StorageError(f"{why}\n{so_far()}", url=book.path) from e
+        raise StorageError(f"{why}\n{sums.summary()}", url=book.path) from e
 
 
 def _ledger(folder: str, given: str, shard: str) -> str:
@@ -109,11 +111,10 @@ def _ledger(folder: str, given: str, shard: str) -> str:
 
 
 def _outcomes(
-    items: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
+    bad: Sequence[Conversion], todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
 ) -> Generator[list[LedgerEntry], None, None]:
     """What becomes of all items, in batches; first of those that cannot be converted."""
-    yield [_outcome(i, i.found.problem) for i in items if i.found.problem]
-    todo = [i for i in items if not i.found.problem]
+    yield [_outcome(i, i.found.problem) for i in bad if i.found.problem]
     with closing(_results(todo, folder, hashed, resources, ledger)) as results:
         for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
             yield [_outcome(item, result) for item, result in batch]
@@ -208,7 +209,7 @@ def _quietly_rmdir(path: str) -> None:
         pass
 
 
-def _sweep(folder: str, entries: Sequence[LedgerEntry]) -> None:
+def _sweep(folder: str, entries: Iterable[LedgerEntry]) -> None:
     """Remove the temporary folders of outputs that a killed run was writing."""
     outputs = tuple(files.join(folder, e.at) for e in entries if e.state == "planned")
     if files.is_remote(folder):
@@ -221,4 +222,4 @@ def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
     return files.join(home, title).startswith(outputs)
 
 
-__all__ = ["MEMORY", "NAME", "Conversion", "LedgerEntry", "Settings", "Summary", "convert", "plan", "read_ledger"]
+__all__ = ["MEMORY", "NAME", "LedgerEntry", "Settings", "Summary", "convert", "plan", "read_ledger"]

@@ -70,10 +70,23 @@ def _pattern(message: str) -> str:
     return re.sub(r"'[^']*'|\d+|\b[0-9a-f]{8,}\b", "*", "\n".join([first, *reasons]))
 
 
-def summary(entries: Sequence[LedgerEntry], skipped: int, began: float) -> Summary:
-    """The summary of the entries `done` and `failed` of a run that began at this time of the monotonic clock."""
-    failed = tuple(e for e in entries if e.state == "failed")
-    return Summary(len(entries) - len(failed), skipped, failed, sum(e.size for e in entries), time.monotonic() - began)
+class Sums:
+    """What a run has done so far: of conversions their number and size, of failures the entries."""
+
+    def __init__(self, skipped: int, began: float) -> None:
+        self._skipped, self._began = skipped, began
+        self._done, self._bytes, self._failed = 0, 0, list[LedgerEntry]()
+
+    def add(self, entries: Sequence[LedgerEntry]) -> None:
+        """Count entries that are `done` or `failed`."""
+        failed = [e for e in entries if e.state == "failed"]
+        self._failed += failed
+        self._done += len(entries) - len(failed)
+        self._bytes += sum(e.size for e in entries)
+
+    def summary(self) -> Summary:
+        seconds = time.monotonic() - self._began
+        return Summary(self._done, self._skipped, tuple(self._failed), self._bytes, seconds)
 
 
-__all__ = ["Summary", "summary"]
+__all__ = ["Summary", "Sums"]

@@ -13,7 +13,8 @@ from ..output import listed
 from ..output.listed import Seen
 from ..storage import files, lookups
 from . import pool
-from .planning import Conversion, content, written
+from .conversions import Conversion
+from .planning import content, written
 
 LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
 

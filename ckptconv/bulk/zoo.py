@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ..api import Path, bundle
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
+from .conversions import Conversions
 from .ledger import LedgerEntry
-from .run import Conversion, Settings, Summary, convert, plan, read_ledger
+from .run import Settings, Summary, convert, plan, read_ledger
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,12 +76,12 @@ def zoo_plan(
     ledger: str = "",
     shard: str = "",
     **given: Unpack[ZooOptions],
-) -> list[Conversion]:
+) -> Conversions:
     """List the conversions that `zoo` would do with the same arguments, without writing anything.
 
-    Returns a Conversion for each checkpoint, sorted by name, rows of manifests last: `found` (the checkpoint and its
-    files), `at` (the path of the output below `output`), `settings`, and `state`: convert, retry, changed, done or
-    problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
+    Returns a sequence with a Conversion for each checkpoint, sorted by name, rows of manifests last: `found`
+    (the checkpoint and its files), `at` (the path of the output below `output`), `settings`, and `state`: convert,
+    retry, changed, done or problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
     known = read_ledger(ledger or os.fspath(output), shard) if resume else {}

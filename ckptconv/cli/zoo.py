@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,8 @@ from . import complete, meant, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
-    from ..bulk.run import Conversion, Summary
+    from ..bulk.conversions import Conversion
+    from ..bulk.run import Summary
 
 
 EXAMPLES = """Examples:
@@ -117,7 +118,7 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_items(items: list[Conversion], as_json: bool) -> None:
+def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
     if as_json:
         show.as_json(
             [

@@ -175,7 +175,7 @@ def test_a_forged_ledger_is_damaged(changed: dict[str, object], tmp_path: Path) 
     with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
         run.convert([str(source)], str(tmp_path), resume=True)
     with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
-        run.read_ledger(str(tmp_path))
+        dict(run.read_ledger(str(tmp_path)))
 
 
 @pytest.mark.parametrize("begin", [b"", b'{"at":"a'])

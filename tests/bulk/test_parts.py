@@ -17,11 +17,11 @@ import pytest
 
 import ckptconv
 from ckptconv.api import Resources, Target
-from ckptconv.bulk import cluster, globs, planning, pool, run, summary, work
-from ckptconv.bulk.discover import FoundCheckpoint
+from ckptconv.bulk import cluster, globs, places, planning, pool, run, summary, work
+from ckptconv.bulk.conversions import Conversion, Conversions, Way
+from ckptconv.bulk.found import FoundCheckpoint, pack, parts, repeated, unpack
 from ckptconv.bulk.ledger import Ledger, LedgerEntry
 from ckptconv.bulk.manifest import Settings
-from ckptconv.bulk.planning import Conversion
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.storage.lookups import Stat
 
@@ -392,7 +392,7 @@ def test_those_that_cannot_be_converted_come_first(monkeypatch: pytest.MonkeyPat
     done = work.Done("npz", 3, 10, 0.5, (), "", "")
     monkeypatch.setattr(run, "_results", lambda todo, *_: ((i, done) for i in todo))
     bad = item("bad", problem=UsageError("no"))
-    batches = list(run._outcomes([item("a", 1), bad, item("b", 1)], "/out", False, Resources(), ""))
+    batches = list(run._outcomes([bad], [item("a", 1), item("b", 1)], "/out", False, Resources(), ""))
     assert [[(e.at, e.state) for e in batch] for batch in batches] == [
         [("bad", "failed")], [("a", "done"), ("b", "done")]
     ]  # fmt: skip
@@ -450,12 +450,12 @@ def test_a_remote_folder_needs_a_ledger_here(remote: str, tmp_path: Path) -> Non
 
 def test_the_largest_come_first_and_what_is_done_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = (("s", 1, "convert"), ("l", 9, "changed"), ("d", 5, "done"), ("m", 4, "retry"))
-    items = [item(at, size, state=state, options="o") for at, size, state in states]
+    items = Conversions(item(at, size, state=state, options="o") for at, size, state in states)
     monkeypatch.setattr(run, "_settle", lambda: None)
-    monkeypatch.setattr(run, "plan", lambda *_, **__: items)
+    monkeypatch.setattr(run, "plan", lambda *_, **__: items[:])
     seen: list[list[str]] = []
 
-    def outcomes(todo: Sequence[Conversion], *_: Any) -> Iterator[list[LedgerEntry]]:
+    def outcomes(bad: object, todo: Sequence[Conversion], *_: Any) -> Iterator[list[LedgerEntry]]:
         seen.append([i.at for i in todo])
         yield [LedgerEntry(i.at, "done", "s", (), "o", size=2) for i in todo]
 
@@ -507,8 +507,7 @@ def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
         (ENTRY.line() + b'{"at":x', "the last line of the ledger is damaged"),
         (ENTRY.line() + b"{}\n", "line 2 of the ledger is damaged"),
         (b"[]\n" + ENTRY.line(), "line 1 of the ledger is damaged"),
-        (ENTRY.line().replace(b"files", b"fuels"), "line 1 of the ledger is damaged"),
-        (ENTRY.line().replace(b'["a",3,4]', b'["a",3]'), "line 1 of the ledger is damaged"),
+        (b'{"at":3}\n' + ENTRY.line(), "line 1 of the ledger is damaged"),
         (b"[" * 10**5 + b"\n", "line 1 of the ledger is damaged"),
     ],
 )
@@ -522,11 +521,47 @@ def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path
     Ledger(str(path), resume=False).close()  # nobody holds the lock
 
 
+@pytest.mark.parametrize(
+    ("was", "is_"),
+    [
+        (b"files", b"fuels"),
+        (b'["a",3,4]', b'["a",3]'),
+        (b'"done"', b"3"),
+        (b'"}', b""),
+        (b'"done",', b'"done","at":"b",'),
+    ],
+)
+def test_a_damaged_line_is_refused_where_it_counts(was: bytes, is_: bytes, tmp_path: Path) -> None:
+    """A line is read when its entry is asked for, so that millions of them need no memory."""
+    path = tmp_path / "ledger"
+    path.write_bytes(ENTRY.line().replace(was, is_) + ENTRY._replace(at="c").line())
+    entries = Ledger.read(str(path))
+    assert entries["c"] == ENTRY._replace(at="c")
+    assert len(entries) == 2
+    with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
+        dict(entries)
+    path.write_bytes(ENTRY._replace(at="c").line() * 5000 + path.read_bytes())
+    with pytest.raises(CorruptCheckpoint, match="line 5001 of the ledger is damaged"):
+        dict(Ledger.read(str(path)))
+    path.write_bytes(path.read_bytes() + ENTRY.line() + ENTRY._replace(at="b").line())
+    assert set(Ledger.read(str(path)).values()) == {ENTRY._replace(at=at) for at in ("a/m.npz", "b", "c")}
+
+
+@pytest.mark.parametrize("at", ["a", "\u00e9/\udcff", 'quo"te', "back\\slash", "line\nbreak", "x" * 10**5])
+def test_every_name_has_its_line(at: str, tmp_path: Path) -> None:
+    entry = ENTRY._replace(at=at, source=at * 3)
+    with Ledger(str(tmp_path / "ledger"), resume=False) as book:
+        book.append([ENTRY, entry, ENTRY._replace(state="failed")])
+        assert book.entries[at] == entry
+        assert "none" not in book.entries
+    assert dict(Ledger.read(str(tmp_path / "ledger"))) == {at: entry, ENTRY.at: ENTRY._replace(state="failed")}
+
+
 # --- plans and summaries ----------------------------------------------------------------------------------------------
 
 
 def test_sources_that_meet() -> None:
-    found = planning.clashes(
+    found = places.clashes(
         [
             ("a", "/x", ""),
             ("A", "/y", ""),
@@ -562,9 +597,61 @@ def test_no_source() -> None:
 def test_names_of_outputs(format: str, short: str, long: str) -> None:
     settings = Settings(target=Target(format=format or None))
     one, two = (FoundCheckpoint(f"/in/m{s}", "m", s, (), None) for s in (".h5", ".npz"))
-    assert [i.at for i in planning._named([(one, "", settings)])] == [short]
-    named = planning._named([(one, "", settings), (two, "", settings), (two, "Own", settings)])
-    assert [i.at for i in named] == [long, long.replace(".h5", ".npz", 1), "Own"]
+    way = Way(places.ending(settings), settings)
+    for given, want in [
+        ([(one, "")], [short]),
+        ([(one, ""), (two, ""), (two, "Own")], [long, long.replace(".h5", ".npz", 1), "Own"]),
+        ([(one, ""), (two, short.upper())], [long, short.upper()]),
+    ]:
+        items = Conversions()
+        for found, at in given:
+            items.append(pack(found, at), way)
+        places.tell_apart(items)
+        assert [i.at for i in items] == list(items.paths()) == want
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        FoundCheckpoint("/in/a/m.h5", "a/m", ".h5", (("/in/a/m.h5", Stat(3, 2**60)),)),
+        FoundCheckpoint("m.ckpt", "m.ckpt", "", (("m.ckpt.index", Stat(3, 4)), ("m.ckpt.data-0", Stat(2**40, 0)))),
+        FoundCheckpoint("s3://b/é/m.npz", "é/m", ".npz", (("s3://b/é/m.npz", Stat(3, 4, '"e"')),)),
+        FoundCheckpoint("/in/x", "other", "", (("/in/x/1", Stat(1, 1)), ("/else/2", Stat(2, 2)))),
+        FoundCheckpoint("", "", "", ()),
+        FoundCheckpoint("/in/\udcff\0", "\udcff\0", "", ()),
+        FoundCheckpoint("x.npz", "longer than its source", ".npz", ()),
+        FoundCheckpoint("a.npz", "a", ".npz", (), UsageError("no")),
+    ],
+)
+def test_the_compact_form_loses_nothing(found: FoundCheckpoint) -> None:
+    items = [Conversion(found, at, Settings(), "retry", True, "o") for at in ("b", found.name + ".pt")]
+    assert list(Conversions(items)) == items
+    for item in items:
+        assert unpack(pack(found, item.at)) == (found, item.at)
+        assert parts(pack(found, item.at)) == (*found[:3], item.at)
+
+
+def test_conversions_are_marked_and_chosen() -> None:
+    items = Conversions([item("a", 1), item("b", 9), item("c", 5), item("d", problem=UsageError("no"))])
+    items.mark(1, "done", True)
+    items.fail(2, UsageError("two"))
+    items.fail(3, UsageError("three"))
+    assert [(i.state, i.ours) for i in items] == [("convert", False), ("done", True)] + [("convert", False)] * 2
+    assert [str(i.found.problem) for i in items] == ["None", "None", "two", "no"]
+    assert [i.at for i in items.in_state("convert")] == ["a", "c", "d"]
+    assert [i.at for i in items[1:3].largest_first()] == ["b", "c"]
+    assert [i.at for i in items.where(lambda i: i.found.size > 1).largest_first()] == ["b", "c"]
+    assert items[-1].at == "d"
+
+
+def test_what_is_repeated() -> None:
+    class Same(str):
+        def __hash__(self) -> int:  # as two names may have one
+            return 7
+
+    assert repeated(lambda: ["a", "b", "a", "c", "b", "a"]) == {"a", "b"}
+    assert list(repeated(lambda: map(Same, "abca"))) == ["a"]
+    assert repeated(list) == set()
 
 
 def test_a_hash_depends_on_bytes_and_sizes(tmp_path: Path) -> None:
@@ -597,7 +684,10 @@ def test_failures_are_counted_by_cause() -> None:
         failed("c", "'x' is 3"), failed("b", "'y' is 44"), failed("a", "'y' is 44", "F"), ENTRY, ENTRY,
         failed("d", "no\n  p: one\n  q: two"), failed("e", "no\n  r: two\n  s: one"), failed("f", "no\n  r: three"),
     ]  # fmt: skip
-    found = summary.summary(entries, 7, time.monotonic())
+    sums = summary.Sums(7, time.monotonic())
+    sums.add(entries[:3])
+    sums.add(entries[3:])
+    found = sums.summary()
     assert (found.done, found.skipped, len(found.failed), found.bytes) == (2, 7, 6, 18)
     assert found.seconds < 60
     assert found.causes == [
