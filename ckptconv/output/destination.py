@@ -98,7 +98,7 @@ class OutputNames:
         self.folder = local(folder)
         self.final = {f.name: os.path.join(self.folder, f.name) for f in files}
         self._own = [f.name for f in files if not f.shared]
-        self._stale = re.compile(stale) if stale else None
+        self._stale = stale
         self._unit = unit
         self.mark = mark or os.urandom(4).hex()
         self._built = "" if mark else self._staged(unit)
@@ -143,7 +143,7 @@ class OutputNames:
     def owns(self, name: str) -> bool:
         """Whether a name, relative to the folder, belongs to this checkpoint or an older one of its name."""
         top = {n.split("/")[0] for n in self._own if "/" in n}
-        return name in self.final or name in top or bool(self._stale and self._stale.fullmatch(name))
+        return name in self.final or name in top or bool(self._stale and re.fullmatch(self._stale, name))
 
     def older(self) -> list[str]:
         """Files, relative to the folder, whose names match the pattern and that are not written now."""
@@ -157,7 +157,7 @@ class OutputNames:
             for above, begin in sorted(beginnings(self._own, unit=self._unit).items())
             for old in listed.names(os.path.join(self.folder, above), begin)
         ]
-        return [old for old in here if self._stale.fullmatch(old) and old not in self.final]
+        return [old for old in here if old not in self.final and re.fullmatch(self._stale, old)]
 
     def privacy(self) -> int:
         """The permissions that whoever may read all that is replaced may have."""
