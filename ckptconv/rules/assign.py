@@ -179,12 +179,12 @@ def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> t
     m = matcher.first(known) if after < 0 else matcher.after(known, after)
     while m is not None:
         rule, k = _origin(names.converter, m.number)
-        if rule.refuse:
-            out.reasons[name] = rule.refuse
-            return None
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
         if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
             why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
+        if not why and rule.refuse:
+            out.reasons[name] = rule.refuse
+            return None
         if not why:
             return m.number, m.values
         out.reasons.setdefault(name, f"{rule.label} {why}")

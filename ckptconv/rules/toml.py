@@ -212,7 +212,7 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
     rule = Rule(
         sources, targets, layout if targets else "",
         where={k: _domain(v, let) for k, v in _table(table, "where").items()},
-        sizes={k: _size(v, side) for k, v in table.get("sizes", {}).items()},
+        sizes={k: _size(_expand(v, let, 0), side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(_strings(table.get("op", []))),
         ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
         having=side(table.get("if", []), 0),
@@ -254,12 +254,12 @@ def _resize(table: Mapping[str, Any], side: Any) -> Resize | None:
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:
-    return domain(_expand(spec, let, 0) if isinstance(spec, str) else spec)
+    return domain(_expand(spec, let, 0))
 
 
-def _expand(text: str, let: Mapping[str, Sequence[str]], which: int) -> str:
-    """Replace <name> by the text of `let`: the first of two in sources, the second in targets."""
-    for name, texts in let.items():
+def _expand(text: Any, let: Mapping[str, Sequence[str]], which: int) -> Any:
+    """Replace <name> in a text by that of `let`: the first of two in sources, the second in targets."""
+    for name, texts in let.items() if isinstance(text, str) else ():
         text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
         if len(text) > MAX_TEMPLATE:
             raise UsageError(f"template {text[:40]!r}...: grows beyond {MAX_TEMPLATE} characters")

@@ -2,7 +2,8 @@
 
 A golden is {"converter": name, "dtype": name, "params": {}, "source": {name: shape}, "target": {name: [shape, hash]},
 "back": {name: hash}}: `target` is what the script makes of tensors that are filled by their names, `back` what its
-opposite makes of those. fixtures/make/golden_maxtext.py writes them. What rounds on the way, rounds there as well.
+opposite makes of those. fixtures/make/golden_maxtext.py and golden_google.py write them. What rounds on the way, rounds
+there as well.
 """
 
 from __future__ import annotations
@@ -75,6 +76,20 @@ STRANGERS = {
     "Mixtral as Llama": ("maxtext-llama", "maxtext-mixtral", "MoeBlock_0"),
     "Llama as Mixtral": ("maxtext-mixtral", "maxtext-llama", "there are no experts: take maxtext-llama"),
     "Gemma 2 as Gemma 3": ("maxtext-gemma3", "maxtext-gemma2", "mlp_local"),
+    "Gemma 7B as 2B": ("gemma-2b", "gemma-7b", "queries, keys and values are in one: take gemma-7b"),
+    "Gemma 2B as 7B": ("gemma-7b", "gemma-2b", "queries are not with keys and values: take gemma-2b"),
+    "Gemma 2 as 1": ("gemma-2b", "gemma2-2b", "two norms, as in Gemma 2: take gemma2-2b or gemma2-9b"),
+    "Gemma 1 as 2": ("gemma2-2b", "gemma-2b", "one norm, as in Gemma 1: take gemma-2b"),
+    "Gemma 2 9B as 2B": ("gemma2-2b", "gemma2-9b", "an axis of length"),
+    "Gemma 2 2B as 9B": ("gemma2-9b", "gemma2-2b", "an axis of length"),
+    "Gemma 3 as 2": ("gemma2-9b", "gemma3-text", "as in Gemma 3: take gemma3 or gemma3-text"),
+    "Gemma 2 as 3": ("gemma3-text", "gemma2-9b", "not normalised, as in Gemma 2: take gemma2-2b or gemma2-9b"),
+    "PaliGemma 2 as 1": ("paligemma", "paligemma2", "two norms, as in Gemma 2: take paligemma2"),
+    "PaliGemma 1 as 2": ("paligemma2", "paligemma", "one norm, as in Gemma 1: take paligemma"),
+    "SigLIP scanned": ("siglip", "siglip-scanned", "the blocks are scanned: take siglip-scanned"),
+    "SigLIP not scanned": ("siglip-scanned", "siglip", "the blocks are not scanned: take siglip"),
+    "pi0.5 as pi0": ("pi0", "pi05", "depend on time, as in pi0.5: take pi05"),
+    "pi0 as pi0.5": ("pi05", "pi0", "are constant, as in pi0: take pi0"),
     "unscanned as scanned": ("maxtext-llama", "maxtext-llama-unscanned", "not scanned: take maxtext-llama-unscanned"),
     "scanned as unscanned": ("maxtext-gemma3-unscanned", "maxtext-gemma3", "are scanned: take maxtext-gemma3"),
 }
@@ -99,45 +114,55 @@ def test_another_scan_axis_is_refused() -> None:
 AUTO = {
     case.removesuffix(", float32"): golden["converter"]
     for case, golden in GOLDENS.items()
-    if case.endswith("float32") and "llama" not in case
+    if case.endswith("float32") and "llama" not in case and not case.startswith("gemma2")
 }
+FAMILIES = sorted({golden["converter"] for golden in GOLDENS.values()})
 
 
 @pytest.mark.parametrize("case", AUTO)
 def test_the_family_is_told_from_names(case: str) -> None:
     whole = source(case)
-    near = [n for n in library.names() if n.startswith("maxtext") and takes(library.load(n), whole)]
-    assert near == [AUTO[case]]
-
-
-@pytest.mark.parametrize("un", ["", "-unscanned"])
-def test_what_the_weights_do_not_tell_is_asked(un: str) -> None:
-    """Llama 2 and 3.1 differ only in which dimensions of a head turn together."""
-    whole = source(f"maxtext-llama{un}")
-    near = [n for n in library.names() if n.startswith("maxtext") and takes(library.load(n), whole)]
-    assert near == [f"maxtext-llama{un}", f"maxtext-llama3{un}"]
-
-
-CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 14, "num_hidden_layers": 8}
+    assert [n for n in FAMILIES if takes(library.load(n), whole)] == [AUTO[case]]
 
 
 @pytest.mark.parametrize(
-    ("case", "config"),
+    "names",
     [
-        ("maxtext-llama3", CONFIG),
-        ("maxtext-mixtral-unscanned", CONFIG),
-        ("maxtext-qwen, 3-moe", CONFIG),
-        ("maxtext-gemma3, remainder", {"text_config": CONFIG, "vision_config": {"num_attention_heads": 2}}),
+        ("maxtext-llama", "maxtext-llama3"),
+        ("maxtext-llama-unscanned", "maxtext-llama3-unscanned"),
+        ("gemma2-2b", "gemma2-9b"),
     ],
 )
-def test_a_model_from_elsewhere_needs_its_config(case: str, config: Any, tmp_path: Path) -> None:
+def test_what_names_do_not_tell_is_asked(names: tuple[str, str]) -> None:
+    """Llama 2 and 3.1 differ in which dimensions of a head turn together, sizes of Gemma 2 in the order of two axes."""
+    whole = source(names[0])
+    assert [n for n in FAMILIES if takes(library.load(n), whole)] == list(names)
+
+
+CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 14, "num_hidden_layers": 8}
+SEEN = {"text_config": CONFIG, "vision_config": {"num_attention_heads": 2}}
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "given"),
+    [
+        ("maxtext-llama3", CONFIG, {}),
+        ("maxtext-mixtral-unscanned", CONFIG, {}),
+        ("maxtext-qwen, 3-moe", CONFIG, {}),
+        ("maxtext-gemma3, remainder", SEEN, {"words": 17, "unpadded": 14}),
+        ("gemma-2b", CONFIG | {"num_key_value_heads": 1}, {}),
+        ("gemma-7b", CONFIG, {}),
+        ("gemma3", SEEN, {"words": 78, "unpadded": 14}),
+        ("paligemma2", SEEN, {"words": 14, "unpadded": 14}),
+    ],
+)
+def test_a_model_from_elsewhere_needs_its_config(case: str, config: Any, given: Any, tmp_path: Path) -> None:
     """Without the metadata that a conversion leaves, sizes come from config.json, or are asked for."""
     golden = GOLDENS[f"{case}, float32"]
     converter = library.load(golden["converter"])
     there = apply(converter, source(case), golden["params"])
     ckptconv.save({n: t.numpy() for n, t in there.items()}, tmp_path / "model.safetensors", metadata={})
     bare = ckptconv.open(tmp_path / "model.safetensors")
-    given = {"words": 17, "unpadded": 14} if "gemma3" in case else {}
     with refused("param='heads=NUMBER'"):
         apply(converter.inverse, bare, given)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -155,3 +180,30 @@ def test_other_spellings_lead_to_the_one_that_maxtext_restores() -> None:
     there = apply(library.load("maxtext-qwen"), whole)
     assert {n: h for n, (_, h) in golden["target"].items()} == hashes(there)
     assert hashes(apply(library.load("maxtext-qwen").inverse, there)) == golden["back"]
+
+
+def flat(name: str) -> str:
+    """The name in the releases, where the last part of a name is apart from the others."""
+    sight = name.replace("vision_encoder/", "SigLiPFromPatches_0/")
+    return sight if sight != name else f"transformer/{name}" + ("/w" if "/mlp/" in name else "")
+
+
+# what: how a name is spelled there
+SPELLINGS = {
+    "gemma-2b": lambda n: f"transformer/{n}",
+    "gemma2-9b": flat,
+    "gemma3": flat,
+    "gemma3-text": lambda n: f"rlx_networks/policy_network/{n}" + ("/w" if "/mlp/" in n else ""),
+    "pi0": lambda n: f"params/{n}/value",
+}
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_names_of_google_s_releases(case: str) -> None:
+    """Google's library restores names of its modules from a tree of dictionaries, its releases have flat names."""
+    golden, spelled = GOLDENS[f"{case}, float32"], SPELLINGS[case]
+    whole = Checkpoint({spelled(n): t.renamed(spelled(n)) for n, t in source(case).items()})
+    there = apply(library.load(case), whole, golden["params"])
+    assert {n: h for n, (_, h) in golden["target"].items()} == hashes(there)
+    assert hashes(apply(library.load(case).inverse, there)) == golden["back"]
+    assert takes(library.load(case), whole)
