@@ -47,8 +47,8 @@ def match(
     The result is rules with their evidence, to be reviewed and then used with -c. If both hold the same values, these
     decide, bit for bit. Otherwise names, shapes and the order of modules decide; what they leave open is marked, and
     listed first where another answer is likely. --opaque, --densify, --weights-only, --include and --exclude apply to
-    both. Exits with 1 if the two may not be the same model, or with --check if nothing that was tried computes OUTPUTS;
-    the best proposal is written in both cases.
+    both. Exits with 1 if the two may not be the same model, or with --check if the module does not compute OUTPUTS with
+    anything that was tried; the best proposal is written in both cases.
     """
     from ..matching.proposal import match as proposed
 

@@ -40,11 +40,12 @@ def prove(
 
     Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
-    from ..torch import Runner, blamed
+    from ..torch import blamed
+    from .torch import Adjustable
 
     given = arguments(module.forward, arrays(inputs, "input"))
     wanted = arrays(wanted, "output")
-    runner = Runner(module, given.args, given.named)
+    runner = Adjustable(module, given.args, given.named)
     try:
         changed = runner.start()
     except Exception as e:  # the code is the user's, and can raise anything

@@ -10,44 +10,26 @@ A mark becomes `proved` only if the outputs depend on the tensor and no other al
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
-from ..errors import CkptError
-from ..rules import toml as rules
-from ..rules.apply import apply
-from ..verification.outputs import Comparison, Step, departure
-from .alternatives import Alternative, alternatives
-from .pairs import Pair, Proposal
-from .toml import toml
+from ..messages import many
+from ..verification.outputs import Comparison
+from .attempts import Runner, Search
+from .pairs import Proposal
 
 if TYPE_CHECKING:
-    from ..verification.outputs import Array, Outputs
+    from ..verification.outputs import Outputs
 
 TRIES = 400
 SECONDS = 300.0
-NEARER = 0.999  # of the distance that must be left for an alternative to be kept
+SHARE = 0.2  # of the time, for settings of the module before and after
 # Float error of two frameworks over some hundred layers: of each element, or of the largest. Probabilities of a large
 # vocabulary are all less than 1e-4, so that no fixed number would do.
 RTOL, ATOL = 1e-3, 1e-4
 
 AS_RUN = "the modules in the order in which they run"
-FAILED = Comparison((Step("", float("inf"), False, "it cannot be run"),))
-
-
-class Runner(Protocol):
-    """A module that can be given weights and be run; ckptconv.torch.Runner is one."""
-
-    @property
-    def state(self) -> Mapping[str, Any]: ...  # its tensors by name, each with a shape
-
-    def load(self, arrays: Mapping[str, Array]) -> None: ...
-
-    def outputs(self) -> Outputs: ...
-
-    def used(self, names: Sequence[str]) -> set[str]: ...
 
 
 @dataclass(frozen=True)
@@ -61,22 +43,27 @@ class Proof:
     open: tuple[str, ...] = ()  # targets that the outputs do not settle
     why: str = ""  # the search was cut short
     notes: tuple[str, ...] = ()  # what was assumed about inputs and outputs
+    tuned: int = 0  # settings of the module that were tried
+    hints: tuple[str, ...] = ()  # those with which the module would compute the outputs
+    tuned_to: Comparison | None = None  # what it then would
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the weights are proved: the outputs agree, if need be with other settings of the module."""
+        return (self.tuned_to or self.found).same
 
     def __str__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         lines += [f"checked against outputs: {self.found}"]
-        lines += [f"{self.tried} alternative{'s' * (self.tried != 1)} tried{self.why}"] if self.tried else []
+        if self.tuned_to:
+            lines.append(f"hint: set this in the module, as no weight does, and it is {self.tuned_to}:")
+            lines += [f"  {hint}" for hint in self.hints]
+        lines += [f"{many(self.tried, 'alternative')} tried{self.why}"] if self.tried else []
+        lines += [f"{many(self.tuned, 'setting')} of the module tried"] if self.tuned and not self.agrees else []
         lines += [f"changed: {text}" for text in self.kept]
-        if self.found.same and self.open:
+        if self.agrees and self.open:
             lines.append(f"{len(self.open)} tensors stay marked, as these outputs do not settle them")
         return "\n".join(lines)
-
-
-class Distance(NamedTuple):
-    """How far outputs are from what they should be: submodules that depart, then the relative error."""
-
-    departing: int
-    error: float
 
 
 def prove(
@@ -85,144 +72,39 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Search among the marked alternatives for one whose outputs are `wanted` (by submodule; '' is the whole).
 
+    Where no weights do that, settings of the module are tried that no weight holds: settings.py.
     `as_run` is what is proposed if the target's modules come in the order in which they run. Unless the outputs agree
     at once, the search begins with the one that comes nearer, and tries the other if it does not end there.
     """
     until = time.monotonic() + seconds
-    search = _Search(proposal, source, runner, wanted, (rtol, atol), tries, until)
+    search = Search(proposal, source, runner, wanted, (rtol, atol), tries, until)
     search.load_all()
-    if as_run and not search.comparison.same and _differ(as_run, proposal):
+    tuned = search.tune(seconds * SHARE, singly=False)
+    if search.comparison.same:
+        pass
+    elif as_run and _differ(as_run, proposal):
         search.tries, search.until = tries // 2, time.monotonic() + seconds / 2
-        other = _Search(as_run, source, runner, wanted, (rtol, atol), tries // 2, until)
+        other = Search(as_run, source, runner, wanted, (rtol, atol), tries // 2, until)
         other.kept.append(AS_RUN)
         search = _either(search, other)
     else:
         search.searched()
-    proposal = search.proposal
+    tuned += search.tune(seconds * SHARE, singly=True) if not search.comparison.same else 0
+    proposal, runner.chosen, chosen = search.proposal, {}, runner.chosen
+    as_it_is = search.run()[0] if chosen else search.comparison
+    runner.chosen = chosen
     settled, undecided = search.settled() if search.comparison.same else (set(), ())
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else p
         for k, p in enumerate(search.pairs)
     )
     return Proof(
-        replace(proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided, search.why
-    )
+        replace(proposal, pairs=pairs), as_it_is, search.tried, tuple(search.kept), undecided, search.why,
+        tuned=tuned, hints=search.hints(), tuned_to=search.comparison if chosen else None,
+    )  # fmt: skip
 
 
-class _Search:
-    """The pairs as they are now, and how near their outputs are."""
-
-    def __init__(
-        self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, tolerance: tuple[float, float],
-        tries: int, until: float,
-    ) -> None:  # fmt: skip
-        self.proposal, self.pairs = proposal, list(proposal.pairs)
-        self.source, self.runner, self.wanted = source, runner, wanted
-        self.tolerance, self.tries, self.until = tolerance, tries, until
-        self.tried = 0
-        self.kept: list[str] = []
-        self.arrays: dict[object, list[Array]] = {}
-        self.why = ""
-        self.comparison = FAILED
-        self.distance = Distance(0, 0.0)
-
-    def load_all(self) -> None:
-        self.load(range(len(self.pairs)))
-
-    def searched(self) -> bool:
-        """Search from what is there; whether the outputs then agree."""
-        self.load_all()
-        while not self.comparison.same and self.improve():
-            pass
-        return self.comparison.same
-
-    def load(self, places: Iterable[int]) -> None:
-        """Load these pairs and see what the outputs are."""
-        self._write(self.pairs[k] for k in places)
-        self.comparison, self.distance = self._run()
-
-    def improve(self) -> bool:
-        """Keep the first alternative that agrees, else the one that comes nearest; False if none comes nearer."""
-        best: tuple[Distance, Alternative | None] = (self.distance, None)
-        for found in self._alternatives():
-            if self._spent():
-                break
-            comparison, distance = self._attempt(found)
-            if comparison.same:
-                best = distance, found
-                break
-            fewer = distance.departing < best[0].departing
-            if fewer or (distance < best[0] and distance.error < best[0].error * NEARER):
-                best = distance, found
-        if best[1] is None:
-            return False
-        for k, p in best[1].pairs.items():
-            self.pairs[k] = p
-        self.kept.append(best[1].text)
-        self.load(best[1].pairs)
-        return True
-
-    def settled(self) -> tuple[set[int], tuple[str, ...]]:
-        """The places of pairs that the outputs prove, and the targets of those that they do not."""
-        unsure = {k: p for k, p in enumerate(self.pairs) if not p.sure}
-        names = [n for p in unsure.values() for n in (*p.targets, *(f for f, _ in p.fills))]
-        used = self.runner.used(names)
-        bad = {k for k, p in unsure.items() if not set(p.targets) <= used}
-        for found in self._alternatives():
-            if set(found.pairs) <= bad:
-                continue
-            if self._spent() or self._attempt(found)[0].same:
-                bad |= set(found.pairs)
-        return set(unsure) - bad, tuple(n for k in sorted(bad) for n in self.pairs[k].targets)
-
-    def _alternatives(self) -> list[Alternative]:
-        shapes = {n: tuple(t.shape) for n, t in self.runner.state.items()}
-        found = list(alternatives(self.pairs, self.source.tensors, shapes))
-        first = self.comparison.first
-        if first is not None and first.name:  # what stands in the first layer that departs goes first
-            found.sort(key=lambda a: not any(t.startswith(first.name) for p in a.pairs.values() for t in p.targets))
-        return found
-
-    def _spent(self) -> bool:
-        if self.tried >= self.tries or time.monotonic() > self.until:
-            self.why = f"; the search ended after {'that many' if self.tried >= self.tries else 'the time allowed'}"
-        return bool(self.why)
-
-    def _attempt(self, found: Alternative) -> tuple[Comparison, Distance]:
-        """What the outputs would be; the weights are put back."""
-        self.tried += 1
-        try:
-            self._write(found.pairs.values())
-            return self._run()
-        except CkptError:  # a layout that does not fit after all
-            return FAILED, self._farthest()
-        finally:
-            self._write(self.pairs[k] for k in found.pairs)
-
-    def _write(self, pairs: Iterable[Pair]) -> None:
-        """Load pairs; what was once made of the same tensors in the same way is kept."""
-        for p in pairs:
-            names = (*p.targets, *(n for n, _ in p.fills))
-            key = (p.sources, p.order, p.length, p.axis, p.each, len(p.targets), tuple(f for _, f in p.fills))
-            if key not in self.arrays:
-                found = made([p], self.source)
-                self.arrays[key] = [found[n] for n in names]
-            self.runner.load(dict(zip(names, self.arrays[key], strict=True)))
-
-    def _run(self) -> tuple[Comparison, Distance]:
-        try:
-            got = self.runner.outputs()
-        except Exception:  # with these weights: an index that leads out of a table
-            return FAILED, self._farthest()
-        found = departure(got, self.wanted, *self.tolerance, scaled=True)
-        errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
-        return found, Distance(sum(not s.same for s in found.steps), sum(errors) / max(1, len(errors)))
-
-    def _farthest(self) -> Distance:
-        return Distance(len(self.wanted) + 1, float("inf"))
-
-
-def _either(one: _Search, other: _Search) -> _Search:
+def _either(one: Search, other: Search) -> Search:
     """Search from the nearer of two proposals, then from the other; the one that ends nearer, as it was loaded."""
     other.load_all()
     first, second = (one, other) if one.distance <= other.distance else (other, one)
@@ -240,24 +122,4 @@ def _differ(one: Proposal, other: Proposal) -> bool:
     return loads[0] != loads[1]
 
 
-def made(pairs: Sequence[Pair], source: Checkpoint) -> dict[str, Array]:
-    """The arrays that pairs make of the source, by the target's names: the rules are written and applied."""
-    names = dict.fromkeys(n for p in pairs for n in p.sources)
-    part = source.with_tensors({n: source[n] for n in names})
-    converter = rules.parse(toml(Proposal(tuple(pairs), every=tuple(names))), "proposed")
-    return {n: t.numpy() for n, t in apply(converter, replace(part, ties=())).items()}
-
-
-def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
-    """The relative distance of outputs; infinite for other shapes or what is not finite."""
-    import numpy as np
-
-    if [x.shape for x in got] != [x.shape for x in want]:
-        return float("inf")
-    above = sum(float(np.sum(np.abs(x.astype("f8") - y.astype("f8")) ** 2)) for x, y in zip(got, want, strict=True))
-    below = sum(float(np.sum(np.abs(y.astype("f8")) ** 2)) for y in want)
-    found = above / max(below, 1e-30)
-    return found if found == found else float("inf")
-
-
-__all__ = ["Proof", "Runner", "made", "prove"]
+__all__ = ["Proof", "prove"]

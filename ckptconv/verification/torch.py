@@ -61,9 +61,13 @@ def _run(
 ) -> tuple[dict[str, list[Any]], list[str]]:
     """The outputs of all submodules, and the names of the whole's own: of a mapping or of fields, else ''."""
     found: dict[str, list[Any]] = {}
+
+    def keep(name: str, out: Any) -> None:
+        if name not in found:
+            found[name] = _flat(out)
+
     hooks = [
-        m.register_forward_hook(lambda _m, _i, out, name=name: found.setdefault(name, _flat(out)) and None)
-        for name, m in module.named_modules()
+        m.register_forward_hook(lambda _m, _i, out, name=name: keep(name, out)) for name, m in module.named_modules()
     ]
     modes = {m: m.training for m in module.modules()}
     module.eval()
