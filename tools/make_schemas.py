@@ -73,7 +73,7 @@ MEASURED = {
     "differing": count("The number of elements that differ."), "elements": count(),
     "first": of(["array", "null"], "The index of the first.", items=count()), "max_abs": NUMBER, "max_rel": NUMBER,
     "max_ulp": NUMBER, "cosine": NUMBER, "unpaired": count("Elements that are NaN or infinite on one side only."),
-    "change": NUMBER,
+    "change": NUMBER, "norm": NUMBER, "apart": NUMBER,
 }  # fmt: skip
 SCHEMAS: dict[str, tuple[str, Schema]] = {
     "convert": (
@@ -202,6 +202,21 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
             "The differences of two checkpoints.",
             same=yes(),
             equal=count("The number of equal tensors."),
+            may_by=text("With --by.", "layer", "part", "kind"),
+            may_groups=many(
+                record(
+                    "",
+                    name=text(),
+                    tensors=count("That both have in one shape."),
+                    changed=count("Of them, those with other values."),
+                    change=NUMBER,
+                    norm=of("number"),
+                    apart=of("number", "The norm of B - A."),
+                    max_abs=of("number"),
+                    unpaired=count("Elements that are NaN or infinite on one side only."),
+                ),
+                "With --by: sums, the largest change first.",
+            ),
             differences=many(
                 record(
                     "",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from ..errors import UsageError
+from ..messages import did_you_mean
 from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
 
@@ -18,9 +20,17 @@ EXAMPLES = """Examples:
   ckptconv diff model.ckpt model.safetensors     bit for bit, in any formats
   ckptconv diff old.ckpt new.ckpt --include 'encoder/*'
   ckptconv diff a.ckpt b.h5 --rtol 1e-5 --atol 1e-8
+  ckptconv diff base.pt tuned.pt --by layer      which layers changed most
   ckptconv diff bert.ckpt bert.safetensors -c auto   names of B, layout of B
 """
 COLOURS = {"only in A": "red", "only in B": "green"}
+
+
+def _grouping(text: str) -> str:
+    known = ("layer", "part", "kind")
+    if text not in known:
+        raise UsageError(f"changes are summed by layer, part or kind, not by {text!r}{did_you_mean(text, known)}")
+    return text
 
 
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "jobs")
@@ -34,6 +44,10 @@ def diff(
         float | None, typer.Option("--atol", help="Allowed absolute difference; dtypes may then differ.")
     ] = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Print a line for each tensor.")] = False,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="layer|part|kind", parser=_grouping, help="Sum the changes, and rank the sums."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -46,15 +60,27 @@ def diff(
     from .. import api
 
     found = api.diff(a, b, rtol=rtol, atol=atol, **options)
+    groups = found.by(cast(Any, by)) if by else []
     if as_json:
-        show.as_json({"same": found.same, "equal": found.equal, "differences": [_json(p) for p in found.pairs]})
+        summed = {"by": by, "groups": [g._asdict() for g in groups]} if by else {}
+        pairs = [_json(p) for p in found.pairs]
+        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs})
     elif not quiet:
         rows = found.rows(folded=not no_fold)
-        if rows:
+        if by:
+            show.table(
+                (by, "changed", "change", "|b - a|", "max abs"), [_line(g) for g in groups if g.changed], "lrrrr"
+            )
+        elif rows:
             show.table(found.columns, rows, "llrllrrrrrl", [COLOURS.get(row[0], "yellow") for row in rows])
         _say(found, a, b, "converter" in options)
     if not found.same:
         raise typer.Exit(1)
+
+
+def _line(g: Any) -> tuple[str, ...]:
+    change = "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}"
+    return g.name, f"{g.changed:,} of {g.tensors:,}", change, f"{g.apart:.3g}", f"{g.max_abs:.3g}"
 
 
 def _json(p: Any) -> dict[str, Any]:

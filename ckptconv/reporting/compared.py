@@ -88,6 +88,7 @@ def _measures(pair: Difference) -> dict[str, Any] | None:
     return {
         "differing": v.differing, "elements": v.elements, "first": list(v.first), "unpaired": v.unpaired,
         "abs": number(v.max_abs), "relative": number(v.max_rel), "ulp": number(v.max_ulp), "change": number(v.change),
+        "norm": number(v.norm), "apart": number(v.apart),
         "cosine": None if v.cosine is None else round(v.cosine, 12),
     }  # fmt: skip
 

@@ -47,6 +47,7 @@ SCRIPTS = (
     "export.js",
     "tensor.js",
     "series.js",
+    "changes.js",
     "start.js",
 )  # one scope, in this order
 SHOWN = 20_000_000  # bytes of a page that a notebook shows

@@ -1,7 +1,7 @@
 """Collect the data of a report as compact JSON columns: a row is an index into every list.
 
 names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
-kind  stack  layer  part                     where a tensor belongs, by its name (layers.py); layer -1 is in no stack
+kind  stack  layer  part                     where a tensor belongs, by its name (places.py); layer -1 is in no stack
 min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
 clip    {row: [low, high, below, above]}     of histograms that do not span all values
@@ -26,8 +26,8 @@ from ..moves.copy import Array
 from ..moves.read import each
 from ..moves.sources import Sources
 from ..rules.passes import separator
+from ..verification.places import KINDS, places
 from . import checks, outline
-from .layers import KINDS, places
 from .pictures import Picture, draw, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each

@@ -151,6 +151,7 @@ class _Meter:
             self.differing, self.a.count, _index(self.first, self.a.shape), self.max_abs, self.max_rel, self.max_ulp,
             None if cosine is None else max(-1.0, min(1.0, cosine)), self.unpaired,
             math.sqrt(self.dd / self.aa) if self.aa and math.isfinite(self.dd / self.aa) else None,
+            *(math.sqrt(x) if math.isfinite(x) else None for x in (self.aa, self.dd)),
         )  # fmt: skip
 
 
@@ -189,7 +190,9 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers:
     """
     tolerance.checked()
     shared = [(t, b[n]) for n, t in a.items() if n in b]
-    pairs = [p for p in each(shared, lambda both, s: _pair(*both, tolerance if values else None, s), workers) if p]
+    compared = each(shared, lambda both, s: _pair(*both, tolerance if values else None, s), workers)
+    kept = tuple(t for (t, _), p in zip(shared, compared, strict=True) if not p)
+    pairs = [p for p in compared if p]
     only_a = {n: t for n, t in a.items() if n not in b}
     only_b = {n: t for n, t in b.items() if n not in a}
     for one, other in list(_renamed(only_a, only_b, workers)) if values else ():
@@ -198,7 +201,7 @@ def diff(a: Checkpoint, b: Checkpoint, tolerance: Tolerance = EXACT, *, workers:
     pairs += [Difference("only_b", None, t) for t in only_b.values()]
     place = {n: i for i, n in enumerate([*a, *only_b])}
     pairs.sort(key=lambda p: place[p.name])
-    return Diff(len(shared) - sum(p.kind in ("shape", "dtype", "values") for p in pairs), tuple(pairs), tolerance)
+    return Diff(kept, tuple(pairs), tolerance)
 
 
 def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -> Difference | None:

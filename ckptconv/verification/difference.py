@@ -1,6 +1,7 @@
 """The differences of two checkpoints, and how they are shown: a line for each pattern of names that changed alike.
 
-Diff(equal, pairs)     pairs of kind only_a, only_b, renamed, shape, dtype or values, with measures
+Diff(kept, pairs)      pairs of kind only_a, only_b, renamed, shape, dtype or values, with measures
+Diff.by("layer")       the changes of the tensors of a layer, a part of the layers or a kind, as if they were one tensor
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import UsageError
 from ..messages import Fold, fold, in_digits, in_shape, many, table
+from ..moves.cast import numbers
+from ..moves.read import each, windows
+from ..moves.sources import Sources
+from .places import STATE, Place, places
 
 KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown by their own names
 SUMS = KINDS | {"values": "with other values", "dtype": "with another dtype", "shape": "with another shape"}
@@ -49,7 +56,8 @@ class Values(NamedTuple):
     """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
 
     relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
-    one side is finite and the other is not, or where infinities differ. change: the norm of b - a, relative to a's.
+    one side is finite and the other is not, or where infinities differ. norm, apart: the Euclidean norms of a and of
+    b - a; change: apart / norm.
     """
 
     differing: int
@@ -61,6 +69,8 @@ class Values(NamedTuple):
     cosine: float | None = None
     unpaired: int = 0
     change: float | None = None
+    norm: float | None = None
+    apart: float | None = None
 
 
 PairKind = Literal["only_a", "only_b", "renamed", "shape", "dtype", "values"]
@@ -81,18 +91,62 @@ class Difference(NamedTuple):
         return found.name if found else ""
 
 
+By = Literal["layer", "part", "kind"]
+
+
+class Group(NamedTuple):
+    """How tensors that both checkpoints have moved together: measures as of one tensor that holds them all.
+
+    tensors: how many they are; changed: how many of them have other values. The other fields are those of Values.
+    """
+
+    name: str
+    tensors: int
+    changed: int
+    change: float | None
+    norm: float
+    apart: float
+    max_abs: float
+    unpaired: int
+
+
 @dataclass(frozen=True, repr=False)
 class Diff:
     """The result of `diff`; print() shows it as the command line does.
 
-    equal: the number of equal tensors. pairs: all differences, in the order of A, then of B; each has `kind` (only_a,
-    only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and `values` with measures. tolerance:
-    what was allowed.
+    kept: the tensors of A that are equal in B; `equal` is their number. pairs: all differences, in the order of A, then
+    of B; each has `kind` (only_a, only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and
+    `values` with measures. tolerance: what was allowed. `by` sums the changes.
     """
 
-    equal: int
+    kept: tuple[Tensor, ...]
     pairs: tuple[Difference, ...]
     tolerance: Tolerance
+
+    @property
+    def equal(self) -> int:
+        """The number of equal tensors."""
+        return len(self.kept)
+
+    def by(self, what: By, *, workers: int = 1) -> list[Group]:
+        """Sum the changes by layer, by part of the layers (of all layers together), or by kind (attention, norms ...).
+
+        Names tell where a tensor belongs; what is in no layer is summed by its kind, optimizer slots and state by
+        themselves. Tensors that only one side has, or that have another shape, are in no sum. Tensors that did not
+        change are read for their norms, in `workers` threads. The largest change comes first.
+        """
+        if what not in get_args(By):
+            raise UsageError(f"changes are summed by layer, part or kind, not by {what!r}")
+        moved = [(p.a, p.values) for p in self.pairs if p.a and p.values]
+        still = [*self.kept, *(p.a for p in self.pairs if p.a and not p.values and p.kind in ("renamed", "dtype"))]
+        rows = [
+            *moved,
+            *((t, Values(0, t.count, (), norm=n)) for t, n in zip(still, each(still, _norm, workers), strict=True)),
+        ]
+        groups: dict[str, list[Values]] = {}
+        for (_, values), place in zip(rows, places(t for t, _ in rows), strict=True):
+            groups.setdefault(_group(place, what), []).append(values)
+        return sorted((_together(name, values) for name, values in groups.items()), key=_worst)
 
     @property
     def same(self) -> bool:
@@ -143,6 +197,39 @@ class Diff:
         counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items())
         word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
         return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
+
+
+def _norm(t: Tensor, sources: Sources) -> float:
+    """The Euclidean norm of what is finite; 0 for strings."""
+    if t.dtype.kind in "sx":
+        return 0.0
+    norm = 0.0
+    for raw in windows(t, sources):
+        x = np.abs(numbers(raw, t.dtype)).astype(np.float64)
+        x = x[np.isfinite(x)]
+        peak = float(x.max(initial=0.0)) or 1.0  # whose square might be infinite
+        norm = math.hypot(norm, peak * math.sqrt(float(np.square(x / peak).sum())))
+    return norm
+
+
+def _group(place: Place, what: By) -> str:
+    if place.kind == STATE or what == "kind" or not place.stack:
+        return place.kind
+    return place.part if what == "part" else place.stack.replace("*", str(place.layer))
+
+
+def _together(name: str, values: Sequence[Values]) -> Group:
+    norm, apart = (
+        math.hypot(*(x or 0.0 for x in column)) for column in zip(*((v.norm, v.apart) for v in values), strict=True)
+    )
+    return Group(
+        name, len(values), sum(v.differing > 0 for v in values), apart / norm if norm else None, norm, apart,
+        max(v.max_abs or 0 for v in values), sum(v.unpaired for v in values),
+    )  # fmt: skip
+
+
+def _worst(g: Group) -> tuple[bool, float]:
+    return not g.unpaired, -(g.change if g.change is not None else math.inf if g.apart else 0.0)
 
 
 def _side(t: Tensor | None) -> str:

@@ -36,7 +36,7 @@ COMMANDS = {
         f"inspect {FIXTURES}/tf/saved --graph", f"inspect {FIXTURES}/torch/training.pt",
         f"inspect {FIXTURES}/keras/net.keras --graph",
     ),
-    "diff": ("diff a.npz b.npz", "diff a.npz a.npz"),
+    "diff": ("diff a.npz b.npz", "diff a.npz a.npz", "diff a.npz b.npz --by kind"),
     "verify": ("verify a.npz half.safetensors -c rules.toml --dtype float16",),
     "verify-one": ("verify half.safetensors",),
     "match": ("match a.npz half.safetensors",),

@@ -168,6 +168,32 @@ def test_the_table_and_charts_can_be_taken_along(chromium: Browser, pages: Path,
     assert page.complaints() == []
 
 
+def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Path, tmp_path: Path) -> None:
+    """The page sums as Diff.by does, with norms from statistics of what did not change."""
+    page = opened(chromium, pages, "two", 1280)
+    found = ckptconv.diff(pages / "good.safetensors", pages / "bad.safetensors")
+    for title, by in (("Layers", "layer"), ("Parts", "part"), ("Kinds", "kind")):
+        page.run(f"[...document.querySelectorAll('#rankings button')].find((b) => b.textContent === '{title}').click()")
+        first = page.run("return document.querySelector('#ranked .bar .cell').textContent")
+        expected = found.by(by)  # type: ignore[arg-type]
+        assert first == expected[0].name
+        assert page.run("return location.hash").endswith(f"by={by}")
+        folder = tmp_path / by
+        lines = (
+            saved(chromium, page, folder, "changes.csv", "#ranked [aria-label^='Save as CSV']").decode().split("\r\n")
+        )
+        rows = {cells[0]: cells[1:] for cells in (line.split(",") for line in lines[1:])}
+        assert rows.keys() == {g.name for g in expected}
+        for g in expected:
+            tensors, changed, change, norm, apart, _, unpaired = map(float, rows[g.name])
+            assert (tensors, changed, unpaired) == (g.tensors, g.changed, g.unpaired)
+            assert (norm, apart) == pytest.approx((g.norm, g.apart), rel=1e-4)
+            assert change == pytest.approx(g.change, rel=1e-4)
+    page.run("document.querySelector('#ranked .bar').click()")
+    assert page.run("return document.querySelector('#found').textContent").startswith("2 of 122 tensors")
+    assert page.complaints() == []
+
+
 def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Path) -> None:
     """In a sandboxed frame, where the address cannot be changed."""
     made = ckptconv.report(pages / "bad.safetensors", output=tmp_path / "r.html")

@@ -132,6 +132,82 @@ def test_a_difference_in_the_last_window(tmp_path: Path) -> None:
 # --- two checkpoints --------------------------------------------------------------------------------------------
 
 
+def layered(moved: dict[str, float]) -> dict[str, np.ndarray]:
+    """Two layers with attention and a norm, an embedding, and a slot of an optimizer; some multiplied."""
+    names = [f"enc.layer.{i}.{part}" for i in (0, 1) for part in ("attn.query.weight", "norm.weight")]
+    draw = np.random.default_rng(3)
+    arrays = {n: draw.normal(size=(4, 6)).astype("f4") for n in (*names, "embed.weight", "step.count")}
+    return {n: (a * np.float32(moved.get(n, 1))) for n, a in arrays.items()}
+
+
+def test_changes_are_summed_as_if_a_group_were_one_tensor() -> None:
+    a = layered({})
+    b = layered({"enc.layer.1.attn.query.weight": 1.5, "enc.layer.1.norm.weight": 1.1, "embed.weight": 1.01})
+    found = compare.diff(checkpoint(**a), checkpoint(**b))
+    names = {
+        "layer": {"enc.layer.0": ["enc.layer.0"], "enc.layer.1": ["enc.layer.1"]},
+        "part": {"attn.query.weight": ["attn.query"], "norm.weight": ["norm"]},
+        "kind": {"attention": ["attn"], "norms": ["norm"]},
+    }
+    for by, groups in names.items():
+        got = {g.name: g for g in found.by(by)}  # type: ignore[arg-type]
+        assert next(iter(got)) == {"layer": "enc.layer.1", "part": "attn.query.weight", "kind": "attention"}[by]
+        for name, words in {**groups, "embeddings": ["embed"]}.items():
+            of = [n for n in a if any(w in n for w in words)]
+            norm, apart = (
+                math.sqrt(sum(float(np.square(x.astype("f8")).sum()) for x in xs))
+                for xs in ([a[n] for n in of], [b[n] - a[n] for n in of])
+            )
+            assert (got[name].norm, got[name].apart) == pytest.approx((norm, apart), rel=1e-6)
+            assert got[name].change == pytest.approx(apart / norm, rel=1e-6)
+            assert got[name].tensors == len(of)
+            assert got[name].changed == sum(not np.array_equal(a[n], b[n]) for n in of)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "change", "unpaired"),
+    [
+        (np.zeros(3), np.ones(3), None, 0),  # from nothing: there is no share of it
+        (np.array([3, np.nan]), np.array([3, 4.0]), 0.0, 1),
+        (np.array([1e200, 1]), np.array([1e200, 1]), 0.0, 0),
+        (np.array([3 + 4j]), np.array([3 + 9j]), 1.0, 0),
+        (np.array([b"a"], object), np.array([b"b"], object), None, 0),
+        (np.array([3, 4], "i8"), np.array([3, 4], "f4"), 0.0, 0),
+        (np.array([True, False]), np.array([False, False]), 1.0, 0),
+        (np.array([1, 2], ml_dtypes.float8_e4m3fn), np.array([1, 4], ml_dtypes.float8_e4m3fn), 2 / math.sqrt(5), 0),
+    ],
+)
+def test_sums_of_odd_tensors(a: np.ndarray, b: np.ndarray, change: float | None, unpaired: int) -> None:
+    (group,) = compare.diff(checkpoint(x=a), checkpoint(x=b)).by("kind")
+    assert (group.tensors, group.unpaired) == (1, unpaired)
+    assert group.change == (None if change is None else pytest.approx(change))
+
+
+def test_what_only_one_side_has_is_in_no_sum() -> None:
+    found = compare.diff(checkpoint(a=np.ones(3), moved=np.arange(4)), checkpoint(b=np.ones(2), gone=np.arange(4)))
+    assert [(g.name, g.tensors, g.changed, g.change) for g in found.by("layer")] == [("other", 1, 0, 0)]
+    with pytest.raises(ckptconv.UsageError, match="summed by layer, part or kind, not by 'row'"):
+        found.by("row")  # type: ignore[arg-type]
+
+
+def test_diff_by_layer_on_the_command_line(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(layered({}), tmp_path / "a.npz")
+    ckptconv.save(layered({"enc.layer.1.attn.query.weight": 1.5}), tmp_path / "b.npz")
+    done = cli("diff", "a.npz", "b.npz", "--by", "layer")
+    assert done.returncode == 1
+    assert done.stdout.startswith("layer        changed  change  |b - a|  max abs\n")
+    assert done.stdout.splitlines()[1].split()[:4] == ["enc.layer.1", "1", "of", "2"]
+    assert len(done.stdout.splitlines()) == 2
+    printed = json.loads(cli("diff", "a.npz", "b.npz", "--by", "part", "--json").stdout)
+    assert (printed["by"], printed["groups"][0]["name"], printed["groups"][0]["changed"]) == (
+        "part",
+        "attn.query.weight",
+        1,
+    )
+    refused = cli("diff", "a.npz", "b.npz", "--by", "layers")
+    assert (refused.returncode, "not by 'layers'; did you mean layer?" in refused.stderr) == (2, True)
+
+
 def test_every_kind_of_difference() -> None:
     a = checkpoint(
         same=np.ones(3), moved=np.arange(5), wide=np.ones(2, "f4"), long=np.ones((2, 3)), off=np.zeros(2),

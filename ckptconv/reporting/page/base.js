@@ -68,6 +68,7 @@ const rank = (i) => {
   const change = measure("change", i) ?? (measure("abs", i) > 0 ? 1e100 : null);
   return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
 };
+const layer_of = (i) => (data.layer[i] < 0 ? "" : data.stacks[data.stack[i]].replace("*", data.layer[i]));
 const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
 
 // --- the tree of scopes ---
@@ -122,4 +123,4 @@ const joined = (node) => {
 };
 
 // --- state, and the address that keeps it ---
-const state = { q: "", sort: "", down: false, show: "all", scope: "", view: "tree", unit: "count", depth: "", moves: "step", kind: -1 };
+const state = { q: "", sort: "", down: false, show: "all", scope: "", view: "tree", unit: "count", depth: "", moves: "step", by: "tensor", kind: -1 };

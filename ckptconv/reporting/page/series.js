@@ -14,7 +14,7 @@ const movement = () => { // layers, and what is in none by its kind: squares are
   for (let i = 0; i < rows; i++) {
     const norm = along.norm[i], gap = along[key][i];
     if (!norm || data.roles[data.role[i]]) continue;
-    const layer = data.layer[i], name = layer < 0 ? data.kinds[data.kind[i]] : data.stacks[data.stack[i]].replace("*", layer);
+    const layer = data.layer[i], name = layer_of(i) || data.kinds[data.kind[i]];
     const group = groups.get(name) || groups.set(name, { name, stack: layer < 0 ? -1 : data.stack[i], layer, gap: gap.map(() => 0), base: gap.map(() => 0), some: gap.map(() => false), rows: [] }).get(name);
     group.rows.push(i);
     gap.forEach((x, k) => {
@@ -41,7 +41,7 @@ const draw_series = () => {
     return box;
   };
   const body = list.slice(0, 400).map((g) => {
-    const go = button("", () => { Object.assign(state, { q: g.layer < 0 ? g.name : data.stacks[data.stack[g.rows[0]]].replace("*", g.layer), show: "all", scope: "", kind: -1 }); $("search").value = state.q; restart(); $("tensors").scrollIntoView(); }, { className: "link" });
+    const go = button("", () => { Object.assign(state, { q: g.name, show: "all", scope: "", kind: -1 }); $("search").value = state.q; restart(); $("tensors").scrollIntoView(); }, { className: "link" });
     go.append(...breakable(g.name));
     return make("tr", {}, make("th", { scope: "row" }, go), ...g.moves.map((x, k) => cell(x, g, k)));
   });

@@ -50,51 +50,6 @@ const draw_findings = () => {
       make("summary", {}, make("b", {}, title), ` ${severity} · ${many(list.length, "tensor")}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
-const draw_conversion = () => { // what was done and what was lost, in a few lines
-  const uses = compared.rules.map(() => 0), casts = new Map();
-  const turned = new Map();
-  compared.rows.forEach(([rule, sources], i) => {
-    if (rule >= 0) uses[rule]++;
-    const dtype = data.dtypes[data.dtype[i]], from = sources[0]?.[1];
-    if (from && from !== dtype) casts.set(`${from} → ${dtype}`, (casts.get(`${from} → ${dtype}`) || 0) + 1);
-    const axes = (compared.rules[rule]?.match(/\(([^()]*->.*)\)$/) || [])[1] || (sources.length > 1 ? "made of several" : sources.length && shape(sources[0][2]) !== shapes[data.shape[i]] ? "another shape" : "");
-    if (axes) turned.set(axes, (turned.get(axes) || 0) + 1);
-  });
-  const lines = [], reasons = new Map();
-  for (const t of compared.left) reasons.set(t[3] || "without a partner", (reasons.get(t[3] || "without a partner") || 0) + 1);
-  const top = compared.rules.map((r, k) => [r || "the name is kept", uses[k]]).sort((a, b) => b[1] - a[1]);
-  lines.push(["Rules", top.slice(0, 3).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > 3 ? `; and ${count(top.length - 3)} more, below` : "")]);
-  lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
-  lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
-  lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
-  for (const [title, text] of data.made || []) if (title === "This page" || title === "Recorded") lines.push([title, text]);
-  $("changes-title").textContent = "What the conversion did";
-  $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
-  $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
-    const name = button("", () => open_tensor(i), { className: "link" });
-    name.append(...breakable(data.names[i]));
-    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("abs", i) === null ? "" : ` max |d| ${number(measure("abs", i))}`);
-  }));
-  $("changes").hidden = false;
-};
-const draw_changes = () => {
-  if (converted) return draw_conversion();
-  const list = data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).slice(0, 8);
-  const changes = list.map((i) => measure("change", i)).filter((x) => x > 0), most = Math.max(...changes), least = Math.min(...changes), logs = most > 30 * least;
-  const long = (x) => (!(x > 0) ? 0 : logs ? 0.06 + (0.94 * Math.log(x / least)) / Math.log(most / least) : x / most);
-  $("ranked").replaceChildren(...list.map((i) => {
-    const change = measure("change", i), unwell = measure("unpaired", i), abs = measure("abs", i);
-    const told = [unwell ? `${many(unwell, "value")} finite on one side only` : "", change ? change_text(change) : "", abs ? `max |d| ${number(abs)}` : "", measure("cosine", i) !== null && change ? `cosine ${number(measure("cosine", i))}` : ""];
-    return bar(data.names[i], unwell ? 1 : long(change), 1, unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), () => open_tensor(i), false);
-  }), ...(logs ? [make("p", { className: "soft small" }, "Bars are logarithmic.")] : []));
-  const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
-  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(data.names[i] || "(empty)")); return make("span", {}, name); };
-  $("only").replaceChildren(...others.map(([kind, all]) => {
-    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, { className: "link" })] : [];
-    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
-  }));
-  $("changes").hidden = !comparing || !(list.length + others.length);
-};
 const draw_notes = () => {
   const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, kind), text), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));

@@ -43,6 +43,7 @@ const read = () => {
   state.view = given.get("view") || (compared ? "list" : "tree");
   state.unit = given.get("unit") === "bytes" ? "bytes" : "count";
   state.depth = given.get("depth") || "";
+  state.by = Object.hasOwn(RANKINGS, given.get("by")) ? given.get("by") : "tensor";
   if (compared && !given.has("sort") && !given.has("view")) { state.sort = "status"; state.down = true; }
   return given.has("open") ? Number(given.get("open")) : -1;
 };
@@ -53,6 +54,7 @@ const write = () => {
   if (state.show !== "all") given.set("show", state.show);
   if (state.view !== (compared ? "list" : "tree")) given.set("view", state.view);
   if (state.unit !== "count") given.set("unit", state.unit);
+  if (state.by !== "tensor") given.set("by", state.by);
   try {
     history.replaceState(null, "", given.size ? `#${given}` : location.pathname + location.search);
   } catch { /* in a notebook's frame the address is not ours */ }

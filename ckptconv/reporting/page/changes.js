@@ -1,0 +1,81 @@
+// --- two checkpoints: what the conversion did, or what changed most: tensors, or sums of them ---
+const draw_conversion = () => { // what was done and what was lost, in a few lines
+  const uses = compared.rules.map(() => 0), casts = new Map();
+  const turned = new Map();
+  compared.rows.forEach(([rule, sources], i) => {
+    if (rule >= 0) uses[rule]++;
+    const dtype = data.dtypes[data.dtype[i]], from = sources[0]?.[1];
+    if (from && from !== dtype) casts.set(`${from} → ${dtype}`, (casts.get(`${from} → ${dtype}`) || 0) + 1);
+    const axes = (compared.rules[rule]?.match(/\(([^()]*->.*)\)$/) || [])[1] || (sources.length > 1 ? "made of several" : sources.length && shape(sources[0][2]) !== shapes[data.shape[i]] ? "another shape" : "");
+    if (axes) turned.set(axes, (turned.get(axes) || 0) + 1);
+  });
+  const lines = [], reasons = new Map();
+  for (const t of compared.left) reasons.set(t[3] || "without a partner", (reasons.get(t[3] || "without a partner") || 0) + 1);
+  const top = compared.rules.map((r, k) => [r || "the name is kept", uses[k]]).sort((a, b) => b[1] - a[1]);
+  lines.push(["Rules", top.slice(0, 3).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > 3 ? `; and ${count(top.length - 3)} more, below` : "")]);
+  lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
+  lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
+  lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
+  for (const [title, text] of data.made || []) if (title === "This page" || title === "Recorded") lines.push([title, text]);
+  $("changes-title").textContent = "What the conversion did";
+  $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
+  $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
+    const name = button("", () => open_tensor(i), { className: "link" });
+    name.append(...breakable(data.names[i]));
+    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("abs", i) === null ? "" : ` max |d| ${number(measure("abs", i))}`);
+  }));
+  $("changes").hidden = false;
+};
+const RANKED = 8; // before all are asked for
+const RANKINGS = { tensor: "Tensors", layer: "Layers", part: "Parts", kind: "Kinds" };
+const group_of = (i, by) => (by === "kind" || data.layer[i] < 0 || data.roles[data.role[i]] ? data.kinds[data.kind[i]] : by === "part" ? data.parts[data.part[i]] : layer_of(i));
+const norm_of = (i) => { // what did not change has its norm in its statistics
+  const squares = (data.count[i] - data.nan[i] - data.inf[i]) * (data.mean[i] ** 2 + data.std[i] ** 2);
+  return measure("norm", i) ?? (Number.isFinite(squares) ? Math.sqrt(squares) : 0);
+};
+const sums_of = (by) => { // as if all tensors of a group were one; in the order of Diff.by
+  const groups = new Map();
+  for (let i = 0; i < rows; i++) {
+    if (!["equal", "renamed", "values", "dtype"].includes(kind_of_change(i))) continue;
+    const name = group_of(i, by), g = groups.get(name) || groups.set(name, { name, rows: [], changed: 0, norm: 0, apart: 0, abs: 0, unwell: 0 }).get(name);
+    g.rows.push(i);
+    g.changed += measure("differing", i) > 0 ? 1 : 0;
+    g.norm += norm_of(i) ** 2; g.apart += (measure("apart", i) ?? 0) ** 2;
+    g.abs = Math.max(g.abs, measure("abs", i) ?? 0); g.unwell += measure("unpaired", i) ?? 0;
+  }
+  const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), change: g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
+  return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
+};
+const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
+  { name: data.names[i], change: measure("change", i), unwell: measure("unpaired", i), abs: measure("abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
+const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
+  const kind = by === "kind" || data.layer[g.rows[0]] < 0;
+  Object.assign(state, { q: kind ? "" : g.name, show: "changed", scope: "", kind: kind ? data.kind[g.rows[0]] : -1 });
+  $("search").value = state.q; restart(); draw_sums(); $("tensors").scrollIntoView();
+} }));
+let unfolded = false;
+const draw_ranking = () => {
+  const all = state.by === "tensor" ? ranked_tensors() : ranked_sums(state.by), list = unfolded ? all.slice(0, 1000) : all.slice(0, RANKED);
+  const changes = all.map((r) => r.change).filter((x) => x > 0 && x < Infinity), most = largest(changes), least = changes.reduce((a, b) => Math.min(a, b), most), logs = most > 30 * least;
+  const long = (x) => (!(x > 0) ? 0 : x === Infinity ? 1 : logs ? 0.06 + (0.94 * Math.log(x / least)) / Math.log(most / least) : x / most);
+  $("rankings").replaceChildren(...(data.values && all.length ? Object.entries(RANKINGS) : []).map(([id, title]) => button(title, () => { state.by = id; unfolded = false; draw_ranking(); write(); }, { "aria-pressed": state.by === id })));
+  $("ranked").replaceChildren(...list.map((r) => {
+    const told = [r.unwell ? `${many(r.unwell, "value")} finite on one side only` : "", r.change === Infinity ? "was all zero" : r.change ? change_text(r.change) : "", r.abs ? `max |d| ${number(r.abs)}` : "", r.more];
+    return bar(r.name, r.unwell ? 1 : long(r.change), 1, r.unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), r.go, false);
+  }), make("p", { className: "soft small" }, ...(logs ? ["Bars are logarithmic. "] : []),
+    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, { className: "link" }), " · "] : []),
+    ...(state.by === "tensor" ? [] : [button("CSV", () => take(new Blob([in_csv([[state.by, "tensors", "changed", "change", "norm", "apart", "max_abs", "unpaired"], ...sums_of(state.by).map((g) => [g.name, g.rows.length, g.changed, g.change, g.norm, g.apart, g.abs, g.unwell])])], { type: "text/csv" }), "changes.csv"), { className: "link", "aria-label": `Save as CSV: changes by ${state.by}` })])));
+  return all.length;
+};
+const draw_changes = () => {
+  if (converted) return draw_conversion();
+  if (!comparing) return;
+  const some = draw_ranking();
+  const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
+  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(data.names[i] || "(empty)")); return make("span", {}, name); };
+  $("only").replaceChildren(...others.map(([kind, all]) => {
+    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, { className: "link" })] : [];
+    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
+  }));
+  $("changes").hidden = !(some + others.length);
+};
