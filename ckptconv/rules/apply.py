@@ -253,7 +253,8 @@ class _Builder:
             yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
 
     def _idle(self, used: set[int]) -> Iterator[Note]:
-        idle = [r.label for i, r in enumerate(self.converter.rules) if i not in used and not r.optional]
+        rules = enumerate(self.converter.rules)
+        idle = [r.label for i, r in rules if i not in used and not (r.optional or r.refuse)]
         if idle and not self.converter.optional:
             yield Note("hint", f"{len(idle)} rules of {self.converter.name} matched no tensor", tuple(idle))
 

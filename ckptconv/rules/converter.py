@@ -47,6 +47,7 @@ class Resize(NamedTuple):
     before: int | str | Of | None = None
     value: float = 0.0
     front: bool = False  # at the beginning of the axis, not at its end
+    unchecked: bool = False  # the inverse of a pad cuts off whatever is there
 
     def __str__(self) -> str:
         return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"

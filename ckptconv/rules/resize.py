@@ -3,6 +3,7 @@
     crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
     pad = { axis = 0, to = 30528, value = 0 }       the inverse crops, and checks that only padding is cut off
     pad = { axis = 0, to = 48, front = true }       at the beginning of the axis instead
+    pad = { axis = 0, to = 48, unchecked = true }   the inverse cuts off whatever is there, with a note
 
 The axis is one of the rule's target. `from` is the length before; else the metadata records it for the inverse.
 """
@@ -49,7 +50,7 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
     if not resize.pads:
         return _padded(t, resize, before)
     kept, rest = _cut(t, resize, before)
-    if not rest.count:
+    if not rest.count or resize.unchecked:
         return kept
     return contiguous(
         t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value, front=resize.front)
@@ -76,7 +77,7 @@ def described(resize: Resize, old: Sequence[int], new: Sequence[int], *, backwar
     if now > was:
         what += f" with {resize.value:g}"
         return ("lossy", f"{what}: what the crop cut off is lost") if backward else ("hint", what)
-    if backward:
+    if backward and not resize.unchecked:
         return "hint", f"{what}: what is cut off must be {resize.value:g}, which is checked when it is read"
     return "lossy", f"{what}: what is beyond is lost"
 

@@ -178,8 +178,7 @@ def _strings(value: Any) -> list[str]:
 def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
     """The rules of one [[rule]]: one, or one for each pair of `names`."""
     _known(table, _RULE, "rule")
-    pairs = [(table["from"], table.get("to"))] if "from" in table else []
-    pairs += list(table.get("names", {}).items())
+    pairs = [*([(table["from"], table.get("to"))] if "from" in table else ()), *table.get("names", {}).items()]
     if not pairs or any(b is None for _, b in pairs):
         raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
     rules = [_rule(a, b, table, let) for a, b in pairs]
@@ -244,13 +243,14 @@ def _resize(table: Mapping[str, Any], side: Any) -> Resize | None:
     if not given:
         return None
     word, value = given[0]
-    _known(value, {"axis", "to", "from", "value", "front"}, f"`{word}`")
-    axis, number, front = value.get("axis"), value.get("value", 0), value.get("front", False)
-    kinds = type(axis) is int and axis >= 0 and type(number) in (int, float) and type(front) is bool
+    _known(value, {"axis", "to", "from", "value", "front", "unchecked"}, f"`{word}`")
+    axis, number = value.get("axis"), value.get("value", 0)
+    flags = [value.get(k, False) for k in ("front", "unchecked")]
+    kinds = type(axis) is int and axis >= 0 and type(number) in (int, float) and {*map(type, flags)} == {bool}
     if len(given) > 1 or "to" not in value or not kinds:
         raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
     before = _size(value["from"], side) if "from" in value else None
-    return Resize(word == "pad", axis, _size(value["to"], side), before, float(number), front)
+    return Resize(word == "pad", axis, _size(value["to"], side), before, float(number), *flags)
 
 
 def _domain(spec: Any, let: Mapping[str, Sequence[str]]) -> Domain:

@@ -57,6 +57,7 @@ def test_is_what_the_script_makes(case: str) -> None:
     converter, source = library.load(golden["converter"]), filled(golden["source"], golden["dtype"])
     there = apply(converter, source, golden["params"])
     assert {n: list(t.shape) for n, t in there.items()} == {n: shape for n, (shape, _) in golden["target"].items()}
+    assert [n.text for n in there.notes if "matched no tensor" in n.text] == []
     got = hashes(there)
     assert [n for n, (_, h) in golden["target"].items() if got[n] != h] == []
     back = apply(converter.inverse, there)
@@ -88,6 +89,8 @@ STRANGERS = {
     "PaliGemma 1 as 2": ("paligemma2", "paligemma", "one norm, as in Gemma 1: take paligemma"),
     "SigLIP scanned": ("siglip", "siglip-scanned", "the blocks are scanned: take siglip-scanned"),
     "SigLIP not scanned": ("siglip-scanned", "siglip", "the blocks are not scanned: take siglip"),
+    "UMT5 scanned": ("umt5-unscanned", "umt5", "the layers are scanned: take umt5"),
+    "UMT5 not scanned": ("umt5", "umt5-unscanned", "the layers are not scanned: take umt5-unscanned"),
     "pi0.5 as pi0": ("pi0", "pi05", "depend on time, as in pi0.5: take pi05"),
     "pi0 as pi0.5": ("pi05", "pi0", "are constant, as in pi0: take pi0"),
     "unscanned as scanned": ("maxtext-llama", "maxtext-llama-unscanned", "not scanned: take maxtext-llama-unscanned"),
@@ -154,6 +157,7 @@ SEEN = {"text_config": CONFIG, "vision_config": {"num_attention_heads": 2}}
         ("gemma-7b", CONFIG, {}),
         ("gemma3", SEEN, {"words": 78, "unpadded": 14}),
         ("paligemma2", SEEN, {"words": 14, "unpadded": 14}),
+        ("umt5", {"num_heads": 4}, {}),
     ],
 )
 def test_a_model_from_elsewhere_needs_its_config(case: str, config: Any, given: Any, tmp_path: Path) -> None:

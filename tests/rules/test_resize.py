@@ -113,6 +113,7 @@ INVALID = {
     "a value that is a text": "pad = { axis = 0, to = 2, value = 'zero' }",
     "a negative axis": "pad = { axis = -1, to = 2 }",
     "a front that is a text": "pad = { axis = 0, to = 2, front = 'yes' }",
+    "a check that is a text": "pad = { axis = 0, to = 2, unchecked = 'yes' }",
 }
 
 
@@ -151,6 +152,15 @@ def test_padding_that_was_trained_is_not_cut_off(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=words):
         ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", converter=name, inverse=True)
     assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_what_a_program_drew_at_random_is_cut_off_with_a_note() -> None:
+    both = rules("pad = { axis = 0, from = 4, to = 6, unchecked = true }")
+    assert np.array_equal(made(both, W), np.pad(W, ((0, 2), (0, 0))))
+    back = apply(both.inverse, Checkpoint({"v": held("v", np.vstack([W, W[:2]]))}))
+    assert np.array_equal(back["w"].numpy(), W)
+    (note,) = (n for n in back.notes if "axis" in n.text)
+    assert (note.kind, note.text) == ("lossy", "axis 0 is cropped from 6 to 4: what is beyond is lost")
 
 
 def test_plan_and_report_say_it(tmp_path: Path) -> None:
