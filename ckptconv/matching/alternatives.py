@@ -1,6 +1,7 @@
 """What a proposal could be instead, the likeliest first: each alternative replaces some pairs by others.
 
 flattened      (h w c) o -> o (c h w)        behind convolutions
+shaped         i (h w c) -> (c h w) i        in front of convolutions
 turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
 gates          i f c o, or i c f o           all cells together
 interleaved    head by head                  fused query, key and value
@@ -22,13 +23,25 @@ from . import cuts, orders
 from .bundle_orders import FUSED, PARTS
 from .cells import FORGET, SUMMED
 from .conventions import is_kernel
-from .doubt import FLAT, FLAT_GATES, FLAT_NOT, FLATTENED, GATES, KEPT_GATES, PLAIN
+from .doubt import (
+    FLAT,
+    FLAT_GATES,
+    FLAT_NOT,
+    FLATTENED,
+    GATES,
+    IMAGE_NOT,
+    IMAGED,
+    KEPT_GATES,
+    PLAIN,
+    SHAPED_IMAGE,
+)  # fmt: skip
 from .orders import Order, Shape
 from .pairs import Pair, leaf, parent
 
 MAX_HEADS = 8
 MAX_PARTS = 3  # of a tensor, whose other orders are tried
 MAX_CHANNELS = 6
+SETTLED = {FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, IMAGE_NOT}  # why matrices are as they are, which others try
 
 
 class Alternative(NamedTuple):
@@ -45,6 +58,7 @@ def alternatives(
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
     likely = {k: p for k, p in unsure.items() if FLAT in p.why or FLAT_NOT in p.why}
     yield from _flattened(likely, source)
+    yield from _shaped(unsure, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
     yield from interleaved(unsure, source, target)
@@ -78,6 +92,27 @@ def _flattened(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iter
                     yield Alternative(f"{name} behind an image of {c} channels", other)
 
 
+def _shaped(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+    """Dense layers in front of an image, with their biases: plain, or of so many channels."""
+    groups: dict[int, dict[int, Pair]] = defaultdict(dict)
+    for k, p in unsure.items():
+        if {SHAPED_IMAGE, IMAGE_NOT} & {*p.why}:
+            groups[source[p.sources[0]].shape[-1]][k] = p
+    plain = {shaped: text for text, shaped in IMAGED.items()}
+    for width, found in groups.items():
+        name = f"{next(iter(found.values())).targets[0]} and others of {width} outputs"
+        if there := {
+            k: p._replace(order=Order(plain[p.order.text])) for k, p in found.items() if p.order.text in plain
+        }:
+            yield Alternative(f"{name} in front of no image", there)
+        sizes = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-2:]}
+        for c in sorted((c for c in sizes if 1 < c < width and width % c == 0), reverse=True)[:MAX_CHANNELS]:
+            made = {k: Order(IMAGED[plain.get(p.order.text, p.order.text)], (("c", c),)) for k, p in found.items()}
+            if any(order != found[k].order for k, order in made.items()):
+                shaped = {k: found[k]._replace(order=order) for k, order in made.items()}
+                yield Alternative(f"{name} in front of an image of {c} channels", shaped)
+
+
 def _image(p: Pair) -> bool:
     """Whether the order is one of those behind an image, or the gates of a GRU, which may stand there."""
     return p.order.text in (*PLAIN, GATES)
@@ -89,7 +124,11 @@ def _turned(
     """Other orders of axes that the shapes allow."""
     groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
-        if len(p.sources) != 1 or len(p.targets) != 1 or {FLAT, FLAT_NOT, KEPT_GATES} & {*p.why}:
+        if (
+            len(p.sources) != 1
+            or len(p.targets) != 1
+            or {FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, IMAGE_NOT} & {*p.why}
+        ):
             continue
         a, b = source[p.sources[0]].shape, target[p.targets[0]]
         done = {orders.essence(p.order, a)}

@@ -59,7 +59,7 @@ def prove(
     order = _as_run(list(runner.state), list(got))
     as_run = propose(order) if propose and order != list(runner.state) else None
     proof = search(proposal, source, runner, placed.wanted, as_run=as_run, seconds=seconds)
-    notes = (*([given.note] if given.note else ()), *changed, *placed.notes)
+    notes = (*([given.note] if given.note else ()), *changed, *placed.notes, *proof.notes)
     return replace(proof, notes=notes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
@@ -26,6 +27,9 @@ CHOSEN = "a convention chose among the orders of axes that the shapes allow"
 SHAPED = "only the shapes decide the order of axes"
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
+IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
+IMAGED = {"": "(s c) -> (c s)", "i o -> o i": "i (s c) -> (c s) i"}  # of biases and kernels, in front of no image
 FLATTENED = "(s c) o -> o (c s)"
 FLAT_GATES = "(s c) (h.z + h.r + h.n) -> (h.r + h.z + h.n) (c s)"
 PLAIN = {FLATTENED: orders.KERNELS[2], FLAT_GATES: GATES}  # the same behind no image
@@ -45,12 +49,15 @@ class Judged(NamedTuple):
 class Judge:
     """What is known of the source as a whole: which widths its layers have; and whether the target is a module."""
 
-    def __init__(self, a: Mapping[str, Tensor], *, module: bool = False) -> None:
-        self.module = module
+    def __init__(
+        self, a: Mapping[str, Tensor], *, module: bool = False, images: Mapping[int, int] | None = None
+    ) -> None:
+        """`images`: the channels of images that dense layers of so many outputs are shaped into."""
+        self.module, self.images = module, images or {}
         convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not HEADS & {*words(n)}]
         self.channels = {t.shape[-1] for t in convolved if t.shape[-1] > 1}
         self.branches = _branches(convolved)
-        self.widths = {t.shape[-1] for t in a.values() if len(t.shape) == 2} | self.channels
+        self.widths = Counter(t.shape[-1] for t in a.values() if len(t.shape) == 2) + Counter(self.channels)
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
         """The order that names and shapes give; None if there is none."""
@@ -66,10 +73,19 @@ class Judge:
         if orders.distinct(known, a.shape) > 1:
             if convention is None:
                 return Judged(found, f"shapes allow {len(known)} orders of axes and no convention is known", True)
-            return self.flattened(a, found) or Judged(found, CHOSEN)
+            return self.shaped(a, found) or self.flattened(a, found) or Judged(found, CHOSEN)
         if convention is None and a.shape != b.shape:
             return Judged(found, SHAPED)
-        return self.flattened(a, found) or Judged(found)
+        return self.shaped(a, found) or self.flattened(a, found) or Judged(found)
+
+    def shaped(self, a: Tensor, found: Order) -> Judged | None:
+        """The order of a dense layer, its bias and its normalisation that stand in front of an image."""
+        channels = self.images.get(a.shape[-1], 0) if a.shape else 0
+        if not channels or found.text not in IMAGED or len(a.shape) != 1 + bool(found.text):
+            return None
+        if not self.module:
+            return Judged(found, IMAGE_NOT, True)
+        return Judged(Order(IMAGED[found.text], (("c", channels),)), SHAPED_IMAGE, True)
 
     def flattened(self, a: Tensor, found: Order) -> Judged | None:
         """The order of a dense layer or a cell that may stand behind a flattened image: torch has channels first.
@@ -80,12 +96,40 @@ class Judge:
             return None
         n = a.shape[0]
         channels = max((c for c in self.channels if n % c == 0), default=0)
-        if n in self.widths or not channels:
+        others = self.widths[n] - (a.shape[1] == n)  # whose outputs these inputs may be: not its own
+        if others > 0 or not channels:
             return None
         flat = next((text for text, plain in PLAIN.items() if found.text == plain), "")
         if not self.module or not flat or n in self.branches:
             return Judged(found, FLAT_NOT, True)
         return Judged(Order(flat, (("c", channels),)), FLAT, True)
+
+
+def images(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
+    """The widths of dense layers right in front of a convolution that takes part of them as channels, and how many.
+
+    Not those that another matrix takes as they are, nor as many as a convolution's own channels. On the side of the
+    source, whose order may be that of the alphabet, the image must be a square. `kinds` are the target's classes.
+    """
+    dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and conventions.is_kernel(leaf(n))]
+    convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
+    out: dict[int, int] = {}
+    for side, ours in ((b, True), (a, False)):
+        weights = [(n, t.shape) for n, t in side.items() if len(t.shape) > 1]
+        for (_, first), (name, conv) in pairwise(weights):
+            own = first[::-1] if ours else first
+            if own not in dense or len(conv) < 3 or own[1] in {n for n, _ in dense if (n, _) != own} | convolved:
+                continue
+            both, rank = conv[1::-1] if ours else conv[-2:], len(conv) - 2  # inputs, outputs
+            for c in both[::-1] if "transpose" in (kinds.get(name, "") if ours else name.lower()) else both:
+                if 1 < c < own[1] and own[1] % c == 0 and (ours or _is_power(own[1] // c, rank)):
+                    out.setdefault(own[1], c)
+    return out
+
+
+def _is_power(n: int, rank: int) -> bool:
+    """Whether an image of so many axes can be a square, a cube."""
+    return any(k**rank == n for k in range(2, n))
 
 
 def _branches(tensors: Iterable[Tensor]) -> set[int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..checkpoint import Checkpoint
 from ..messages import many
 from ..verification.outputs import Comparison
+from . import settings
 from .attempts import Runner, Search
 from .pairs import Proposal
 
@@ -90,9 +91,11 @@ def prove(
     else:
         search.searched()
     tuned += search.tune(seconds * SHARE, singly=True) if not search.comparison.same else 0
-    proposal, runner.chosen, chosen = search.proposal, {}, runner.chosen
+    proposal, chosen, turned = search.proposal, runner.chosen, runner.chosen.get(settings.ARRAYS)
+    runner.chosen = {settings.ARRAYS: turned} if turned else {}
     as_it_is = search.run()[0] if chosen else search.comparison
     runner.chosen = chosen
+    found = search.hints()
     settled, undecided = search.settled() if search.comparison.same else (set(), ())
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else p
@@ -100,7 +103,8 @@ def prove(
     )
     return Proof(
         replace(proposal, pairs=pairs), as_it_is, search.tried, tuple(search.kept), undecided, search.why,
-        tuned=tuned, hints=search.hints(), tuned_to=search.comparison if chosen else None,
+        tuned=tuned, hints=found, tuned_to=search.comparison if found else None,
+        notes=(f"channels come last in the {turned}, as the outputs agree only then",) if turned else (),
     )  # fmt: skip
 
 

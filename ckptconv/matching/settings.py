@@ -26,6 +26,9 @@ class Site(NamedTuple):
     argument: str
 
 
+ARRAYS = Site("", "the arrays", "channels last")  # not the module's: those that were given may be either way round
+
+
 class Knob(NamedTuple):
     """What can be set: where, the value as it is, and others to try."""
 
@@ -92,7 +95,7 @@ def hints(runner: Settable) -> list[str]:
     changed, now = runner.changed, {k.site: k.now for k in runner.knobs()}
     groups: dict[str, list[str]] = defaultdict(list)
     for site, value in runner.chosen.items():
-        if site in changed:
+        if site in changed and site != ARRAYS:
             was = f", not {now[site]}" if now[site] is not None else ""
             groups[f"{site.function} with {site.argument}={value}{was}"].append(site.where or "(the whole module)")
     folded = {text: [*map(str, fold(names))] for text, names in groups.items()}

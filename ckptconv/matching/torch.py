@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..verification.torch import Runner
-from .settings import Knob, Site
+from .given import channels_last
+from .settings import ARRAYS, Knob, Site
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-12)
 SAME = "SAME of TensorFlow"
@@ -244,6 +245,15 @@ def _legacy(call: Call) -> Any:
     return x
 
 
+def _first(value: Any) -> Any:
+    return value.movedim(-1, 1) if isinstance(value, torch.Tensor) and value.dim() > 2 else value
+
+
+def _last(array: Any) -> Any:
+    turned = channels_last(array)
+    return turned if turned.shape == array.shape else array
+
+
 class Adjustable(Runner):
     """A module that is run with other weights and other settings; `chosen` are those of the next run."""
 
@@ -257,9 +267,18 @@ class Adjustable(Runner):
         if not self.chosen:
             self.changed = set()
             return super().outputs()
-        with Calls(self.module, self.chosen) as calls:
-            found = super().outputs()
+        last = self.chosen.get(ARRAYS, "")
+        given = self.arguments, self.named
+        if "inputs" in last:
+            self.arguments, self.named = tuple(map(_first, given[0])), {n: _first(x) for n, x in given[1].items()}
+        try:
+            with Calls(self.module, self.chosen) as calls:
+                found = super().outputs()
+        finally:
+            self.arguments, self.named = given
         self.changed = calls.changed
+        if "outputs" in last:
+            found |= {n: [_last(x) for x in found[n]] for n in self.picked if n in found}
         return found
 
     def knobs(self) -> Sequence[Knob]:
@@ -270,6 +289,8 @@ class Adjustable(Runner):
         for site in [*calls.seen]:
             if (site.function, site.argument) not in KINDS and site.where in given:
                 del calls.seen[site]  # an attribute that is handed to a function
+        if any(_first(x) is not x for x in (*self.arguments, *self.named.values())):
+            calls.seen[ARRAYS] = Knob(ARRAYS, None, ("inputs", "outputs", "inputs and outputs"))
         return sorted(calls.seen.values(), key=lambda k: KINDS.get((k.site.function, k.site.argument), -1))
 
 
