@@ -25,7 +25,7 @@ from ..rules.passes import separator
 
 # The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {
-    "name": lambda t: _natural(t.name),
+    "name": lambda t: natural(t.name),
     "size": lambda t: -t.nbytes,
     "parameters": lambda t: -t.count,
     "dtype": lambda t: t.dtype.name,
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"(\d{1,18})")
 MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
 
 
-def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """layer_2 before layer_10."""
     return tuple((0, int(w), "") if w.isdecimal() else (1, 0, w) for w in _NUMBER.split(name))
 

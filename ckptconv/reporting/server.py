@@ -3,6 +3,7 @@
     GET /TOKEN/                     the list, or the only checkpoint
     GET /TOKEN/3/  /TOKEN/3/all     a report
     GET /TOKEN/pair?a=3&b=5         a comparison
+    GET /TOKEN/series?a=3&b=5       a series: all that are listed from one to the other
     GET /TOKEN/3/tensor/17          JSON
     GET /TOKEN/3/region/17?at=0,64,0,64
 
@@ -46,6 +47,7 @@ ROUTES: list[tuple[str, Callable[[Shelf, list[int], dict[str, str], Watch], str 
     (r"(\d+)/tensor/(\d+)", lambda shelf, n, _, watch: shelf.tensor(n[0], n[1], watch)),
     (r"(\d+)/region/(\d+)", lambda shelf, n, q, watch: shelf.region(n[0], n[1], _four(q.get("at", "")), watch)),
     (r"pair", lambda shelf, _, q, watch: shelf.pair(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
+    (r"series", lambda shelf, _, q, watch: shelf.series(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
 ]
 
 

@@ -4,6 +4,7 @@
     page(3)                      the report of one; values are read only if they are few
     page(3) with whole           the report of one with all values
     pair(3, 5)                   how one differs from another
+    series(3, 5)                 how the layers moved, from one to another, through those that are listed between
     tensor(3, 17)                statistics and histogram of the tensor in row 17
     region(3, 17, (0, 64, 0, 64))   a rectangle of it (region.py)
 
@@ -27,6 +28,7 @@ from ..messages import in_bytes, many, printable, redacted, version
 from ..moves.sources import Sources
 from ..storage import files
 from . import html, survey
+from .outline import natural
 from .region import region
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once
 MOST = 256 * 2**20  # bytes of a tensor that is read without being asked for
 KEPT = 4  # open checkpoints
+LONGEST = 100  # checkpoints of a series, which are open together
 READERS = 2  # requests that read values at a time
 
 Watch = Callable[[], None]  # raises an exception when nobody waits for the answer any more
@@ -64,7 +67,7 @@ class Watched(Sources):
 
 
 class Shelf:
-    """Checkpoints keep their numbers while the server runs; the list is made anew whenever it is shown.
+    """Checkpoints keep their numbers while the server runs; the list is made anew whenever it is shown, 2 before 10.
 
     find: gives what there is. select: what is read of each. workers: threads.
     """
@@ -79,7 +82,7 @@ class Shelf:
 
     def refresh(self) -> list[Offered]:
         """What there is now."""
-        found = list(self.find())
+        found = sorted(self.find(), key=lambda o: natural(o.name))
         with self._lock:
             self._offered = {o.source: o for o in found}
             for o in found:
@@ -151,7 +154,24 @@ class Shelf:
 
     def pair(self, a: int, b: int, watch: Watch) -> str:
         """How one checkpoint differs from another."""
-        urls = [self.source(a), self.source(b)]
+        return self._several([self.source(a), self.source(b)], watch)
+
+    def series(self, a: int, b: int, watch: Watch) -> str:
+        """How the layers moved from one checkpoint to another, through those listed between that have no problem."""
+        ends = [self.source(a), self.source(b)]
+        with self._lock:
+            readable = [s for s, o in self._offered.items() if not o.problem]
+        if not set(ends) <= set(readable):
+            raise StorageError("a series begins and ends with checkpoints that can be read")
+        first, last = sorted(map(readable.index, ends))
+        urls = readable[first : last + 1]
+        if not 3 <= len(urls) <= LONGEST:
+            raise StorageError(
+                f"a series has 3 to {LONGEST} checkpoints, and between these two there are {len(urls) - 2}"
+            )
+        return self._several(urls if urls[0] == ends[0] else urls[::-1], watch)
+
+    def _several(self, urls: Sequence[str], watch: Watch) -> str:
         resources = Resources(jobs=self.workers, progress=lambda *_: watch())
         with self._turn(True):
             return html.render(html.collected(urls, self.select, Change(), values=True, resources=resources))

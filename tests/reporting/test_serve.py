@@ -124,6 +124,9 @@ def number(of: server.Server, name: str) -> str:
         ("0/region/0?at=9,9,0,900", {}, 422),
         ("pair", {}, 400),
         ("pair?a=0&b=..%2f..%2fetc", {}, 400),
+        ("series", {}, 400),
+        ("series?a=0&b=99", {}, 422),
+        ("series?a=0&b=-1", {}, 400),
     ],
 )
 def test_who_is_answered(zoo: server.Server, path: str, headers: dict[str, str], status: int) -> None:
@@ -209,6 +212,50 @@ def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
     b = number(zoo, "b.safetensors").split("/")[-2]
     both = Got(zoo, f"{base(zoo)}pair?a={page.split('/')[-2]}&b={b}").text
     assert '"mode":"comparison"' in both
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[server.Server]:
+    """Epochs 0 to 10, the ninth without data."""
+    for k in (*range(9), 10):
+        ckptconv.save({"net.0.w": np.full((4, 3), 1 + k / 10, "f4")}, tmp_path / f"epoch-{k}.npz")
+    offered = [
+        shelf.Offered(str(tmp_path / f"epoch-{k}.npz"), f"epoch-{k}.npz", 9, "no data" if k == 9 else "")
+        for k in range(11)
+    ]
+    with server.Server(shelf.Shelf(lambda: sorted(offered, key=lambda o: o.name), Select())) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def test_a_series_follows_what_is_listed_between(run: server.Server) -> None:
+    names = re.findall(r">(epoch-\d+\.npz)</a>", Got(run, base(run)).text)
+    assert names == [f"epoch-{k}.npz" for k in (*range(9), 10)], "2 before 10, and 9 has no link"
+    ends = [number(run, f"epoch-{k}.npz").split("/")[-2] for k in (2, 10, 0, 1)]
+
+    def urls(a: str, b: str) -> list[str]:
+        page = Got(run, f"{base(run)}series?a={a}&b={b}").text
+        found = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+        assert len(found["series"]["step"]["0"]) == len(found["series"]["urls"]) - 1
+        return [Path(url).stem for url in found["series"]["urls"]]
+
+    between = [f"epoch-{k}" for k in (2, 3, 4, 5, 6, 7, 8, 10)]
+    assert urls(ends[0], ends[1]) == between
+    assert urls(ends[1], ends[0]) == between[::-1]
+
+
+def test_a_series_that_is_none_is_refused(run: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one, ten = (number(run, f"epoch-{k}.npz").split("/")[-2] for k in (0, 1, 10))
+    torn = next(str(n) for source, n in run.shelf._numbers.items() if "epoch-9" in source)
+    monkeypatch.setattr(shelf, "LONGEST", 9)
+    for a, b, words in (
+        (zero, one, "3 to 9 checkpoints, and between these two there are 0"),
+        (zero, ten, "3 to 9 checkpoints, and between these two there are 8"),
+        (zero, torn, "can be read"),
+    ):
+        got = Got(run, f"{base(run)}series?a={a}&b={b}")
+        assert (got.status, words in got.text) == (422, True), got.text
 
 
 def test_a_file_that_changed_is_said_to_have(tmp_path: Path) -> None:
