@@ -1,8 +1,8 @@
-"""The other ways, as people write them: one conversion with the frameworks themselves.
+"""The other ways, as people write them: one job with the frameworks themselves.
 
     python benchmarks/peers.py WAY SOURCE TARGET
 
-Run by run.py, each in a process of its own: its imports are a part of what it costs.
+Run by run.py and comparison.py, each in a process of its own: its imports are a part of what it costs.
 """
 
 from __future__ import annotations
@@ -147,11 +147,134 @@ def groups(source: str, target: str) -> None:
             found.get_offset(), found.get_space().shape, found.get_type(), found.get_create_plist().get_layout()
 
 
+def h5_torch(source: str, target: str) -> None:
+    """h5py + torch."""
+    import h5py
+    import torch
+
+    arrays = {}
+    with h5py.File(source, "r") as f:
+        f.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    torch.save({name: torch.from_numpy(a) for name, a in arrays.items()}, target)
+
+
+def dcp_safetensors(source: str, target: str) -> None:
+    """torch.distributed.checkpoint.format_utils, then safetensors."""
+    import torch
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(source, f"{target}.pt")
+    save_file(torch.load(f"{target}.pt", mmap=True, weights_only=True), target)
+    Path(f"{target}.pt").unlink()
+
+
+def orbax_safetensors(source: str, target: str) -> None:
+    """orbax-checkpoint + safetensors."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, Any] = {}
+
+    def flat(tree: dict[str, Any], at: str) -> None:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                flat(value, f"{at}{key}/")
+            else:
+                arrays[at + key] = np.asarray(value)
+
+    flat(ocp.PyTreeCheckpointer().restore(source), "")
+    save_file(arrays, target)
+
+
+def bert_transformers(source: str, target: str) -> None:
+    """transformers 4: its own loader of TensorFlow's BERT, as its convert script calls it."""
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+    from transformers.models.bert.modeling_bert import load_tf_weights_in_bert
+
+    config = BertConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=16)
+    model = BertForPreTraining(config)
+    load_tf_weights_in_bert(model, config, source)
+    torch.save(model.state_dict(), target)
+
+
+def pt_loader(source: str, target: str) -> None:
+    """pt-safe-loader."""
+    from pt_loader import PtCheckpoint
+
+    PtCheckpoint.load(source, strict_contiguous=False).export(Path(target).name, dir=Path(target).parent)
+
+
+def ranks(source: str, target: str) -> None:
+    """safetensors + torch: concatenate what two ranks hold of each tensor."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    one, other = load_file(f"{source}/rank0.safetensors"), load_file(f"{source}/rank1.safetensors")
+    save_file({name: torch.cat([t, other[name]]) for name, t in one.items()}, target)
+
+
+def nan_torch(source: str, target: str) -> None:
+    """safetensors + torch: isfinite and all-equal."""
+    from safetensors import safe_open
+
+    with safe_open(source, "pt") as f:
+        for name in f.keys():  # noqa: SIM118 - it is not a mapping
+            t = f.get_tensor(name)
+            if not t.isfinite().all():
+                print(name, "NaN or Inf, first at", (~t.isfinite()).nonzero()[0].tolist())
+            elif (t == t.flatten()[0]).all():
+                print(name, "all", t.flatten()[0].item())
+
+
+def diff_torch(source: str, target: str) -> None:
+    """safetensors + torch: max |d| of each tensor."""
+    from safetensors import safe_open
+
+    with safe_open(source, "pt") as a, safe_open(target, "pt") as b:
+        for name in a.keys():  # noqa: SIM118 - it is not a mapping
+            apart = (a.get_tensor(name) - b.get_tensor(name)).abs().max().item()
+            if apart:
+                print(name, apart)
+
+
+def one_torch(source: str, target: str) -> None:
+    """torch.load (mapped), one tensor."""
+    import torch
+
+    print(torch.load(source, map_location="cpu", mmap=True, weights_only=True)[target].double().sum().item())
+
+
+def one_ours(source: str, target: str) -> None:
+    """ckptconv.open, one tensor."""
+    import ckptconv
+
+    print(ckptconv.open(source)[target].numpy().sum(dtype="f8"))
+
+
+def load_torch(source: str, target: str) -> None:
+    """torch.load with weights_only, which is its default."""
+    import torch
+
+    print(len(torch.load(source, map_location="cpu")))
+
+
+def load_trusting(source: str, target: str) -> None:
+    """torch.load with weights_only=False."""
+    import torch
+
+    print(len(torch.load(source, map_location="cpu", weights_only=False)))
+
+
 WAYS: dict[str, Callable[[str, str], None]] = {
     f.__name__: f
     for f in (
         tf_safetensors, tf_torch, torch_safetensors, h5_safetensors, safetensors_torch, shards,
-        joined, bfloat16, float16, inspect_tf, inspect_safetensors, groups,
+        joined, bfloat16, float16, inspect_tf, inspect_safetensors, groups, h5_torch, dcp_safetensors,
+        orbax_safetensors, bert_transformers, pt_loader, ranks, nan_torch, diff_torch, one_torch, one_ours, load_torch,
+        load_trusting,
     )
 }  # fmt: skip
 
