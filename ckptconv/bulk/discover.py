@@ -71,7 +71,7 @@ def packed(
         last = {source: k for k, row in enumerate(rows) if (source := parts(row)[0]) in twice}
         rows = [row for k, row in enumerate(rows) if last.get(parts(row)[0], k) == k]
     if pattern and rows:
-        count, rows = len(rows), [row for row in rows if _fits(row, pattern)]
+        count, rows = len(rows), [row for row in rows if fits(row, pattern)]
         if not rows:
             raise UsageError(f"none of {many(count, 'checkpoint')} matches pattern={pattern!r}")
     if latest:
@@ -100,7 +100,7 @@ def is_glob(source: str) -> bool:
     return any(c in source for c in "*?[") and stat(source) is None
 
 
-def _fits(row: Packed, pattern: str) -> bool:
+def fits(row: Packed, pattern: str) -> bool:
     path = "".join(parts(row)[1:3])
     return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 

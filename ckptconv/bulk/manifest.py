@@ -1,4 +1,4 @@
-"""A manifest: a list of checkpoints to convert, as CSV with a header or as JSON lines.
+"""A manifest: a list of checkpoints to convert, as CSV with a header, JSON lines, a JSON list, or Parquet.
 
     source,destination,to,converter,options
     bert/model.ckpt,bert.safetensors,,hf-bert,"{""exclude"": [""*/adam_*""]}"
@@ -6,26 +6,28 @@
     {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
 
 Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
-those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON.
+those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. What the Hub
+says of a model is a line as well (hub.py).
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..api import Change, Select, Target
 from ..api.reading import refuse_nameless
-from ..errors import UsageError
+from ..errors import UnsafeCheckpoint, UsageError
 from ..messages import did_you_mean, listing, many
 from ..storage import files
+from . import hub
+from .groups import INDEXES
+from .lines import SUFFIXES, lines
 
-SUFFIXES = (".csv", ".jsonl", ".ndjson")
-MAX_SIZE = 2**28  # bytes
+MISTAKES = 100  # after which a manifest is read no further
 
 
 class Settings(NamedTuple):
@@ -37,9 +39,13 @@ class Settings(NamedTuple):
 
 
 class Row(NamedTuple):
+    """A checkpoint to convert: the path of its output ('' for the default one), or the folder of that ('' for none)."""
+
     source: str
-    destination: str  # '' for the default name
+    destination: str
     settings: Settings
+    folder: str = ""
+    problem: UnsafeCheckpoint | None = None
 
 
 # key of a manifest: the part of the settings, its field, and whether it is a list, a flag or a number
@@ -56,33 +62,34 @@ KEYS: dict[str, tuple[str, str, type[Any]]] = {
 
 
 def is_manifest(source: str) -> bool:
-    return source.lower().endswith(SUFFIXES)
+    return source.lower().endswith(SUFFIXES) and not source.endswith(INDEXES)
 
 
-def read(url: str, default: Settings) -> list[Row]:
-    """Parse a manifest; a row without an option has that of `default`. UsageError lists all rows with mistakes."""
+def read(url: str, default: Settings) -> Iterator[Row]:
+    """Parse a manifest; a row without an option has that of `default`. At its end, UsageError lists all mistakes."""
+    bad = list[str]()
+    folder, shared = files.split(url)[0], dict[str, Settings]()
     try:
-        text = files.read_all(url, MAX_SIZE).decode("utf-8-sig")
-        lines = list(csv.DictReader(io.StringIO(text))) if url.lower().endswith(".csv") else _json_lines(text)
+        for number, line in enumerate(lines(url), 1):
+            try:
+                some = list(_of_hub(line, default)) if hub.is_model(line) else [_row(line, folder, default)]
+            except (ValueError, TypeError, UsageError) as e:
+                bad.append(f"row {number}: {e}")
+                if len(bad) == MISTAKES:
+                    break
+                continue
+            for row in some:
+                same = default if row.settings is default else shared.setdefault(repr(row.settings), row.settings)
+                yield row._replace(settings=same)
     except (ValueError, csv.Error, RecursionError) as e:
         raise UsageError(f"is not a manifest: {e}", url=url) from None
-    out, bad = [], []
-    folder = files.split(url)[0]
-    for number, line in enumerate(lines, 1):
-        try:
-            out.append(_row(line, folder, default))
-        except (ValueError, TypeError, UsageError) as e:
-            bad.append(f"row {number}: {e}")
     if bad:
         raise UsageError(f"{many(len(bad), 'row')} of the manifest cannot be parsed:\n{listing(bad)}", url=url)
-    return out
 
 
-def _json_lines(text: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    if not all(isinstance(r, dict) for r in rows):
-        raise ValueError("every line must be an object")
-    return rows
+def _of_hub(line: Mapping[str, Any], default: Settings) -> Iterator[Row]:
+    for source, folder, why in hub.checkpoints(line):
+        yield Row(source, "", default, folder, UnsafeCheckpoint(why, url=source) if why else None)
 
 
 def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
@@ -92,9 +99,11 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     if not isinstance(options, dict):
         raise ValueError("options must be an object")
     given |= options
-    source, destination = str(given.pop("source", "")), str(given.pop("destination", ""))
+    source, destination = given.pop("source", ""), given.pop("destination", "")
     if not source:
         raise ValueError("it has no source")
+    if not isinstance(source, str) or not isinstance(destination, str):
+        raise ValueError(f"source and destination must be text, not {source!r} and {destination!r}")
     if not files.is_remote(source) and not source.startswith("/"):
         source = files.join(folder, source)
     for path in (source, destination):
@@ -109,7 +118,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
             raise ValueError(f"unknown key {key!r}{hint}")
         part, name, kind = KEYS[key]
         parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
-    return Row(source, destination, Settings(**parts))
+    return Row(source, destination, Settings(**parts) if given else default)
 
 
 def _value(key: str, value: Any, kind: type[Any]) -> Any:

@@ -9,26 +9,29 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
+from itertools import chain, islice
 from zlib import crc32
 
 from ..errors import CkptError, UsageError
 from ..messages import many, redacted, version
 from ..rules.library import texts
 from ..storage import files
-from ..storage.lookups import once
+from ..storage.lookups import kept, once
 from ..storage.paths import file_name
 from . import places
 from .conversions import Conversion, Conversions, State, Way
-from .discover import discover, packed
+from .discover import discover, fits, packed
 from .found import FoundCheckpoint, Packed, pack
 from .ledger import NAME, Ledger, LedgerEntry
-from .manifest import Settings, is_manifest
+from .manifest import Row, Settings, is_manifest
 from .manifest import read as read_manifest
 
 DEFAULT = Settings()
-BATCH = 1000  # sources whose hashes are waited for together
+ASKING = 16  # threads that look for remote rows of a manifest
+BATCH = 1000  # sources that are waited for together
+FOLDERS = 100  # whose names are kept for the next rows of a manifest
 HASHING = 4  # threads that hash files when sources are compared by content
 
 
@@ -84,11 +87,29 @@ def _found(
     plain = [s for s in sources if not is_manifest(s)]
     for row in packed(plain, pattern, latest=latest, skip=folder, follow=follow) if plain else ():
         yield row, way(id(settings))
-    listed = cache(files.names)
-    for source in sources:
-        for line in read_manifest(source, settings) if is_manifest(source) else ():
-            used[id(line.settings)] = line.settings
-            yield pack(_of_row(line.source, listed), line.destination), way(id(line.settings))
+    lines = chain.from_iterable(read_manifest(s, settings) for s in sources if is_manifest(s))
+    count, none = 0, bool(pattern) and not plain
+    for line, found in _looked_up(lines):
+        count += 1
+        if not pattern or fits(pack(found), pattern):
+            used[id(line.settings)], none = line.settings, False
+            yield pack(found, line.destination), way(id(line.settings))
+    if count and none:
+        raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
+
+
+def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
+    """Rows with their checkpoints; many remote ones are asked for at a time."""
+    listed, run = lru_cache(FOLDERS)(files.names), kept()
+
+    def look(line: Row) -> FoundCheckpoint:
+        with once(run):
+            return _of_row(line, listed)
+
+    with ThreadPoolExecutor(ASKING) as pool:
+        while some := list(islice(lines, BATCH)):
+            far = any(files.is_remote(line.source) for line in some)
+            yield from zip(some, pool.map(look, some) if far else map(look, some), strict=True)
 
 
 def parts(shard: str) -> tuple[int, int]:
@@ -106,15 +127,18 @@ def _share(items: Conversions, number: int, count: int) -> Conversions:
     return items.where(lambda i: crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1)
 
 
-def _of_row(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
+def _of_row(row: Row, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
     """The checkpoint that a row of a manifest names."""
+    source = row.source
+    problem: CkptError | None = row.problem
     try:
-        found = discover([source], listed=listed)
+        found = discover([source], listed=listed) if not problem else []
         if len(found) > 1:
             raise UsageError(f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there", url=source)
-        return found[0] if found else FoundCheckpoint(source, file_name(source), "", ())
     except CkptError as e:
-        return FoundCheckpoint(source, file_name(source), "", (), e)
+        found, problem = [], e
+    f = found[0] if found else FoundCheckpoint(source, file_name(source), "", (), problem)
+    return f._replace(name=f"{row.folder}/{f.name}") if row.folder else f
 
 
 def ledger_name(shard: str) -> str:

@@ -1,0 +1,224 @@
+"""Manifests as listings come: CSV, JSON lines, JSON lists, Parquet, and what the Hub answers to a search."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptconv
+from ckptconv.bulk import hub, lines, manifest, planning, run
+from ckptconv.bulk.manifest import Settings
+from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UsageError
+
+Rows = list[dict[str, Any]]
+
+
+def as_csv(path: Path, rows: Rows) -> None:
+    with path.open("w", newline="") as f:
+        writer = csv.DictWriter(f, [*dict.fromkeys(k for row in rows for k in row)])
+        writer.writeheader()
+        writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+
+
+def as_parquet(path: Path, rows: Rows) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {k: [row.get(k) for row in rows] for k in dict.fromkeys(k for row in rows for k in row)}
+    parquet.write_table(pa.table(columns), path, row_group_size=2)
+
+
+WRITERS: dict[str, Callable[[Path, Rows], Any]] = {
+    "csv": as_csv,
+    "jsonl": lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)) + "\n\n"),
+    "NDJSON": lambda path, rows: path.write_text("\n".join(map(json.dumps, rows))),
+    "json": lambda path, rows: path.write_text(json.dumps(rows, indent=2) + "\n"),
+    "parquet": as_parquet,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
+    rows: Rows = [
+        {"source": "a.npz", "destination": "x/é 字.npz", "to": "npz", "include": ["w*"]},
+        {"source": "a.npz", "destination": "", "weights_only": True},
+        {"source": "./sub/ü.npz", "include": ["w*"], "to": "npz"},
+    ]
+    (tmp_path / "sub").mkdir()
+    for name in ("a.npz", "sub/ü.npz"):
+        ckptconv.save({"w": [1.0], "v": [2.0]}, tmp_path / name)
+    path = tmp_path / f"list.{kind}"
+    WRITERS[kind](path, rows)
+    done = run.convert([str(path)], str(tmp_path / "out"))
+    assert (done.done, done.failed) == (3, ())
+    assert [*ckptconv.open(tmp_path / "out/x/é 字.npz")] == ["w"]
+    assert [*ckptconv.open(tmp_path / "out/ü.npz")] == ["w"]
+    assert {*ckptconv.open(tmp_path / "out/a.safetensors")} == {"v", "w"}
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("m.json", b"{}", "it is not a list"),
+        ("m.json", b"", "it is not a list"),
+        ("m.json", b'[{"source": "a"} {"source": "b"}]', "a comma is missing at character 17"),
+        ("m.json", b'[{"source": "a"}', "a comma is missing"),
+        ("m.json", b'[{"source": "a"},', "Expecting value"),
+        ("m.json", b'[{"source": "a"}] x', "something follows the list"),
+        ("m.json", b"[1]", "every element must be an object"),
+        ("m.json", b"[" * 100_000, "recursion"),
+        ("m.jsonl", b"[" * 100_000, "recursion"),
+        ("m.jsonl", b"3", "every line must be an object"),
+        ("m.jsonl", b"\xff\xfe", "codec can't decode"),
+        ("m.csv", b"source\n" + b"x" * 200_000, "field larger than field limit"),
+        ("m.csv", b'source,options\na,"{\n', "cannot be parsed"),
+        ("m.csv", b"source\na,b,c\n", "cannot be parsed"),
+        ("m.parquet", b"PAR1 and no more", "is not a manifest"),
+        ("m.parquet", b"", "is not a manifest"),
+        ("m.jsonl", b'{"source": 3}', "must be text, not 3"),
+        ("m.jsonl", b'{"source": ["a"]}', "must be text"),
+        ("m.jsonl", b'{"source": "a", "destination": 5}', "must be text"),
+        ("m.jsonl", b"{}\n" * 10_000, "100 rows of the manifest cannot be parsed"),
+    ],
+)
+def test_what_is_no_manifest(name: str, raw: bytes, says: str, tmp_path: Path) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UsageError, match=f"(?s){says}"):
+        planning.plan([str(tmp_path / name)], str(tmp_path / "out"))
+
+
+def test_parquet_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "m.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingExtra, match=r"Try: pip install 'ckptconv\[parquet\]'"):
+        planning.plan([str(tmp_path / "m.parquet")], str(tmp_path / "out"))
+
+
+def test_manifests_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "m.csv").open("wb") as f:
+        f.truncate(2**40)
+    with pytest.raises(CorruptCheckpoint, match="has 1099511627776 bytes, a manifest at most"):
+        planning.plan([str(tmp_path / "m.csv")], str(tmp_path / "out"))
+    as_parquet(tmp_path / "m.parquet", [{"source": "a" * 5000}] * 10)
+    monkeypatch.setattr(lines, "MAX_SIZE", (tmp_path / "m.parquet").stat().st_size)
+    as_parquet(tmp_path / "m.parquet", [{"source": f"{'a' * 5000}{i}"} for i in range(10)])
+    assert (tmp_path / "m.parquet").stat().st_size < 10**5  # it unpacks to more
+    with pytest.raises(CkptError, match=r"rows are together, at most|a manifest at most"):
+        planning.plan([str(tmp_path / "m.parquet")], str(tmp_path / "out"))
+
+
+def test_parquet_of_odd_types(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for column, says in [
+        (pa.array([b"a.npz"]), "must be text"), (pa.array([3]), "must be text"), (pa.array([None]), "it has no source"),
+        (pa.array([["a.npz"]]), "must be text"),
+    ]:  # fmt: skip
+        parquet.write_table(pa.table({"source": column}), tmp_path / "m.parquet")
+        with pytest.raises(UsageError, match=says):
+            planning.plan([str(tmp_path / "m.parquet")], str(tmp_path / "out"))
+
+
+def test_rows_that_say_the_same_share_it(tmp_path: Path) -> None:
+    rows = [{"source": "a"}, {"source": "b", "dtype": "float16"}, {"source": "c", "dtype": "float16"}]
+    WRITERS["jsonl"](tmp_path / "m.jsonl", rows)
+    default = Settings()
+    one, two, three = (row.settings for row in manifest.read(str(tmp_path / "m.jsonl"), default))
+    assert one is default
+    assert two is three
+
+
+def test_a_pattern_counts_for_rows(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        ckptconv.save({"w": [1.0]}, tmp_path / name)
+    WRITERS["jsonl"](tmp_path / "m.jsonl", [{"source": "a.npz"}, {"source": "b.npz"}])
+    plan = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"), pattern="b*")
+    assert [i.at for i in plan] == ["b.safetensors"]
+    with pytest.raises(UsageError, match="none of 2 rows matches pattern='c'"):
+        planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"), pattern="c")
+
+
+# --- the Hub ----------------------------------------------------------------------------------------------------------
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+def model(*paths: str, **more: Any) -> dict[str, Any]:
+    return {"id": "org/bert", "sha": SHA, "siblings": [{"rfilename": p} for p in paths], "tags": ["x"], **more}
+
+
+def test_the_checkpoints_of_a_model() -> None:
+    paths = """README.md config.json model.safetensors tf_model.h5 .hidden.bin unet/x.safetensors
+        pytorch_model.bin.index.json pytorch_model-00001-of-00002.bin pytorch_model-00002-of-00002.bin
+        tf/m.ckpt.index tf/m.ckpt.data-00000-of-00001 tf/m.ckpt.meta alone-00001-of-00002.bin"""
+    found = list(hub.checkpoints(model(*paths.split())))
+    at = f"hf://org/bert@{SHA}"
+    assert found == [
+        (f"{at}/alone-00001-of-00002.bin", "org/bert", ""), (f"{at}/model.safetensors", "org/bert", ""),
+        (f"{at}/pytorch_model.bin.index.json", "org/bert", ""), (f"{at}/tf_model.h5", "org/bert", ""),
+        (f"{at}/unet/x.safetensors", "org/bert/unet", ""), (f"{at}/tf/m.ckpt", "org/bert/tf", ""),
+    ]  # fmt: skip
+    assert next(hub.checkpoints(model("a.npz", sha="main")))[0] == "hf://org/bert/a.npz"
+    assert next(hub.checkpoints({"modelId": "gpt2", "siblings": [{"rfilename": "a.npz"}]})) == (
+        "hf://gpt2/a.npz", "gpt2", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../x.bin", "/x.bin", "a//x.bin", "a/./x.bin", "a/../x.bin", "..\\x.bin", "a\0.bin", "a\n.bin", "x?y.bin",
+        "x#y.bin", "s3://b/x.bin", "x::y.bin", "x*.bin", "[x].bin", "x@main/y.bin", "\ud800.bin",
+    ],
+)  # fmt: skip
+def test_a_path_that_leaves_the_repository_is_a_failure(path: str, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text(json.dumps([model(path, "ok.txt")]))
+    done = run.convert([str(tmp_path / "m.json")], str(tmp_path / "out"))
+    assert (done.done, [e.message for e in done.failed]) == (0, ["is not a plain path in its repository"])
+    assert done.failed[0].source.startswith(f"hf://org/bert@{SHA}/")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [run.NAME]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (model("a.npz", id="../up"), "is not the id of a model"), (model("a.npz", id=3), "is not the id of a model"),
+        (model("a.npz", id="a/b/c"), "is not the id of a model"), (model("a.npz", id=None), "None is not the id"),
+        (model("a.npz", id="a/.."), "is not the id of a model"), (model(siblings={}), "must be a list"),
+        (model(siblings=[1]), "an object with an rfilename"), (model(siblings=[{}]), "an object with an rfilename"),
+        (model(siblings=[{"rfilename": 3}]), "an object with an rfilename"),
+        ({"id": "org/bert"}, "it has no source"),
+    ],
+)  # fmt: skip
+def test_what_does_not_describe_a_model(line: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text(json.dumps([line]))
+    with pytest.raises(UsageError, match=f"(?s)1 row of the manifest cannot be parsed.*{says}"):
+        planning.plan([str(tmp_path / "m.json")], str(tmp_path / "out"))
+
+
+def test_a_search_result_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a folder in place of the Hub: each model has a folder, and names that meet keep their suffixes."""
+    for path in ("org/bert/model.safetensors", "org/bert/model.npz", "gpt2/model.safetensors"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        ckptconv.save({path: [1.0]}, tmp_path / path)
+    models = [model("model.safetensors", "model.npz", sha=None), model("model.safetensors", "gone.npz", id="gpt2")]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, models)))
+    real = hub.checkpoints
+    monkeypatch.setattr(
+        hub, "checkpoints",
+        lambda m: ((s.replace("hf://", f"{tmp_path}/").replace(f"@{SHA}", ""), f, w) for s, f, w in real(m)),
+    )  # fmt: skip
+    done = run.convert([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert done.done == 3
+    assert [e.at for e in done.failed] == ["gpt2/gone.npz.safetensors"]
+    made = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.safetensors"))
+    assert made == [
+        "gpt2/model.safetensors", "org/bert/model.npz.safetensors", "org/bert/model.safetensors.safetensors",
+    ]  # fmt: skip
