@@ -34,6 +34,7 @@ from ports_second import PORTS as SECOND
 from ports_second_text import PORTS as SECOND_TEXT
 from ports_sequences import PORTS as SEQUENCES
 from ports_strangers import PORTS as STRANGERS
+from ports_third import PORTS as THIRD
 from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
@@ -567,6 +568,7 @@ PORTS = {
     **BLIND_JAX,
     **SECOND,
     **SECOND_TEXT,
+    **THIRD,
 }
 
 

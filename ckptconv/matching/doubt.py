@@ -8,7 +8,7 @@ weight_ih [12, 5], kernel [5, 12]       gates may be in another order: doubtful
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,7 +96,9 @@ class Judge:
             return None
         n = a.shape[0]
         channels = max((c for c in self.channels if n % c == 0), default=0)
-        others = self.widths[n] - (a.shape[1] == n)  # whose outputs these inputs may be: not its own
+        others = (
+            self.widths[n] - (a.shape[1] == n) - (n in self.images)
+        )  # whose outputs these inputs may be: not its own
         if others > 0 or not channels:
             return None
         flat = next((text for text, plain in PLAIN.items() if found.text == plain), "")
@@ -108,22 +110,35 @@ class Judge:
 def images(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
     """The widths of dense layers right in front of a convolution that takes part of them as channels, and how many.
 
-    Not those that another matrix takes as they are, nor as many as a convolution's own channels. On the side of the
-    source, whose order may be that of the alphabet, the image must be a square. `kinds` are the target's classes.
+    Not as many as a convolution's own channels; and where another matrix takes as many inputs, which then may stand
+    behind an image, only if both sides have that order. `kinds` are the target's classes.
     """
     dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and conventions.is_kernel(leaf(n))]
     convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
-    out: dict[int, int] = {}
-    for side, ours in ((b, True), (a, False)):
-        weights = [(n, t.shape) for n, t in side.items() if len(t.shape) > 1]
-        for (_, first), (name, conv) in pairwise(weights):
-            own = first[::-1] if ours else first
-            if own not in dense or len(conv) < 3 or own[1] in {n for n, _ in dense if (n, _) != own} | convolved:
-                continue
-            both, rank = conv[1::-1] if ours else conv[-2:], len(conv) - 2  # inputs, outputs
-            for c in both[::-1] if "transpose" in (kinds.get(name, "") if ours else name.lower()) else both:
-                if 1 < c < own[1] and own[1] % c == 0 and (ours or _is_power(own[1] // c, rank)):
-                    out.setdefault(own[1], c)
+    ours = _in_front(b, True, lambda n: "transpose" in kinds.get(n, ""))
+    theirs = _in_front(a, False, lambda n: "transpose" in n.lower())
+    found = theirs | ours
+    taken = {own: any(shape[0] == own[1] for shape in dense if shape != own) for own in found}
+    return {
+        own[1]: c for own, c in found.items()
+        if own in dense and own[1] not in convolved and (not taken[own] or (own in ours and own in theirs))
+    }  # fmt: skip
+
+
+def _in_front(side: Mapping[str, Tensor], torch: bool, back: Callable[[str], bool]) -> dict[tuple[int, ...], int]:
+    """The shapes, inputs first, of dense layers right before a convolution, and its channels.
+
+    Files may have the order of the alphabet: there the image must be a square.
+    """
+    out: dict[tuple[int, ...], int] = {}
+    weights = [(n, t.shape) for n, t in side.items() if len(t.shape) > 1]
+    for (_, first), (name, conv) in pairwise(weights):
+        both = conv[1::-1] if torch else conv[-2:]  # inputs, outputs
+        for c in both[::-1] if back(name) else both:
+            own = first[::-1] if torch else first
+            part = len(own) == 2 < len(conv) and 1 < c < own[1] and own[1] % c == 0
+            if part and (torch or _is_power(own[1] // c, len(conv) - 2)):
+                out.setdefault(own, c)
     return out
 
 

@@ -11,6 +11,7 @@ A unit's signature is its kind, its roles and their dimensions: a norm's bias ne
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -27,6 +28,7 @@ Dims = tuple[int, ...]
 Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
+SEPARATOR = re.compile("[/.]")
 ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is trained and what is counted apart
 TABLE = ("embedding", "embeddings")
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
@@ -87,9 +89,23 @@ def _units(side: Side) -> list[Unit]:
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
+    made = _from_zero(made)
     order = {home: k for k, home in enumerate(sorted(made, key=natural))}
     made = {home: _joint(home, m) for home, m in made.items()}
     return [Unit(home, m, _words(home, m), order[home], at) for at, (home, m) in enumerate(made.items())]
+
+
+def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Blocks as Keras counts them, block, block_1, block_2: the first as block_0, so that it is one of them."""
+    held = Counter(home[: m.start()] for home in made for m in SEPARATOR.finditer(home))
+    firsts = {b for b, n in held.items() if n > 1 and f"{b}_1" in held and f"{b}_0" not in held}
+    out = {}
+    for home, members in made.items():
+        for m in reversed([*SEPARATOR.finditer(home)]) if firsts else ():
+            if home[: m.start()] in firsts:
+                home = f"{home[: m.start()]}_0{home[m.start() :]}"
+        out[home] = members
+    return out
 
 
 def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -312,7 +312,7 @@ PORTS = [  # those that load by names alone
     "mobilenet", "efficientnet", "mixer", "t5", "slim", "bilm", "flax-vit", "vgg",
     "eegnet", "ocr", "keras1", "flax-lstm", "cudnn", "gru", "spleeter", "wave", "banks", "conv-lstm", "haiku-gpt",
     "graph", "flax-resnet", "haiku-resnet", "densenet", "convnext", "masked",
-    "clip", "speech",
+    "clip", "speech", "dcgan", "vae", "decoder", "perceiver",
 ]  # fmt: skip
 
 
