@@ -54,6 +54,7 @@ class LedgerEntry(NamedTuple):
     proof: str = ""  # a hash of all bytes written, if all of them were verified
     error: str = ""
     message: str = ""
+    ended: int = 0  # seconds since 1970 when it was done or failed
 
     def line(self) -> bytes:
         values = {k: v for k, v in self._asdict().items() if v or k == "files"}

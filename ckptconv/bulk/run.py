@@ -137,10 +137,11 @@ def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
 
 
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
+    now = int(time.time())
     if isinstance(result, CkptError):
         ours = item.ours and item.state == "changed"
-        return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message)
-    return _entry(item, "done", ours=True, **result._asdict())
+        return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message, ended=now)
+    return _entry(item, "done", ours=True, ended=now, **result._asdict())
 
 
 def _results(

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from ..errors import StorageError
@@ -69,22 +70,27 @@ def zoo_status(output: str) -> Status:
 
     Returns a Status. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
     """
+    found = ledgers(output)
+    states, formats, size, failed = Counter[str](), Counter[str](), 0, list[LedgerEntry]()
+    for e in chain.from_iterable(Ledger.read(path).values() for path in found):
+        states[e.state] += 1
+        if e.state == "failed":
+            failed.append(e)
+        elif e.state == "done":
+            formats[e.format] += 1
+            size += e.size
+    times = [s.mtime for path in found if (s := files.stat(path))]
+    quiet = max(0.0, time.time() - max(times, default=0) / 1e9)
+    return Status(len(found), states["done"], tuple(failed), states["planned"], size, dict(formats), quiet)
+
+
+def ledgers(output: str) -> list[str]:
+    """The ledgers in the output folder of a zoo, or the one at this path; StorageError if there is none."""
     folder = files.is_dir(output)
     found = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)] if folder else [output]
     if not found:
         raise StorageError("has no ledger: no zoo was converted into this folder", url=output)
-    entries = [e for path in found for e in Ledger.read(path).values()]
-    done = [e for e in entries if e.state == "done"]
-    times = [s.mtime for path in found if (s := files.stat(path))]
-    return Status(
-        ledgers=len(found),
-        done=len(done),
-        failed=tuple(e for e in entries if e.state == "failed"),
-        planned=sum(e.state == "planned" for e in entries),
-        bytes=sum(e.size for e in done),
-        formats=dict(Counter(e.format for e in done)),
-        quiet=max(0.0, time.time() - max(times, default=0) / 1e9),
-    )
+    return found
 
 
-__all__ = ["Status", "zoo_status"]
+__all__ = ["Status", "ledgers", "zoo_status"]

@@ -34,7 +34,7 @@ class Summary:
         """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
         groups: dict[tuple[str, str], list[LedgerEntry]] = {}
         for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
-            groups.setdefault((e.error, _pattern(e.message)), []).append(e)
+            groups.setdefault((e.error, pattern(e.message)), []).append(e)
         ordered = sorted(groups.values(), key=len, reverse=True)
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
 
@@ -63,7 +63,7 @@ class Summary:
         }  # fmt: skip
 
 
-def _pattern(message: str) -> str:
+def pattern(message: str) -> str:
     """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
     first, *listed = message.split("\n")
     reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
@@ -89,4 +89,4 @@ class Sums:
         return Summary(self._done, self._skipped, tuple(self._failed), self._bytes, seconds)
 
 
-__all__ = ["Summary", "Sums"]
+__all__ = ["Summary", "Sums", "pattern"]

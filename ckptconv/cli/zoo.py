@@ -26,6 +26,7 @@ EXAMPLES = """Examples:
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
   ckptconv zoo models/ -o out/ --shard 2/8            the second of eight shares, on one of eight machines
   ckptconv zoo status out/                            how far it is, and what failed
+  ckptconv zoo report out/ --force                    the same as a page to look at, out.zoo.html
 """
 
 
@@ -70,8 +71,7 @@ def zoo(
     Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
     exit code is 1 if any failed, or if none was found.
     """
-    if not output:
-        _status(sources, as_json)
+    if _about(sources, output, as_json, options.get("force", False)):
         return
     from ..bulk import zoo as many
 
@@ -95,8 +95,13 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(e.args[0] if e.args else 130) from None
 
 
-def _status(words: list[str], as_json: bool) -> None:
-    """`zoo status DIR`; anything else lacks the folder to write."""
+def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
+    """`zoo status DIR` and `zoo report DIR [-o HTML]`; without them, a folder to write is needed."""
+    if len(words) == 2 and words[0] == "report" and (not output or output.endswith(".html")):
+        _page(words[1], output, as_json, force)
+        return True
+    if output:
+        return False
     if words[0] != "status" or len(words) != 2:
         raise meant.without_destination(words, "zoo")
     from ..bulk.status import zoo_status
@@ -106,6 +111,20 @@ def _status(words: list[str], as_json: bool) -> None:
         show.as_json(found.to_json())
     else:
         show.talk(str(found))
+    return True
+
+
+def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
+    from ..bulk.progress import RECENT, progress
+    from ..reporting import html
+    from ..reporting.progress import default_name, page
+
+    text = page(progress(folder), RECENT).encode(errors="backslashreplace")
+    made = html.written(output or default_name(folder), text, force=force)
+    if as_json:
+        show.as_json({"output": made.path, "bytes": made.bytes})
+    else:
+        show.talk(f"{made.path}: {in_bytes(made.bytes)}; open it in a browser")
 
 
 def _report(done: Summary, as_json: bool, quiet: bool) -> None:

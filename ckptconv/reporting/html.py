@@ -104,8 +104,13 @@ def report(
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     path = os.fspath(output or default_name(urls[-1]))
     own.refuse_source(path, stamps)
+    return written(path, page, force=how.force, mode=own.shared(stamps))
+
+
+def written(path: str, page: bytes, *, force: bool, mode: int = 0o666) -> Page:
+    """Write a page, whole or not at all."""
     folder, name = files.split(path)
-    with Output(folder, [OutputFile(name, len(page))], force=how.force, mode=own.shared(stamps)) as out:
+    with Output(folder, [OutputFile(name, len(page))], force=force, mode=mode) as out:
         out.write(name, 0, page)
         out.publish()
     return Page(path, len(page))
@@ -222,4 +227,4 @@ def _quoted(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-__all__ = ["Page", "collected", "default_name", "digest", "filled", "render", "report", "stylesheet"]
+__all__ = ["Page", "collected", "default_name", "digest", "filled", "render", "report", "stylesheet", "written"]

@@ -377,14 +377,16 @@ def test_nothing_to_do_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(run._results([], "/out", False, Resources(), "")) == []
 
 
-def test_the_outcome_of_each() -> None:
+def test_the_outcome_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.time, "time", lambda: 77.5)
     done = work.Done("npz", 3, 10, 0.5, (("a", 10),), "h", "p")
     for state, ours, kept in [("convert", True, False), ("changed", True, True), ("changed", False, False)]:
         failed = run._outcome(item("a", 7, state=state, ours=ours, options="o"), UsageError("no", url="u"))
         assert (failed.state, failed.ours, failed.error, failed.message) == ("failed", kept, "UsageError", "no")
+        assert failed.ended == 77
         good = run._outcome(item("a", 7, state=state, ours=ours, options="o"), done)
         assert good == LedgerEntry(
-            "a", "done", "/in/a", (("a", 7, 5),), "o", True, "h", "npz", 3, 10, 0.5, (("a", 10),), "p"
+            "a", "done", "/in/a", (("a", 7, 5),), "o", True, "h", "npz", 3, 10, 0.5, (("a", 10),), "p", ended=77
         )
 
 

@@ -1,0 +1,154 @@
+"""The progress page of a zoo, also of ledgers that a stranger wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import ckptconv
+from ckptconv.bulk import progress as sums
+from ckptconv.bulk.ledger import NAME, Ledger, LedgerEntry
+from ckptconv.cli.main import app
+from ckptconv.errors import CorruptCheckpoint, StorageError
+from ckptconv.reporting.progress import default_name, page
+
+
+def entry(at: str, state: Any, **more: Any) -> LedgerEntry:
+    return LedgerEntry(at, state, f"/in/{at}", (("f", 1000, 1),), "o", **more)
+
+
+def ledger(folder: Path, *entries: LedgerEntry, name: str = NAME) -> str:
+    with Ledger(str(folder / name), resume=True) as book:
+        book.append(entries)
+    return str(folder)
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.attributes = set[str](), set[str]()
+        self.words = list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def shown(folder: str) -> Elements:
+    return Elements(page(sums.progress(folder), sums.RECENT))
+
+
+def test_what_a_page_says(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(3):
+        ckptconv.save({"w": [1.0] * 10 ** (n + 1)}, tmp_path / "in" / f"m{n}.npz")
+    (tmp_path / "in" / "bad.npz").write_bytes(b"PK\3\4 and no more")
+    out = str(tmp_path / "out")
+    ckptconv.zoo(tmp_path / "in", out, jobs=1)
+    found = sums.progress(out)
+    assert [s["done"] for s in found["shares"]] == [3]
+    assert found["rate"] > 0
+    assert found["formats"]["npz"][:2] == (3, sum((tmp_path / "in" / f"m{n}.npz").stat().st_size for n in range(3)))
+    assert [large.at for large in found["biggest"]] == ["m2.safetensors", "m1.safetensors", "m0.safetensors"]
+    words = " ".join(shown(out).words)
+    for text in (
+        "3 of 4 checkpoints converted",
+        "Failures by cause",
+        "bad.npz",
+        "Largest outputs",
+        "m2.safetensors",
+        "-",
+    ):
+        assert text in words
+
+
+def test_shares_and_what_is_left(tmp_path: Path) -> None:
+    ledger(tmp_path, entry("a", "done", ended=6000, seconds=2.0), name=".ckptconv-zoo.1-of-2.jsonl")
+    ledger(tmp_path, *(entry(f"{n:02}", "planned") for n in range(99)), name=".ckptconv-zoo.2-of-2.jsonl")
+    found = sums.progress(str(tmp_path))
+    assert [(s["done"], s["planned"]) for s in found["shares"]] == [(1, 0), (0, 99)]
+    assert (len(found["next"]), found["waiting"], found["rate"], found["first"]) == (10, 99_000, 1 / 60, 6000)
+    words = " ".join(shown(str(tmp_path)).words)
+    assert "Left: 99.0 kB" in words
+    assert "1 of 100 checkpoints converted" in words
+    assert ".ckptconv-zoo.2-of-2.jsonl" in words
+
+
+EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u202e\x1b[31m\ud800 {{ url }}"
+
+
+def test_names_and_messages_are_text(tmp_path: Path) -> None:
+    entries = [
+        entry(EVIL, "done", format=EVIL, size=5), entry("b" + EVIL, "failed", error=EVIL, message=EVIL),
+        entry("c" + EVIL, "planned"), entry("long", "failed", error="E", message="x" * 10**6),
+    ]  # fmt: skip
+    folder = tmp_path / "<b>&"
+    folder.mkdir()
+    found = shown(ledger(folder, *entries))
+    assert not found.tags & {"script", "img", "iframe", "object", "embed", "link", "a", "form", "b>"}
+    assert not [a for a in found.attributes if a.startswith("on") or a in ("src", "href", "style")]
+    text = page(sums.progress(str(folder)), 1)
+    assert not re.search("[\u202e\x1b\ud800]", text)
+    assert len(text) < 60_000
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src &#x27;none&#x27;; style-src &#x27;sha256-")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e308, -1.0])
+@pytest.mark.parametrize("whole", [10**4000, -(10**4000), 2**63, -1, 0])
+def test_numbers_of_strangers(number: float, whole: int, tmp_path: Path) -> None:
+    values = entry("a", "done", seconds=0.5, size=7, ended=8)._asdict()
+    lines = [
+        values
+        | {"seconds": number, "size": whole, "ended": whole, "files": [["f", whole, 1]], "at": at, "state": state}
+        for at, state in (("x", "done"), ("y", "failed"), ("z", "planned"))
+    ]
+    (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in [values, *lines]))
+    assert "2 of 4 checkpoints converted" in " ".join(shown(str(tmp_path)).words)
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "CAUSES", 5)
+    letters = "abcdefghijklmnop"
+    failed = (entry(f"{a}{b}", "failed", error="E", message=a + b) for a in letters for b in letters)
+    found = sums.progress(ledger(tmp_path, *failed))
+    assert [c[0] for c in found["causes"]] == [251, 1, 1, 1, 1, 1]
+    assert len(found["causes"][0][4]) == sums.EXAMPLES
+    assert "and 231 more, which the ledger names" in " ".join(shown(str(tmp_path)).words)
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    ledger(tmp_path / "out", entry("a", "done"))
+    run = CliRunner().invoke
+    assert "out.zoo.html: " in run(app, ["zoo", "report", "out/"]).output
+    before = (tmp_path / "out.zoo.html").read_bytes()
+    ledger(tmp_path / "out", entry("b", "done"))
+    with pytest.raises(StorageError, match="exists"):
+        run(app, ["zoo", "report", "out"], catch_exceptions=False)
+    assert (tmp_path / "out.zoo.html").read_bytes() == before
+    assert run(app, ["zoo", "report", "out", "--force"]).exit_code == 0
+    assert b"2 of 2 checkpoints converted" in (tmp_path / "out.zoo.html").read_bytes()
+    said = json.loads(run(app, ["zoo", "report", "out", "-o", "page.html", "--json"]).output)
+    assert said == {"output": "page.html", "bytes": (tmp_path / "page.html").stat().st_size}
+    with pytest.raises(StorageError, match="has no ledger"):
+        run(app, ["zoo", "report", "."], catch_exceptions=False)
+    (tmp_path / NAME).write_text("{}\n")
+    with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
+        run(app, ["zoo", "report", "."], catch_exceptions=False)
+
+
+def test_names_of_pages() -> None:
+    assert [default_name(f) for f in ("out", "a/out/", "/x/l.jsonl")] == ["out.zoo.html"] * 2 + ["l.jsonl.zoo.html"]
