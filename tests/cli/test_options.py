@@ -15,6 +15,8 @@ import ckptconv
 from ckptconv.api import options, values
 from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
+from ckptconv.cli.main import VERBS
+from ckptconv.cli.meant import misspelt
 from ckptconv.cli.options import SPELLINGS, spelled
 from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
@@ -62,6 +64,23 @@ def test_what_a_word_of_other_programs_leads_to(meant: str, words: str) -> None:
     assert {word: elsewhere(word, options.KNOWN) for word in words.split()} == dict.fromkeys(words.split(), meant)
     assert {elsewhere(word, options.KNOWN.keys() - {meant}) for word in words.split()} <= {"", "from_"}
     assert elsewhere("no such word", options.KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("inspect A", "list ls info show cat dump view print keys head open read describe"),
+        ("inspect A --tree", "summary tree"), ("inspect A --stats", "stats"), ("inspect A --hash", "hash sha256"),
+        ("verify A", "checksum check validate test"), ("diff A", "compare cmp"), ("report A -o report.html", "html"),
+        ("serve A", "browse explore gui ui web"), ("zoo A -o DIR", "batch"),
+        ("A -o DST", "merge join concat cp copy export save load transform"),
+        ("A -o DST --rename FROM=TO", "rename"), ("A -o DST --dtype float16", "cast"),
+        ("A -o DST --include GLOB", "extract"), ("A -o DIR --to hf --max-shard-size 5GB", "shard split"),
+    ],
+)  # fmt: skip
+def test_what_a_verb_of_other_programs_leads_to(command: str, words: str) -> None:
+    for word in words.split():
+        assert misspelt([word, "A"], VERBS).endswith(f"`ckptconv {command}` does that"), word
 
 
 def test_the_format_of_what_is_only_read() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -446,6 +448,26 @@ def test_what_the_child_could_do(tmp_path: Path) -> None:
     assert computes == "computes: 45 1048576"
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
     assert (tmp_path / "there").read_bytes() == b"x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_child_that_serves_is_in_jail(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = np.arange(4.0)
+    if not forked:
+        monkeypatch.setattr(child, "_spawn", lambda: child._start("main", stdin=PIPE, stdout=PIPE))
+    ckptconv.open(tmp_path / "a.h5")["w"].numpy()
+    process = child._idle[os.getpid()][-1]._process
+    assert isinstance(process, child.Forked) is forked
+    proc = Path(f"/proc/{process._pid if isinstance(process, child.Forked) else process.pid}")
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    limits = (proc / "limits").read_text()
+    for what in ("core file size", "file size", "open files"):
+        assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)
+    assert re.search(r"^Max address space +\d+ +\d+ ", limits, re.MULTILINE)
+    assert re.search(r"^Max cpu time +\d+ +\d+ ", limits, re.MULTILINE)
 
 
 def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
