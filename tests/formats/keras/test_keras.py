@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -412,3 +413,12 @@ def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> 
 )  # fmt: skip
 def test_what_is_inside_a_wrapper(config: dict[str, object], taken: tuple[str, str]) -> None:
     assert naming.inside("wrapper", config) == taken
+
+
+@pytest.mark.parametrize(("file", "mixed", "dense"), [("net.keras", "mixed_dense", 5), ("net.weights.h5", "dense", 7)])
+def test_classes_come_from_the_config_or_from_default_names(file: str, mixed: str, dense: int) -> None:
+    """That a layer computes in a dtype of its own is in the config alone."""
+    kinds = Counter(ckptconv.open(FIXTURES / "keras" / file).details["kinds"].values())
+    rest = {"batch_normalization": 3, "einsum_dense": 8, "layer_normalization": 2, "lstm_cell": 6}
+    assert kinds == Counter(rest) + Counter({"dense": 5}) + Counter({mixed: 2})
+    assert kinds["dense"] == dense
