@@ -20,6 +20,7 @@ from ckptconv.bulk import run
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import own, staging
 from ckptconv.output.append_log import AppendLog
+from ckptconv.output.destination import OutputFile
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and owners are another matter on Windows")
 NAMES = [
@@ -429,3 +430,15 @@ def test_a_file_system_without_locks_has_temporary_folders(tmp_path: Path, monke
     fd = own.lock_folder(str(tmp_path))
     assert os.path.samestat(os.fstat(fd), tmp_path.stat())
     os.close(fd)
+
+
+def test_what_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with staging.Output(str(tmp_path), [OutputFile("m.npz", 3)]) as out:
+        out.write("m.npz", 0, b"abc")
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            out.fsync()
+    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 from kit import refused
 
 import ckptconv
-from ckptconv.errors import StorageError
+from ckptconv.errors import CkptError, StorageError
 from ckptconv.storage import faults, files
 from ckptconv.storage.files import Reader, read_all
 from ckptconv.storage.ranges import InMemory, Slice
@@ -113,3 +113,10 @@ def test_a_folder_that_takes_no_files(tmp_path: Path) -> None:
     missing = FileNotFoundError(2, "No such file or directory")
     assert faults.refused(missing, str(tmp_path)).message == "no file can be created in this folder"
     assert faults.refused(missing, str(tmp_path / "x")).message == "no such file or folder"
+
+
+def test_closing_a_slice_closes_the_file(path: Path) -> None:
+    whole = Reader(str(path))
+    Slice(whole, 1, 2).close()
+    with pytest.raises((OSError, ValueError, CkptError)):
+        whole.read(0, 1)

@@ -484,11 +484,12 @@ def test_a_zip_of_large_members_is_opened_in_few_requests_at_once(s3: Line, name
     assert s3.received < 400_000
 
 
-def test_a_folder_of_four_shards_costs_twelve_requests(s3: Line) -> None:
+@pytest.mark.parametrize("index", ["", "/model.safetensors.index.json"])
+def test_a_folder_of_four_shards_costs_twelve_requests(s3: Line, index: str) -> None:
     values = {f"w{i}": np.zeros((256, 256), "f4") for i in range(4)}
-    ckptconv.save(values, "s3://zoo/four/model.safetensors", max_shard_size=2**18)
+    ckptconv.save(values, "s3://zoo/four/model.safetensors", max_shard_size=2**18, force=True)
     s3.reset()
-    assert len(ckptconv.open("s3://zoo/four")) == 4
+    assert len(ckptconv.open(f"s3://zoo/four{index}")) == 4
     assert 0 < s3.requests <= 12
 
 
