@@ -1,4 +1,4 @@
-"""Decompress the chunks of zarr and the nodes of OCDBT: zstd, gzip, zlib, and checksums around them.
+"""Decompress the chunks of zarr and the nodes of OCDBT: zstd, gzip, zlib, blosc, and checksums around them.
 
     unpack(codecs, f, start, size, announced)      a chunk in pieces; codecs are in the order of compression
 
@@ -17,11 +17,12 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...storage.checksum import crc
 from ...storage.faults import spooling
 from ...storage.ranges import InMemory, Ranges
+from . import blosc
 
 PIECE = 2**20
 IN_MEMORY = 2**25
 # The highest compression ratio that each format allows: a block of zstd repeats one byte 2^17 times.
-RATIOS = {"zstd": 2**15, "gzip": 1032, "zlib": 1032, "crc32c": 1}
+RATIOS = {"zstd": 2**15, "blosc": 2**15, "gzip": 1032, "zlib": 1032, "crc32c": 1}  # blosc may contain zstd
 SMALLEST = 16  # a large frame's blocks of 2^17 bytes can be smaller, yet on average not by more than this
 
 
@@ -36,6 +37,8 @@ def unpack(codecs: Sequence[str], f: Ranges, start: int, size: int, announced: i
     if last == "crc32c":
         check(f, start, size)
         yield from unpack(codecs[:-1], f, start, size - 4, announced)
+    elif last == "blosc":
+        yield from blosc.pieces(f, start, size, announced)
     elif len(codecs) == 1 and last != "zstd":
         yield from _inflate(f, start, size, announced)
     elif len(codecs) == 1 and max(size, announced) > IN_MEMORY:
@@ -53,6 +56,8 @@ def unpacked(codecs: Sequence[str], raw: bytes, most: int, url: str) -> bytes:
         elif codec == "crc32c":
             check(InMemory(url, raw), 0, len(raw))
             raw = raw[:-4]
+        elif codec == "blosc":
+            raw = b"".join(blosc.pieces(InMemory(url, raw), 0, len(raw), limit))
         else:
             raw = b"".join(_inflated(iter([raw]), limit, url))
     return raw

@@ -136,7 +136,7 @@ def _compressor(m: Metadata, said: Any) -> tuple[str, ...]:
     if said is None:
         return ()
     found = said.get("id") if type(said) is dict else None
-    if found not in ("zstd", "gzip", "zlib"):
+    if found not in ("zstd", "gzip", "zlib", "blosc"):
         raise m.unknown("compressor", said)
     return (found,)
 
@@ -216,7 +216,7 @@ def _codecs(
 
 def _packed(m: Metadata, chain: list[tuple[str, dict[str, Any]]]) -> tuple[str, ...]:
     for name, _ in chain:
-        if name not in ("zstd", "gzip", "crc32c"):
+        if name not in ("zstd", "gzip", "blosc", "crc32c"):
             raise m.unknown("codec", name)
     names = tuple(name for name, _ in chain)
     if any(n != "crc32c" for n in names[1:]):
