@@ -112,7 +112,7 @@ def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change
         found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
     merged = passes.merge(found)
     if not merged.tensors and merged.notes:  # a file of settings, for example
-        raise UsageError(f"there is no tensor to convert:\n{listing(map(str, merged.notes))}", url=url_of(sources[0]))
+        raise UsageError(f"no tensor was found:\n{listing(map(str, merged.notes))}", url=url_of(sources[0]))
     if change.converter or change.renames or change.inverse or change.params:
         from ..rules import library
 

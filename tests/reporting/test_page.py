@@ -194,6 +194,36 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
     assert page.complaints() == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"w": [0, 0]}, {"w": [1, 2]}, ["tensor was all zero before", "was all zero"]),
+        ({"w": [1, 2]}, {"w": [1, np.nan]}, ["tensor with NaN or Inf on one side only", "1 value finite"]),
+        ({"w": [1, 2]}, {"v": [1, 2, 3]}, ["0 tensors in common", "Only before (1):"]),
+        ({"w": [1, 2]}, {"w": [1, 2.5]}, ["22 %", "largest change of a tensor"]),
+    ],
+)
+def test_changes_that_have_no_share_are_told(
+    chromium: Browser, tmp_path: Path, before: dict[str, list[float]], after: dict[str, list[float]], words: list[str]
+) -> None:
+    for name, arrays in (("a", before), ("b", after)):
+        ckptconv.save({n: np.array(x) for n, x in arrays.items()}, tmp_path / f"{name}.npz")
+    made = ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html")
+    page = chromium.page(Path(made.path).as_uri(), 390, 844)
+    text = "".join(page.run(IN_SIGHT).split())
+    assert [w for w in words if "".join(w.split()) not in text] == []
+
+
+def test_a_series_in_which_nothing_can_be_measured(chromium: Browser, tmp_path: Path) -> None:
+    for k in range(3):
+        ckptconv.save({"w": np.ones((k + 2, 3))}, tmp_path / f"{k}.npz")
+    made = ckptconv.report(*(tmp_path / f"{k}.npz" for k in range(3)), output=tmp_path / "r.html")
+    page = chromium.page(Path(made.path).as_uri(), 390, 844)
+    text = page.run("return document.querySelector('#series').innerText")
+    assert "nothing moved that could be measured" in text
+    assert "Infinity" not in text
+
+
 def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Path) -> None:
     """In a sandboxed frame, where the address cannot be changed."""
     made = ckptconv.report(pages / "bad.safetensors", output=tmp_path / "r.html")

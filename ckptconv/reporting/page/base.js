@@ -4,18 +4,23 @@ const rows = data.names.length, compared = data.compared;
 const along = data.series;
 const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
 const $ = (id) => document.getElementById(id);
+// Text in which everything can be seen, as in messages.printable: a name could turn what follows it round, or look like another.
+const HIDDEN = /(?! )[\p{C}\p{Z}\u115f\u1160\u3164\uffa0\u2800\u034f\ufe00-\ufe0f\u{e0100}-\u{e01ef}]/gu;
+const escaped = (c) => { const n = c.codePointAt(0), hex = n.toString(16); return n < 256 ? `\\x${hex.padStart(2, "0")}` : n < 65536 ? `\\u${hex.padStart(4, "0")}` : `\\U${hex.padStart(8, "0")}`; };
+const visible = (text) => (typeof text === "string" ? text.replace(HIDDEN, escaped) : text);
+const visible_lines = (text) => (typeof text === "string" ? text.split("\n").map(visible).join("\n") : text); // of a title
 const make = (tag, props = {}, ...children) => {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
-    if (key in node && key !== "role") node[key] = value; else node.setAttribute(key, value);
+    if (key in node && key !== "role") node[key] = visible_lines(value); else node.setAttribute(key, visible_lines(value));
   }
-  node.append(...children);
+  node.append(...children.map(visible));
   return node;
 };
 const svg = (tag, props, ...children) => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [key, value] of Object.entries(props)) node.setAttribute(key, value);
-  node.append(...children);
+  for (const [key, value] of Object.entries(props)) node.setAttribute(key, visible(value));
+  node.append(...children.map(visible));
   return node;
 };
 const put = (lists, key, item) => { const list = lists.get(key); if (list) list.push(item); else lists.set(key, [item]); };
@@ -28,7 +33,8 @@ const split = (name) => {
   return words.length > DEEP ? [...words.slice(0, DEEP - 1), words.slice(DEEP - 1).join(data.separator)] : words;
 };
 // A name that breaks between its words, if it must.
-const breakable = (name) => split(name).flatMap((word, k) => (k ? [data.separator, make("wbr"), word] : [word]));
+const breakable = (name) => split(name).flatMap((word, k) => (k ? [data.separator, make("wbr"), visible(word)] : [visible(word)]));
+const told_name = (i) => data.names[i].trim() ? data.names[i] : data.names[i] ? `"${data.names[i]}"` : "(empty)";
 
 const bytes = (n) => {
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -21,7 +21,7 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
   $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
     const name = button("", () => open_tensor(i), { className: "link" });
-    name.append(...breakable(data.names[i]));
+    name.append(...breakable(told_name(i)));
     return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("abs", i) === null ? "" : ` max |d| ${number(measure("abs", i))}`);
   }));
   $("changes").hidden = false;
@@ -47,7 +47,7 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
   return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
 };
 const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
-  { name: data.names[i], change: measure("change", i), unwell: measure("unpaired", i), abs: measure("abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
+  { name: told_name(i), change: measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
   const kind = by === "kind" || data.layer[g.rows[0]] < 0;
   Object.assign(state, { q: kind ? "" : g.name, show: "changed", scope: "", kind: kind ? data.kind[g.rows[0]] : -1 });
@@ -72,7 +72,7 @@ const draw_changes = () => {
   if (!comparing) return;
   const some = draw_ranking();
   const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
-  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(data.names[i] || "(empty)")); return make("span", {}, name); };
+  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
   $("only").replaceChildren(...others.map(([kind, all]) => {
     const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, { className: "link" })] : [];
     return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);

@@ -4,7 +4,8 @@ const pattern = (text) => text.replace(/\d+/g, "#");
 const ruler = document.createElement("canvas").getContext("2d");
 const fits = (text, width, weight = 600) => { ruler.font = `${weight} 12px system-ui, sans-serif`; return ruler.measureText(text).width <= width - 10; };
 // The label of a tile: on one line, on one for each word, or upright; a word is never broken.
-const label_of = (names, w, h) => {
+const label_of = (given, w, h) => {
+  const names = given.map(visible);
   const words = names[0].match(/[^._/\-:]+[._/\-:]*|[._/\-:]+/g) || [];
   const packed = words.reduce((lines, word) => {
     const last = lines[lines.length - 1];

@@ -32,10 +32,10 @@ const draw_series = () => {
   if ($("series").hidden) return;
   if (!MOVES[state.moves]) state.moves = "step";
   $("moves").replaceChildren(...Object.entries(MOVES).map(([id, title]) => button(title, () => { state.moves = id; draw_series(); }, { "aria-pressed": state.moves === id })));
-  const list = movement(), all = list.flatMap((g) => g.moves).filter((x) => x > 0), most = Math.max(...all), least = Math.max(Math.min(...all), most / 1e4), colour = palette();
+  const list = movement(), all = list.flatMap((g) => g.moves).filter((x) => x > 0), most = largest(all), least = Math.max(all.reduce((a, b) => Math.min(a, b), most), most / 1e4), colour = palette();
   const cell = (x, g, k) => {
     const shade = x > 0 ? (most > least ? Math.max(0, Math.log(x / least) / Math.log(most / least)) : 1) : 0, rgb = colour(Math.round(253 * shade));
-    const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === null ? "not in both" : change_text(x)}` }, x === null ? "–" : change_text(x));
+    const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === null ? "cannot be measured" : change_text(x)}` }, x === null ? "–" : change_text(x));
     box.style.background = `rgb(${rgb.map(Math.round).join(" ")})`;
     box.style.color = light(rgb) > 0.18 ? "#000" : "#fff"; // where black and white have the same contrast
     return box;
@@ -49,7 +49,7 @@ const draw_series = () => {
   $("moved").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
   const told = (k, name) => `${name} (${short_urls[k]})`, lists = [["Came on the way", along.came.map(([k, n]) => told(k, n))], ["Went on the way", along.gone.map(([k, n]) => told(k, n))],
     ["Changed shape", along.reshaped.map(([k, n, a, b]) => `${told(k, n)}: ${shape(a)} → ${shape(b)}`)]].filter(([, l]) => l.length);
-  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; colours are logarithmic, ${change_text(least)} to ${change_text(most)}.`),
+  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.`),
     ...lists.map(([title, l]) => make("details", {}, make("summary", {}, `${title} (${count(l.length)})`), make("ul", {}, ...l.slice(0, 200).map((t) => make("li", {}, t))))));
 };
 const course = (i) => { // of one tensor: lines over the checkpoints

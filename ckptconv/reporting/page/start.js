@@ -5,10 +5,11 @@ const draw_cards = () => {
   for (let i = 0; i < rows; i++) kinds.set(kind_of_change(i), (kinds.get(kind_of_change(i)) || 0) + 1);
   const only = (kinds.get("only_a") || 0) + (kinds.get("only_b") || 0), differing = data.names.filter((_, i) => changed(i)).length;
   if (comparing) {
-    list.push(card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"), card(count(kinds.get("equal") || 0), "equal"));
+    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"), card(count(kinds.get("equal") || 0), "equal"));
     list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only before / only after"));
-    const most = largest(data.names.map((_, i) => measure("change", i) ?? 0));
-    if (data.values) list.push(card(change_text(most), "largest change of a tensor"));
+    const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, fresh = ranks.filter((r) => r.change === Infinity).length;
+    if (unwell) list.push(card(count(unwell), unwell === 1 ? "tensor with NaN or Inf on one side only" : "tensors with NaN or Inf on one side only", "warned"));
+    else if (data.values) list.push(fresh ? card(count(fresh), fresh === 1 ? "tensor was all zero before" : "tensors were all zero before") : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
@@ -40,7 +41,7 @@ const draw_findings = () => {
     const [severity, title, meaning] = checks[id], some = list.slice(0, 8);
     const named = (i) => {
       const link = button("", () => open_tensor(i), { className: "link name", title: meaning });
-      link.append(...breakable(data.names[i] || "(empty)"));
+      link.append(...breakable(told_name(i)));
       return link;
     };
     if (list.length === 1) return make("p", { className: `badge ${severity}` }, make("b", {}, title), ` ${severity} · `, named(list[0][1]), ` ${list[0][2]}`);

@@ -161,7 +161,7 @@ const about = (i) => (compared // the second line of a narrow row
   ? [status(i), changed(i) ? change_text(measure("change", i)) : "", measure("unpaired", i) ? "NaN or Inf" : "", measure("abs", i) !== null ? `max |d| ${number(measure("abs", i))}` : "", shapes[data.shape[i]]]
   : [titles(i), data.dtypes[data.dtype[i]], shapes[data.shape[i]], bytes(data.bytes[i]), data.values && data.std[i] !== null ? `std ${number(data.std[i])}` : ""]).filter(Boolean).join(" · ");
 const cells = (k) => {
-  const item = order[k], tensor = typeof item === "number", name = as_tree() ? labels[k] || data.names[item] : data.names[item];
+  const item = order[k], tensor = typeof item === "number", name = !tensor ? labels[k] : as_tree() && labels[k]?.trim() ? labels[k] : told_name(item);
   const bad = tensor && (comparing ? measure("unpaired", item) > 0 : converted ? changed(item) : severe(item).length > 0);
   const cell = (cls, text, title) => make("div", { className: `cell ${cls}${bad && /flags|name|status/.test(cls) ? " bad" : ""}`, role: "gridcell", title: title || "" }, text);
   const inner = tensor ? (narrow.matches ? make("span", {}, ...breakable(name)) : name) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);

@@ -51,7 +51,7 @@ const open_tensor = (i) => {
   const at = order.indexOf(i), step = (by, text) => button(text, () => { active = at + by; move(active); open_tensor(order[active]); $("detail").querySelector(`[data-step="${by}"]`)?.focus(); }, { className: "plain", disabled: typeof order[at + by] !== "number" || at < 0, "data-step": by });
   const body = [
     button("✕", () => $("detail").close(), { className: "close", "aria-label": "Close" }),
-    make("h2", { id: "detail-name" }, ...breakable(data.names[i])),
+    make("h2", { id: "detail-name" }, ...breakable(told_name(i))),
     make("p", { className: "tools" }, copying, step(-1, "← Previous"), step(1, "Next →")),
     facts([["dtype", data.dtypes[data.dtype[i]]], ["shape", shapes[data.shape[i]]], ["parameters", count(data.count[i])], ["size", bytes(data.bytes[i])], ["role", roles[data.role[i]]], ["kind", data.kinds[data.kind[i]]]]),
   ];

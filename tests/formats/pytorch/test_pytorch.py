@@ -240,7 +240,7 @@ def test_a_file_of_settings_is_nothing_to_convert(name: str, opaque: bool, tmp_p
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     saved = {"epoch": 3, "name": "x"}
     torch.save(saved, tmp_path / name) if name == "meta.pt" else (tmp_path / name).write_bytes(pickle.dumps(saved))
-    with pytest.raises(ckptconv.UsageError, match=r"(?s)no tensor to convert.*values that are not tensors.*epoch"):
+    with pytest.raises(ckptconv.UsageError, match=r"(?s)no tensor was found.*values that are not tensors.*epoch"):
         ckptconv.convert(tmp_path / name, tmp_path / "a.safetensors", opaque=opaque)
     assert not (tmp_path / "a.safetensors").exists()
 
