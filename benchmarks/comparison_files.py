@@ -101,7 +101,7 @@ def odd(folder: Path, stem: str) -> None:
     flipped = bytearray((folder / f"{stem}.pt").read_bytes())
     flipped[len(flipped) // 2] ^= 4
     (folder / "flipped.pt").write_bytes(flipped)
-    payload = b"\x80\x02cposix\nsystem\nX\x0c\x00\x00\x00touch PWNED1\x85R."  # names a function and calls it
+    payload = b"\x80\x02cposix\nsystem\nX\x0b\x00\x00\x00touch PWNED\x85R."  # names a function and calls it
     with zipfile.ZipFile(folder / "evil.pt", "w") as file:
         file.writestr("evil/data.pkl", payload)
         file.writestr("evil/version", "3\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -35,17 +36,18 @@ Judge = Callable[[Done, Path], str]  # of a run, and the folder of the files
 
 
 def failed(done: Done) -> str:
-    """Why a run gave nothing, in its last words."""
+    """Why a run gave nothing: its line that begins with error, or its last words."""
     if done.code is None:
         return f"no: not done after {LIMIT} s"
     lines = [line for line in done.text.splitlines() if line.strip(" │╰╯─")] or [f"exit code {done.code}"]
-    return f"no: {lines[-1].strip()[:70]}"
+    line = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+    return f"no: {re.sub(r'/[^ :]*/', '', line).strip()[:90]}"
 
 
-def lost(expected: Checkpoint, got: Checkpoint) -> str:
+def lost(expected: Checkpoint, got: Checkpoint, rtol: float | None = None) -> str:
     """What the result lacks."""
     kinds: dict[str, int] = {}
-    for pair in ckptconv.diff(expected, got).pairs:
+    for pair in ckptconv.diff(expected, got, rtol=rtol).pairs:
         kinds[pair.kind] = kinds.get(pair.kind, 0) + 1
     words = [f"{n} {what}" for kind, n in kinds.items() if (what := WRONG[kind])]
     if not kinds and list(got) != list(expected) and expected.format in ("safetensors", "torch"):
@@ -56,8 +58,8 @@ def lost(expected: Checkpoint, got: Checkpoint) -> str:
 
 
 WRONG = {
-    "only_a": "tensors", "only_b": "tensors too many", "renamed": "names", "shape": "shapes", "dtype": "dtypes",
-    "values": "tensors with other values",
+    "only_a": "tensors", "only_b": "tensors too many", "renamed": "tensors with other names", "shape": "shapes",
+    "dtype": "dtypes", "values": "tensors with other values",
 }  # fmt: skip
 
 
@@ -67,17 +69,18 @@ def joined(folder: Path) -> Checkpoint:
     return shards[0].with_tensors({n: t for c in shards for n, t in c.items()})
 
 
-def gives(source: str, dtype: str = "") -> Judge:
-    """The output holds what the source holds."""
+def gives(source: str, dtype: str = "", rtol: float | None = None) -> Judge:
+    """The output holds what the source holds; in another dtype, or within a tolerance."""
 
     def judge(done: Done, folder: Path) -> str:
         if done.code or done.code is None or not done.out.exists():
             return failed(done)
         expected = ckptconv.open(folder / source)
-        index = "" if done.out.is_file() or [*done.out.glob("*.index.json")] else "the index of the shards"
-        got = ckptconv.open(done.out) if not index else joined(done.out)
+        whole = done.out.is_file() or any(done.out.glob("*.index.json"))
+        index = "" if whole or len([*done.out.glob("*.safetensors")]) == 1 else "the index of the shards"
+        got = ckptconv.open(done.out) if whole else joined(done.out)
         if not dtype:
-            return ", ".join(filter(None, (index, lost(expected, got))))
+            return ", ".join(filter(None, (index, lost(expected, got, rtol))))
         wrong = [
             n for n, t in expected.items() if n not in got or str(got[n].dtype) != dtype or got[n].shape != t.shape
         ]
@@ -96,7 +99,11 @@ def bert(done: Done, folder: Path) -> str:
     have = {t.numpy().tobytes() for n, t in got.items() if n.startswith("bert.")}
     missing = sum(not {a.tobytes(), a.T.tobytes()} & have for t in source.values() for a in [t.numpy()])
     more = len(got) - len(source)
-    words = [f"{missing} tensors" * bool(missing), "" if named else "names", f"{more} tensors invented" * (more > 0)]
+    words = [
+        f"{missing} tensors" * bool(missing),
+        "" if named else "names",
+        f"{more} tensors that were not there" * (more > 0),
+    ]
     return ", ".join(filter(None, words))
 
 

@@ -28,6 +28,19 @@ def test_generated_parts_are_not_stale() -> None:
     assert {p for p in pages if p.suffix == ".1"} == set((ROOT / "man").iterdir())
 
 
+def test_the_measured_comparison_is_of_the_jobs_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    jobs = runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["JOBS"]
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = [[cell.strip(" *") for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
+    expected = [[job.title if way is job.ways[0] else "", way.tool] for job in jobs for way in job.ways]
+    measured = [row for row in rows if len(row) == 3 and row[2] in ("yes", "no")][: len(expected)]
+    assert [row[:2] for row in measured] == expected, (
+        "run python benchmarks/comparison.py FOLDER --write docs/comparison.md"
+    )
+    assert len(jobs) == 20
+
+
 def test_each_verb_has_a_manual_that_the_wheel_brings() -> None:
     verbs = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     for name, command in verbs.items():
