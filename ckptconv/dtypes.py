@@ -91,6 +91,7 @@ DTYPES: dict[str, DType] = {
         DType("float8_e4m3fnuz",   1, "f", "float8_e4m3fnuz",    26, "F8_E4M3FNUZ", "float8_e4m3fnuz", ""),
         DType("float8_e5m2fnuz",   1, "f", "float8_e5m2fnuz",    28, "F8_E5M2FNUZ", "float8_e5m2fnuz", ""),
         DType("float8_e4m3b11fnuz", 1, "f", "float8_e4m3b11fnuz", 27, "",            "",               ""),
+        DType("float8_e3m4",       1, "f", "float8_e3m4",         0, "",            "",                ""),
         DType("float8_e8m0fnu",    1, "f", "float8_e8m0fnu",      0, "F8_E8M0",     "float8_e8m0fnu",  ""),
         DType("float4_e2m1fn",     1, "f", "float4_e2m1fn",      33, "",            "",                ""),
         # two 4-bit floats per byte; the shape counts bytes, as torch does

@@ -57,6 +57,13 @@ def encoder(layers: int, step: int, *, slots: bool = True) -> dict[str, np.ndarr
     return out | {"global_step": np.array(step, "i8")}
 
 
+GEMMA = {
+    "embedder/input_embedding": (12, 4), "final_norm/scale": (4,), "layer_0/attn/q_einsum/w": (2, 4, 3),
+    "layer_0/attn/kv_einsum/w": (2, 1, 4, 3), "layer_0/attn/attn_vec_einsum/w": (2, 3, 4),
+    "layer_0/mlp/gating_einsum/w": (2, 4, 6), "layer_0/mlp/linear/w": (6, 4),
+    "layer_0/pre_attention_norm/scale": (4,), "layer_0/pre_ffw_norm/scale": (4,),
+}  # fmt: skip
+
 RULES = """\
 [[rule]]
 from = "encoder/layer_{i}/{x...}/kernel"
@@ -126,6 +133,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(FIXTURES / "orbax" / "several", home / "run")
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
     (home / "jax.toml").write_text(block)
+    ckptconv.save({f"transformer/{n}": ramp(*s) for n, s in GEMMA.items()}, home / "gemma", format="orbax")
     (home / "checkpoint").unlink()
     (home / "fixtures").symlink_to(FIXTURES)
     shutil.copy(FIXTURES / "keras" / "full_tf_keras.h5", home / "net.h5")
