@@ -224,6 +224,19 @@ def test_a_series_in_which_nothing_can_be_measured(chromium: Browser, tmp_path: 
     assert "Infinity" not in text
 
 
+def test_print_has_whole_names(chromium: Browser, pages: Path) -> None:
+    page = opened(chromium, pages, "two", 718, dark=True)
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    page.wait("matchMedia('print').matches")
+    page.run("await new Promise((done) => setTimeout(done, 200));")
+    found = page.run(
+        "return {cut: [...document.querySelectorAll('#space .name')].filter((n) => n.scrollHeight > n.clientHeight + 3 ||"
+        " n.scrollWidth > n.clientWidth + 1).map((n) => n.textContent), names: document.querySelectorAll('#space .name')"
+        ".length, wide: document.documentElement.scrollWidth, pills: document.querySelector('.pills').offsetHeight}"
+    )
+    assert found == {"cut": [], "names": 122, "wide": 718, "pills": 0}
+
+
 def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Path) -> None:
     """In a sandboxed frame, where the address cannot be changed."""
     made = ckptconv.report(pages / "bad.safetensors", output=tmp_path / "r.html")

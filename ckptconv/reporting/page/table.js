@@ -164,7 +164,7 @@ const cells = (k) => {
   const item = order[k], tensor = typeof item === "number", name = !tensor ? labels[k] : as_tree() && labels[k]?.trim() ? labels[k] : told_name(item);
   const bad = tensor && (comparing ? measure("unpaired", item) > 0 : converted ? changed(item) : severe(item).length > 0);
   const cell = (cls, text, title) => make("div", { className: `cell ${cls}${bad && /flags|name|status/.test(cls) ? " bad" : ""}`, role: "gridcell", title: title || "" }, text);
-  const inner = tensor ? (narrow.matches ? make("span", {}, ...breakable(name)) : name) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);
+  const inner = tensor ? make("span", {}, ...breakable(name)) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);
   const first = cell("name", inner, tensor ? data.names[item] : item.full);
   first.style.paddingLeft = `${as_tree() ? depths[k] * 16 + (tensor ? 16 : 0) : 0}px`;
   const sums = tensor ? "" : { shape: `${many(item.tensors, "tensor")}`, count: item.count ? brief(item.count) : "", size: bytes(item.bytes), flags: item.bad ? `${count(item.bad)} found` : "" };
