@@ -230,9 +230,10 @@ def test_print_has_whole_names(chromium: Browser, pages: Path) -> None:
     page.wait("matchMedia('print').matches")
     page.run("await new Promise((done) => setTimeout(done, 200));")
     found = page.run(
-        "return {cut: [...document.querySelectorAll('#space .name')].filter((n) => n.scrollHeight > n.clientHeight + 3 ||"
-        " n.scrollWidth > n.clientWidth + 1).map((n) => n.textContent), names: document.querySelectorAll('#space .name')"
-        ".length, wide: document.documentElement.scrollWidth, pills: document.querySelector('.pills').offsetHeight}"
+        "const all = [...document.querySelectorAll('#space .name')];"
+        "const cut = (n) => n.scrollHeight > n.clientHeight + 3 || n.scrollWidth > n.clientWidth + 1;"
+        "return {cut: all.filter(cut).map((n) => n.textContent), names: all.length,"
+        " wide: document.documentElement.scrollWidth, pills: document.querySelector('.pills').offsetHeight}"
     )
     assert found == {"cut": [], "names": 122, "wide": 718, "pills": 0}
 

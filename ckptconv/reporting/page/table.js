@@ -158,7 +158,7 @@ const draw_table = (force) => {
   if (order.length) scroll.setAttribute("aria-activedescendant", `row-${active}`); else scroll.removeAttribute("aria-activedescendant");
 };
 const about = (i) => (compared // the second line of a narrow row
-  ? [status(i), changed(i) ? change_text(measure("change", i)) : "", measure("unpaired", i) ? "NaN or Inf" : "", measure("abs", i) !== null ? `max |d| ${number(measure("abs", i))}` : "", shapes[data.shape[i]]]
+  ? [status(i), measure("unpaired", i) ? "NaN or Inf" : "", measure("change", i) ? change_text(measure("change", i)) : "", measure("abs", i) ? `max |d| ${number(measure("abs", i))}` : "", shapes[data.shape[i]]]
   : [titles(i), data.dtypes[data.dtype[i]], shapes[data.shape[i]], bytes(data.bytes[i]), data.values && data.std[i] !== null ? `std ${number(data.std[i])}` : ""]).filter(Boolean).join(" · ");
 const cells = (k) => {
   const item = order[k], tensor = typeof item === "number", name = !tensor ? labels[k] : as_tree() && labels[k]?.trim() ? labels[k] : told_name(item);
