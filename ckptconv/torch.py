@@ -24,6 +24,8 @@ except ImportError as e:
 
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
+from torch.overrides import TorchFunctionMode
+
 from .api import Change, Select, prepare
 from .checkpoint import Checkpoint, Tensor, contiguous
 from .dtypes import DTYPES
@@ -134,13 +136,27 @@ def _callable_as_it_is(name: str, made: Any) -> None:
         return
 
 
+class Undrawn(TorchFunctionMode):
+    """Draws no values for tensors without memory: torch imports its compiler for that, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = args[0] if args else (kwargs or {}).get("tensor")
+        if (
+            getattr(func, "__name__", "") in ("normal_", "uniform_")
+            and isinstance(drawn, torch.Tensor)
+            and drawn.is_meta
+        ):
+            return drawn
+        return func(*args, **(kwargs or {}))
+
+
 def _called(made: Any, meta: bool) -> Any:
     if isinstance(made, torch.nn.Module):
         return made
     if not meta:
         return made()
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             return made()
     except (RuntimeError, NotImplementedError):  # its constructor computes with values
         return made()

@@ -90,7 +90,7 @@ class Search:
     def tune(self, seconds: float, *, singly: bool) -> int:
         """Try settings of the module, and keep them if the outputs then agree, or much better; how many were tried."""
         before = self.comparison, self.distance
-        if self.distance.error <= settings.ROUNDING:
+        if self.distance.error <= settings.ROUNDING or self.distance.error == float("inf"):  # it cannot be run
             return 0
         tried = settings.tune(self, seconds, singly=singly)
         if not self.comparison.same or (before[0].same and self.distance.error > before[1].error * BETTER):
@@ -186,8 +186,10 @@ class Search:
     def run(self) -> tuple[Comparison, Distance]:
         try:
             got = self.runner.outputs()
-        except Exception:  # with these weights: an index that leads out of a table
-            return FAILED, self._farthest()
+        except Exception as e:  # with these weights: an index that leads out of a table; too little memory
+            said = str(e).strip().splitlines()[:1]
+            why = ": ".join(("it cannot be run", type(e).__name__, *said))
+            return Comparison((Step("", float("inf"), False, why),)), self._farthest()
         found = departure(got, self.wanted, *self.tolerance, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         return found, Distance(sum(not s.same for s in found.steps), sum(errors) / max(1, len(errors)))

@@ -10,13 +10,14 @@ from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from ..messages import printable
 from ..verification.outputs import departure
-from .given import Placed, arguments, arrays, places
+from .given import arguments, arrays, places
 from .pairs import Proposal, parent
 from .proof import SECONDS, Proof
 from .proof import prove as search
 
 if TYPE_CHECKING:
-    from ..verification.outputs import Array, Outputs
+    from ..verification.outputs import Array
+    from .torch import Adjustable
 
 ROUNDING = 1e-5  # two runs of one module differ by no more
 
@@ -54,26 +55,26 @@ def prove(
         raise UsageError(f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {shapes}") from e
     got = runner.outputs()
     placed = places(proposal, got, runner.labels, wanted)
-    _not_random(got, runner.outputs(), placed)
     runner.picked = placed.picked
     order = _as_run(list(runner.state), list(got))
+    got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
+    if not departure(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
+        raise UsageError(_random(runner))
     as_run = propose(order) if propose and order != list(runner.state) else None
     proof = search(proposal, source, runner, placed.wanted, as_run=as_run, seconds=seconds)
     notes = (*([given.note] if given.note else ()), *changed, *placed.notes, *proof.notes)
     return replace(proof, notes=notes)
 
 
-def _not_random(got: Outputs, again: Outputs, placed: Placed) -> None:
-    """UsageError if a second run gives other outputs where they are compared: nothing would be proved."""
-    first = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
-    second = {n: [again[n][k] for k in at] for n, at in placed.picked.items()}
-    if not departure(second, first, ROUNDING, ROUNDING, scaled=True).same:
-        place = departure(again, got, ROUNDING, ROUNDING, scaled=True).first
-        where = f", beginning with {printable(place.name)}" if place and place.name else ""
-        raise UsageError(
-            f"the module computes something else when it runs again{where}: its outputs cannot prove anything; "
-            "switch off what is random in evaluation, or give outputs of submodules before that"
-        )
+def _random(runner: Adjustable) -> str:
+    """That nothing can be proved, as a second run gives other outputs, and the first submodule where it does."""
+    runner.picked = {}
+    first = departure(runner.outputs(), runner.outputs(), ROUNDING, ROUNDING, scaled=True).first
+    where = f", beginning with {printable(first.name)}" if first and first.name else ""
+    return (
+        f"the module computes something else when it runs again{where}: its outputs cannot prove anything; "
+        "switch off what is random in evaluation, or give outputs of submodules before that"
+    )
 
 
 def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import product
 from typing import Any
@@ -57,9 +57,9 @@ def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, li
 
 
 def _run(
-    module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], only: Collection[str] = ()
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """The outputs of all submodules, and the names of the whole's own: of a mapping or of fields, else ''."""
+    """The outputs of all submodules, or some, and the names of the whole's own: of a mapping or of fields, else ''."""
     found: dict[str, list[Any]] = {}
 
     def keep(name: str, out: Any) -> None:
@@ -67,7 +67,9 @@ def _run(
             found[name] = _flat(out)
 
     hooks = [
-        m.register_forward_hook(lambda _m, _i, out, name=name: keep(name, out)) for name, m in module.named_modules()
+        m.register_forward_hook(lambda _m, _i, out, name=name: keep(name, out))
+        for name, m in module.named_modules()
+        if not only or name in only
     ]
     modes = {m: m.training for m in module.modules()}
     module.eval()
@@ -103,12 +105,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from (leaf for n, v in value.items() for leaf in _leaves(v, str(n)))
     elif isinstance(value, list | tuple):
         yield from (leaf for v in value for leaf in _leaves(v, name))
-    elif value is not None and not isinstance(value, str | int | float | bool):
+    elif hasattr(value, "__array__"):  # of any framework; caches of keys and values, for one, are no outputs
         import numpy as np
 
-        found = np.array(value)
-        if found.dtype != object:
-            yield name, found
+        yield name, np.array(value)
 
 
 class Runner:
@@ -117,7 +117,7 @@ class Runner:
     def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.module, self.arguments, self.named = module, arguments, named
         self.labels: list[str] = []  # of the outputs of the whole
-        self.picked: Mapping[str, Sequence[int]] = {}  # the outputs of submodules that are compared; of others all
+        self.picked: Mapping[str, Sequence[int]] = {}  # the outputs that are compared; none: all
         found = module.state_dict(keep_vars=True)
         self.state = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
 
@@ -165,8 +165,9 @@ class Runner:
         raise error
 
     def outputs(self) -> dict[str, list[Any]]:
-        """The outputs of every submodule, in the order of execution."""
-        found, self.labels = _run(self.module, self.arguments, self.named)
+        """The outputs of the whole and of every submodule, or those that are compared, in the order of execution."""
+        only = {"", *self.picked} if self.picked else ()
+        found, self.labels = _run(self.module, self.arguments, self.named, only)
         return {n: [x[k] for k in self.picked.get(n, range(len(x)))] for n, x in found.items()}
 
     def used(self, names: Sequence[str]) -> set[str]:

@@ -518,3 +518,26 @@ def test_tensors_without_a_shape_are_named() -> None:
     with pytest.raises(UsageError, match="run the module once") as e:
         into.outline(torch.nn.Sequential(torch.nn.LazyLinear(3)))
     assert "0.weight" in e.value.message
+
+
+def test_nothing_is_drawn_where_there_is_no_memory() -> None:
+    """torch imports its compiler for that, which takes seconds."""
+    from ckptconv.torch import Undrawn
+
+    with Undrawn():
+        here = torch.zeros(9)
+        assert torch.nn.init.normal_(here).any()
+        assert here.uniform_(2, 3).min() >= 2
+        nowhere = torch.empty(9, device="meta")
+        assert torch.nn.init.normal_(nowhere) is nowhere
+        assert nowhere.uniform_() is nowhere
+
+
+def test_what_is_no_array_is_no_output() -> None:
+    """A cache of keys and values, as Transformers has it, can be iterated over and is ragged."""
+
+    class Cache:
+        def __iter__(self) -> Any:
+            return iter([[1], [1, 2]])
+
+    assert [a.tolist() for a in _flat({"y": torch.ones(1), "past": Cache()})] == [[1]]
