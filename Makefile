@@ -8,19 +8,30 @@ LOCK ?= $(VENV)-lock
 SHELL = bash
 MINUTES ?= 60
 FAMILIES ?=
+STORE ?= s3
 DIFFER = numpy safetensors flax hdf5 tf keras
 BENCH ?= build/bench
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
 PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
 
-.PHONY: help quick format lint schemas test check cover docs fixtures proto fuzz bench build lock audit demo clean
+.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz bench build lock audit demo clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
 quick: $(QUICK)/quick.done ## tests that need no framework and are not slow; of random cases and long tables a few
 	CKPTCONV_EFFORT=0.04 $(call bin,$(QUICK))/python $(PYTEST) -m "not slow"
+
+store: $(VENV)-$(STORE)/store-$(STORE).done ## tests with the real client of STORE=s3, gs or hf, and no other
+	$(call bin,$(VENV)-$(STORE))/python -c "import $(CLIENT_$(STORE))"  # otherwise they would be skipped
+	$(call bin,$(VENV)-$(STORE))/python $(PYTEST) $(addprefix tests/storage/,$(TESTS_$(STORE)))
+CLIENT_s3 = s3fs, moto.server
+CLIENT_gs = gcsfs, gcp_storage_emulator.server
+CLIENT_hf = huggingface_hub
+TESTS_s3 = test_remote.py test_multipart.py
+TESTS_gs = test_gs.py
+TESTS_hf = test_hub.py
 
 format: $(VENV)/lint.done ## format the code, with the fixes that ruff is sure of
 	$(BIN)/ruff check --fix-only .
@@ -120,7 +131,7 @@ ifdef LOCKED
 
 else
 
-$(VENV)/core.done $(QUICK)/core.done $(FUZZ)/core.done $(PROTO)/core.done $(LOCK)/core.done: pyproject.toml
+$(VENV)/core.done $(QUICK)/core.done $(FUZZ)/core.done $(PROTO)/core.done $(LOCK)/core.done $(VENV)-$(STORE)/core.done: pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(install) --upgrade "pip>=25.1" # knows dependency groups
 	$(install) -e .
@@ -141,5 +152,6 @@ $(QUICK)/quick.done: $(QUICK)/core.done
 $(FUZZ)/fuzz.done: $(FUZZ)/core.done
 $(PROTO)/proto.done: $(PROTO)/core.done
 $(LOCK)/lock.done: $(LOCK)/core.done
+$(VENV)-$(STORE)/store-$(STORE).done: $(VENV)-$(STORE)/core.done
 
 endif

@@ -1,7 +1,8 @@
 """What a large Ray cluster asks of the caller, simulated on this machine; and nodes that are killed.
 
-    python benchmarks/cluster.py [tasks] [plan] [kills]       prints one JSON object a line
+    python benchmarks/cluster.py [bare] [tasks] [plan] [kills]       prints one JSON object a line
 
+bare    tasks a second of Ray alone: a function that does nothing, submitted in a loop, so many at a time in flight
 tasks   tasks a second through the caller, with as many in flight as clusters of so many processors have; two processes
         run them, and do nothing
 plan    500 GB on 100 nodes of 32 processors: its plan, and the caller's part in running it, with tasks that do nothing
@@ -58,6 +59,25 @@ def nothing(_: object, task: int) -> int:
 
 def read_nothing(_: Work, jobs: Sequence[Job]) -> list[Receipt]:
     return [Receipt(job._replace(pieces=()), (), (), {}) for job in jobs]
+
+
+def bare(_: Path) -> None:
+    """The bound of what any caller can do here: no arguments, no bookkeeping, one wait for half of the tasks."""
+    ray.init(address="local", num_cpus=2, **SETTINGS)
+    remote = ray.remote(num_cpus=1)(lambda: None)
+    ray.get([remote.remote() for _ in range(500)])
+    for flying in (256, 8000):
+        began, cpu, left = time.perf_counter(), time.process_time(), [remote.remote() for _ in range(flying)]
+        started = flying
+        while left:
+            ended, left = ray.wait(left, num_returns=max(1, len(left) // 2), fetch_local=False)
+            ray.get(ended)
+            more = min(len(ended), TASKS - started)
+            left += [remote.remote() for _ in range(more)]
+            started += more
+        took, used = time.perf_counter() - began, time.process_time() - cpu
+        say(bare=True, in_flight=flying, per_second=round(TASKS / took), caller_us=round(used / TASKS * 1e6))
+    ray.shutdown()
 
 
 def tasks(_: Path) -> None:
@@ -135,7 +155,7 @@ def kills(home: Path, times: int = 20) -> None:
 def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(ckptconv.__file__).parents[1])
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    every = {"tasks": tasks, "plan": plan, "kills": kills}
+    every = {"bare": bare, "tasks": tasks, "plan": plan, "kills": kills}
     for name in sys.argv[1:] or list(every):
         home = Path(tempfile.mkdtemp())
         try:

@@ -1,8 +1,10 @@
-"""How cost grows: with tensors, bytes, checkpoints; planning many; uploading. Prints one JSON object a line.
+"""How cost grows, and what is left after kills: all figures of docs/scale.md. Prints one JSON object a line.
 
 python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [resume] [upload]
+                           [parents] [workers] [server] [latency] [cluster]
 
-`upload` needs the extra s3 and moto[server], and takes the server of the tests.
+`upload`, `server` and `latency` need the extra s3 and moto[server], and take the server of the tests; `cluster` needs
+the extra ray. interrupted.py describes those from `parents` to `latency`, cluster.py the last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import interrupted
 import numpy as np
 
 import ckptconv
@@ -123,7 +126,7 @@ print(len(found), took, rss)
 
 def planning(home: Path) -> None:
     """A dry run over many tiny checkpoints: planning without converting."""
-    for count in (10_000, 100_000):
+    for count in (10_000, 100_000, 300_000):
         source = tiny(home, count)
         said = subprocess.run([sys.executable, "-c", PLAN, source, home / "none", ""], check=True, capture_output=True)
         found, took, rss = map(float, said.stdout.split())
@@ -190,18 +193,22 @@ def upload(home: Path) -> None:
         s3.kill()
 
 
+def cluster(_: Path) -> None:
+    subprocess.run([sys.executable, Path(__file__).with_name("cluster.py")], check=True)
+
+
 def main() -> None:
-    home = Path(tempfile.mkdtemp())
     every = {
         "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "resume": resume,
-        "upload": upload,
+        "upload": upload, "parents": interrupted.parents, "workers": interrupted.workers, "server": interrupted.server,
+        "latency": interrupted.latency, "cluster": cluster,
     }  # fmt: skip
-    wanted = sys.argv[1:] or list(every)
-    try:
-        for name in wanted:
+    for name in sys.argv[1:] or list(every):
+        home = Path(tempfile.mkdtemp())
+        try:
             every[name](home)
-    finally:
-        shutil.rmtree(home)
+        finally:
+            shutil.rmtree(home)
 
 
 if __name__ == "__main__":

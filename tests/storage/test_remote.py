@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 from kit import same
+from line import Line
 from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
@@ -32,61 +32,6 @@ MB = 10**6
 
 
 # --- an S3 server, and a counter on the line to it --------------------------------------------------------------
-
-
-class Line:
-    """A TCP proxy that counts the bytes the server sends and the requests it gets, and that can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self.received, self.requests, self._to = 0, 0, port
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self.port = 0
-        self.mend()
-
-    def cut(self) -> None:
-        """As if the server was killed: connections end, and no more are accepted."""
-        for s in (self._door, *self._open):
-            with suppress(OSError):
-                s.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-
-    def mend(self) -> None:
-        self._door = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._door.getsockname()[1]
-        threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
-
-    def _accept(self, door: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = door.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._to))
-            self._open |= {client, server}
-            threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                with self._lock:
-                    self.received += len(data) * down
-                    self.requests += (
-                        0 if down else sum(data.count(m) for m in (b"GET /", b"HEAD /", b"PUT /", b"POST /"))
-                    )
-                sink.sendall(data)
-        except OSError:
-            pass
-        self._open -= {source, sink}
-        for s in (source, sink):
-            try:
-                s.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def reset(self) -> None:
-        self.received = self.requests = 0
 
 
 @pytest.fixture(scope="module")
