@@ -166,8 +166,7 @@ def _say(found: Checkpoint, total: Totals) -> None:
     show.notes([n for n in found.notes if n.kind != "dropped"])  # the user knows what was not selected
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:
-        kinds = [f"{n:,} {role}" for role, n in total.roles.items() if role]
-        counts += f", {total.all:,} with {', '.join(kinds)}"
+        counts += f", {total.all:,} with {total.others}"
     show.talk(f"{found.format}: {many(total.tensors, 'tensor')}, {in_bytes(total.bytes)}, {counts}")
 
 

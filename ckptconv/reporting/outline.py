@@ -21,6 +21,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import UsageError
 from ..messages import did_you_mean, fold
+from ..rules import passes
 from ..rules.passes import separator
 
 # The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
@@ -58,6 +59,11 @@ class Totals(NamedTuple):
     all: int  # of weights, slots and the rest
     roles: dict[str, int]  # tensors by role
     dtypes: dict[str, int]  # bytes by dtype
+
+    @property
+    def others(self) -> str:
+        """What is there beside the weights: 74 optimizer slots, 1 step counter."""
+        return passes.in_roles(self.roles)
 
 
 def totals(checkpoint: Checkpoint) -> Totals:

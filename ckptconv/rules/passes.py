@@ -153,20 +153,20 @@ ROLES: dict[Role, str] = {
 }  # fmt: skip
 
 
-def _by_role(tensors: Iterable[Tensor]) -> str:
-    """What tensors are that are not weights: 74 optimizer slots, 1 step counter."""
-    counts = Counter(t.role for t in tensors)
-    return ", ".join(many(counts[r], noun) for r, noun in ROLES.items() if counts[r])
+def in_roles(counts: Mapping[str, int]) -> str:
+    """What tensors are that are not weights: 74 optimizer slots, 1 step counter. counts: by role."""
+    return ", ".join(many(counts[r], noun) for r, noun in ROLES.items() if counts.get(r))
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """Drop optimizer slots, steps, averages and other training state."""
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
+    others = in_roles(Counter(checkpoint[n].role for n in left))
     if left and not keep:
         hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
-        raise UsageError(f"weights_only=True leaves nothing of {_by_role(checkpoint.values())}{hint}")
-    dropped = Note("dropped", _by_role(checkpoint[n] for n in left), left)
+        raise UsageError(f"weights_only=True leaves nothing of {others}{hint}")
+    dropped = Note("dropped", others, left)
     return checkpoint.with_tensors(keep, *([dropped] if left else []))
 
 

@@ -60,7 +60,7 @@ def test_table_lists_every_tensor_and_counts_slots_apart(cli: Run, model: Path) 
     assert len(done.stdout.splitlines()) == 1 + len(MODEL)
     assert re.search(r"^bert/layer_11/kernel/adam_m +float32 +4x8 +32 +128 B +slot$", done.stdout, re.M)
     assert re.search(r"^global_step +int64 +scalar +1 +8 B +step$", done.stdout, re.M)
-    assert f"{12 * 32 + 3} parameters in weights, {24 * 32 + 4} with 12 slot, 1 step" in done.stderr
+    assert f"{12 * 32 + 3} parameters in weights, {24 * 32 + 4} with 12 optimizer slots, 1 step counter" in done.stderr
 
 
 def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
