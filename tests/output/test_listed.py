@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +77,15 @@ def test_arrays_of_an_older_folder_are_seen_whatever_they_are_called(folder: str
     ckptconv.save({"zebra": np.ones(3), "yak": np.ones(2)}, at, format="npy")
     with pytest.raises(ckptconv.StorageError, match=r"ckptconv\.json|zebra|yak|already"):
         ckptconv.save({"ant": np.ones(3)}, at, format="npy")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_a_folder_and_its_files_have_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        ckptconv.save({"w": np.ones(3)}, tmp_path / "out", format="npy")
+    finally:
+        os.umask(old)
+    found = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "out", *(tmp_path / "out").iterdir())}
+    assert found.pop("out") == 0o755
+    assert set(found.values()) == {0o644}
