@@ -153,3 +153,14 @@ def test_transformers_reads_what_we_write(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path / "m")
     back = transformers.BertModel.from_pretrained(tmp_path / "m")
     assert all(torch.equal(t, back.state_dict()[n]) for n, t in model.state_dict().items())
+
+
+def test_ties_within_a_shard_are_kept(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    shared = torch.arange(3.0)
+    torch.save({"a": shared, "b": shared}, tmp_path / names[0])
+    torch.save({"c": torch.ones(2)}, tmp_path / names[1])
+    weight_map = {"a": names[0], "b": names[0], "c": names[1]}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert ckptconv.open(tmp_path).ties == (("a", "b"),)

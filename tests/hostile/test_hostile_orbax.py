@@ -289,3 +289,8 @@ def test_a_stranger_is_not_read_through_links_or_paths(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(np.arange(4, dtype="f4").tobytes())
     with refused():
         ckptconv.open(home)
+
+
+def test_a_folder_without_arrays(tmp_path: Path) -> None:
+    with refused("holds no arrays of Orbax or zarr"):
+        ckptconv.open(tmp_path, format="orbax")

@@ -541,3 +541,48 @@ def test_whether_it_begins_with_a_node(head: bytes, is_one: bool) -> None:
 )
 def test_the_tag_of_the_first_value(head: bytes, tag: int) -> None:
     assert table.first_value_tag(head) == tag
+
+
+# --- partitioned variables of a bundle --------------------------------------------------------------------------
+
+Part = tuple[tuple[int, int] | None, int, Dims]  # the extent of the key, and the dtype and shape that are stored
+HALVES: list[Part] = [((0, 2), FLOAT, (2,)), ((2, 2), FLOAT, (2,))]
+
+
+def partitioned(folder: Path, listed: list[tuple[int, int] | None], stored: list[Part]) -> Path:
+    """A bundle with a float32 variable of 4 elements in slices; four bytes of data for each of them."""
+    pairs, data = [(b"", pb.BundleHeaderProto(num_shards=1).SerializeToString())], b""
+    whole = pb.BundleEntryProto(dtype=FLOAT, shape=shaped((4,)), slices=[span(extent) for extent in listed])
+    pairs.append((b"w", whole.SerializeToString()))
+    for extent, dtype, shape in stored:
+        raw = np.arange(len(data) // 4, len(data) // 4 + int(np.prod(shape)), dtype="<f4").tobytes()
+        entry = pb.BundleEntryProto(
+            dtype=dtype, shape=shaped(shape), offset=len(data), size=len(raw), crc32c=mask(crc32c(raw))
+        )
+        pairs.append((slices.key(b"w", span(extent)), entry.SerializeToString()))
+        data += raw
+    (folder / "m.index").write_bytes(table_write.build(sorted(pairs)))
+    (folder / "m.data-00000-of-00001").write_bytes(data)
+    return folder / "m"
+
+
+def test_slices_are_joined(tmp_path: Path) -> None:
+    found = ckptconv.open(partitioned(tmp_path, [(0, 2), (2, 2)], HALVES))
+    assert found["w"].numpy().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("listed", "stored", "words"),
+    [
+        ([(0, 2), (2, 2)], HALVES[:1], r"the slice \[2:4\] is listed but not stored"),
+        ([(0, 2), (2, 3)], HALVES, r"a slice is outside \[4\]"),
+        ([(0, 2), (2, 2)], [HALVES[0], ((2, 2), 3, (2,))], r"\[2:4\] is stored with dtype 3 and shape \[2\]"),
+        ([(0, 2), (2, 2)], [HALVES[0], ((2, 2), FLOAT, (1,))], r"\[2:4\] is stored with dtype 1 and shape \[1\]"),
+        ([(0, 2), (2, 2)], [HALVES[0], ((2, 2), FLOAT, (2, 1))], r"\[2:4\] is stored with dtype 1 and shape \[2, 1\]"),
+    ],
+)
+def test_slices_that_do_not_fit(
+    listed: list[tuple[int, int] | None], stored: list[Part], words: str, tmp_path: Path
+) -> None:
+    with refused(words):
+        ckptconv.open(partitioned(tmp_path, listed, stored))["w"].numpy()
