@@ -285,3 +285,13 @@ def test_slices_that_take_too_long_to_compare_are_refused():
     tiles = boxes(*(((i, i), (n - i, 1)) for i in range(n)), *(((0, i), (i, 1)) for i in range(1, n)))
     with pytest.raises(UnsafeCheckpoint):
         slices.joined(tiles, (n, n), "url", "w")
+
+
+@pytest.mark.parametrize("key", [b"A", b"a\0", b"zz"])
+def test_a_key_that_is_not_there(tmp_path, key):
+    bundle(tmp_path, INDEX)
+    with Reader(str(tmp_path / "m.index")) as f:
+        found = table.Table(f)
+        assert found.get(b"a").hex() == "08011204120208022808" + "35593ce535"
+        with pytest.raises(CorruptCheckpoint, match=f"the key {key.hex()} is not in the table"):
+            found.get(key)
