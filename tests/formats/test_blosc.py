@@ -27,7 +27,7 @@ def test_tensorstore() -> None:
     want.pop(OWN)
     assert_equal(Checkpoint({n: t for n, t in found.items() if n != OWN}), want)
     assert np.array_equal(found["v3/lz4"][12:14, 3::50], want["v3/lz4"][1][12:14, 3::50])
-    with refused("blosc with blosclz is not read; save the array with lz4"):
+    with refused("packed with blosclz, which is not read; save the array with lz4"):
         found[OWN].numpy()
 
 
@@ -85,7 +85,7 @@ REFUSED = {
     ),
     "damaged": (chunk(b"\xff" * 30), "does not unpack to 200 bytes"),
     "stored, too short": (struct.pack("<4B3I", 2, 1, 2, 1, 200, 200, 116) + PLAIN[:100], "does not end where it says"),
-    "another compressor": (chunk(LZ4, flags=7 << 5), "its compressor number 7 is not read"),
+    "another compressor": (chunk(LZ4, flags=7 << 5), "its compressor number 7, which is not read"),
     "streams that do not fill it": (
         chunk(*[bytes(133)] * 3, element=3, size=400, block=400),
         "do not fill",
@@ -112,6 +112,17 @@ def test_whatever_is_changed_gives_no_more_than_fits(data: st.DataObject) -> Non
     except CkptError:
         pass
     assert total <= 256
+
+
+@pytest.mark.parametrize("element", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [8, 24, 800])
+def test_bits_are_put_back_in_their_order(count: int, element: int) -> None:
+    """Bit k of byte j of all elements stands together, the first element's in the lowest bit."""
+    data = np.random.default_rng(count).integers(0, 256, (count, element), dtype="u1")
+    bits = np.unpackbits(data[:, :, None], axis=2, bitorder="little").transpose(1, 2, 0)
+    shuffled = np.packbits(bits, axis=2, bitorder="little").tobytes()
+    stored = chunk(shuffled, element=element, size=len(shuffled), block=len(shuffled), flags=4 | 16 | 32)
+    assert read(stored, len(shuffled)) == data.tobytes()
 
 
 def test_a_checksum_around_it() -> None:
