@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -286,11 +287,21 @@ def main() -> None:
     for job in JOBS:
         if any(text in job.title for text in args.only.split("|")):
             lines += measured(job, files, args.runs)
+    lines += ["", summary(lines)]
+    print(lines[-1])
     if args.write:
         text = args.write.read_text(encoding="utf-8")
         (head, rest), mark = text.split(MARKS[0]), MARKS[1]
         tail = rest.split(mark, 1)[1]
         args.write.write_text("\n".join((f"{head}{MARKS[0]}\n", *lines, f"\n{mark}{tail}")), encoding="utf-8")
+
+
+def summary(lines: Sequence[str]) -> str:
+    """How many of its jobs each tool does."""
+    rows = [[cell.strip(" *") for cell in line.split("|")[2:4]] for line in lines if line.startswith("| ")][2:]
+    given, does = Counter(tool for tool, _ in rows), Counter(tool for tool, can in rows if can == "yes")
+    several = ", ".join(f"{tool} {does[tool]} of {n}" for tool, n in given.most_common() if n > 1)
+    return f"Jobs done, of those that a tool was given: {several}; all others had one."
 
 
 MARKS = "<!-- measured: benchmarks/comparison.py -->", "<!-- end -->"

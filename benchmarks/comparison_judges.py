@@ -10,7 +10,7 @@ from typing import NamedTuple
 import ckptconv
 from ckptconv.checkpoint import Checkpoint
 
-LIMIT = 60  # seconds of a run
+LIMIT = 40  # seconds of a run
 
 
 class Done(NamedTuple):
