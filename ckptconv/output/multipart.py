@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ..errors import CkptError, StorageError
 from ..storage import lookups
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PART = 5 * 2**20  # bytes, the least that S3 takes: every writer and sender holds one or two in memory
 MOST = 9_000  # parts of an object; S3 takes 10,000, and a file may grow when it is sealed
+COMPOSED = 32  # objects that Google's store composes at a time
 SENDERS = 3  # parts of the local file that are sent at once
 
 Range = tuple[int, int]  # the first byte, and the one after the last
@@ -60,7 +62,49 @@ class S3:
         self._ask("abort_multipart_upload", UploadId=self._id)
 
 
-STORES: dict[str, Callable[[str], S3]] = {"s3": S3, "s3a": S3}
+class GCS:
+    """Objects that Google's store composes, 32 at a time, in a folder `.NAME.ckptconv-...`, which readers skip.
+
+    A kill leaves them there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._fs, self._path = filesystem(url)
+        above, _, base = self._path.rpartition("/")
+        self._url, self._home = url, f"{above}/.{base}.ckptconv-{uuid4().hex}"
+        self._made: list[str] = []  # appended to by all threads
+
+    def send(self, number: int, data: bytes | bytearray) -> str:
+        where = f"{self._home}/{number:05}"
+        self._made.append(where)
+        with asking(self._url):
+            self._fs.pipe_file(where, bytes(data), consistency="md5")
+        return where
+
+    def complete(self, tags: Sequence[str]) -> None:
+        level, names = [*tags], (f"{self._home}/some-{n:05}" for n in count())
+        while len(level) > COMPOSED:
+            groups = [level[k : k + COMPOSED] for k in range(0, len(level), COMPOSED)]
+            level = [self._composed(next(names), group) for group in groups]
+        self._composed(self._path, level)
+        with suppress(CkptError):  # the object is there
+            self.abort()
+
+    def _composed(self, where: str, some: Sequence[str]) -> str:
+        if where != self._path:
+            self._made.append(where)
+        with asking(self._url):
+            self._fs.merge(where, [*some])
+        return where
+
+    def abort(self) -> None:
+        for where in self._made:
+            with suppress(CkptError), asking(self._url):
+                self._fs.rm_file(where)
+
+
+Sender = S3 | GCS
+STORES: dict[str, Callable[[str], Sender]] = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS}
 
 
 @dataclass
@@ -78,13 +122,13 @@ class Multipart:
     Any number of threads write. The one that fills a part sends it, so that no more parts wait than threads write.
     """
 
-    def __init__(self, url: str, size: int, tensors: Iterable[Range], store: Callable[[str], S3]) -> None:
+    def __init__(self, url: str, size: int, tensors: Iterable[Range], store: Callable[[str], Sender]) -> None:
         self._url, self._store, self._size = url, store, size
         self._part = PART * -(-size // (PART * MOST))
         self._direct = frozenset(_inside(tensors, self._part, last=(size - 1) // self._part))
         self._open: dict[int, _Part] = {}
         self._tags: dict[int, str] = {}
-        self._upload: S3 | None = None
+        self._upload: Sender | None = None
         self._lock = threading.Lock()
 
     @property
