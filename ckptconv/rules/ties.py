@@ -63,7 +63,7 @@ def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, li
             gone |= dict.fromkeys(n for n in there if n != known[0] and n not in own)
     if not gone:
         return checkpoint, []
-    note = Note("tied", f"{len(gone)} tied tensors are assumed to be equal and were left out", tuple(gone))
+    note = Note("tied", "assumed to be equal to what they are tied to, and left out", tuple(gone))
     return checkpoint.with_tensors({n: t for n, t in checkpoint.tensors.items() if n not in gone}), [note]
 
 
