@@ -47,7 +47,8 @@ def diff(
     different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors) and `pairs` (the differences); print() shows it as a
-    table. Raises UsageError for a negative tolerance, and what `open` and the conversion raise.
+    table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative tolerance, and what `open` and
+    the conversion raise.
     """
     from ..verification import compare
 

@@ -166,9 +166,8 @@ class Shelf:
         first, last = sorted(map(readable.index, ends))
         urls = readable[first : last + 1]
         if not 3 <= len(urls) <= LONGEST:
-            raise StorageError(
-                f"a series has 3 to {LONGEST} checkpoints, and between these two there are {len(urls) - 2}"
-            )
+            what = f"from the first to the last of these there are {len(urls)}"
+            raise StorageError(f"a series has 3 to {LONGEST} checkpoints; {what}")
         return self._several(urls if urls[0] == ends[0] else urls[::-1], watch)
 
     def _several(self, urls: Sequence[str], watch: Watch) -> str:

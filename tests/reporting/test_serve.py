@@ -250,8 +250,9 @@ def test_a_series_that_is_none_is_refused(run: server.Server, monkeypatch: pytes
     torn = next(str(n) for source, n in run.shelf._numbers.items() if "epoch-9" in source)
     monkeypatch.setattr(shelf, "LONGEST", 9)
     for a, b, words in (
-        (zero, one, "3 to 9 checkpoints, and between these two there are 0"),
-        (zero, ten, "3 to 9 checkpoints, and between these two there are 8"),
+        (zero, zero, "3 to 9 checkpoints; from the first to the last of these there are 1"),
+        (zero, one, "there are 2"),
+        (zero, ten, "there are 10"),
         (zero, torn, "can be read"),
     ):
         got = Got(run, f"{base(run)}series?a={a}&b={b}")
