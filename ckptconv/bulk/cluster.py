@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
+from itertools import chain, islice
 from threading import Event
 from typing import Any
 
@@ -29,17 +30,20 @@ def run(
     Workers that see the same ledger also see the same output folder.
     """
     config = config._replace(folder=ray_engine.absolute(config.folder))
-    sent = {i.at: i._replace(found=_absolute(i.found)) for i in todo}
-    known = {i.at: i for i in todo}
+    number = {i.at: k for k, i in enumerate(todo)}  # items are packed: a zoo may have millions
+
+    def sent(large: bool) -> Iterator[Conversion]:
+        return (i._replace(found=_absolute(i.found)) for i in todo if (i.found.size >= LARGE) == large)
+
     with ray_engine.cluster(engine) as ray:
-        reads = {url: status.size for i in sent.values() for url, status in i.found.files[:1]}
+        some = chain(sent(True), sent(False))
+        reads = {url: status.size for i in islice(some, MAX_PROBES) for url, status in i.found.files[:1]}
         beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
-        ray_engine.probe(ray, dict(list(reads.items())[:MAX_PROBES]) | beside, list(beside))
-        small = [i for i in sent.values() if i.found.size < LARGE]
-        tasks = ray_engine.apply(ray, work, config, small, config.memory + ray_engine.BESIDE)
-        with closing(_beside(tasks, partial(_spread, config, engine), [*sent.values()])) as results:
+        ray_engine.probe(ray, reads | beside, list(beside))
+        tasks = ray_engine.apply(ray, work, config, sent(False), config.memory + ray_engine.BESIDE)
+        with closing(_beside(tasks, partial(_spread, config, engine), [*sent(True)])) as results:
             for item, result in results:
-                yield known[item.at], result
+                yield todo[number[item.at]], result
 
 
 def _beside(
@@ -48,7 +52,7 @@ def _beside(
     """The results of tasks, and of large items, which threads of this process see to."""
     stop, threads = Event(), ThreadPoolExecutor(AT_ONCE)
     try:
-        large = {threads.submit(do, stop, i): i for i in items if i.found.size >= LARGE}
+        large = {threads.submit(do, stop, i): i for i in items}
         for result in tasks:
             yield result
             for done in [future for future in large if future.done()]:

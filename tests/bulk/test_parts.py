@@ -338,8 +338,7 @@ def test_workers_share_the_memory(
     assert config.sync is not hasattr(os, "sync")
 
 
-def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "LARGE", 10)
+def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them() -> None:
     started, stopped = threading.Event(), threading.Event()
 
     def convert(stop: threading.Event, one: Conversion) -> str:
@@ -350,7 +349,7 @@ def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them(monkeypatch: pyt
         return f"large {one.at}"
 
     small, large = [item("a", 9), item("b", 1)], [item("l", 10), item("slow", 11)]
-    results = cluster._beside(iter([(i, "small") for i in small]), convert, [*small, *large])
+    results = cluster._beside(iter([(i, "small") for i in small]), convert, large)
     found = [next(results) for _ in range(3)]
     assert sorted((i.at, what) for i, what in found) == [("a", "small"), ("b", "small"), ("l", "large l")]
     assert started.wait(30)
