@@ -130,22 +130,32 @@ class Search:
                 best = distance, found
         if best[1] is None:
             return False
-        for k, p in best[1].pairs.items():
-            self.pairs[k] = p
-        self.kept.append(best[1].text)
-        self.load(best[1].pairs)
+        self._keep(best[1])
         return True
 
+    def _keep(self, found: Alternative) -> None:
+        for k, p in found.pairs.items():
+            self.pairs[k] = p
+        self.kept.append(found.text)
+        self.load(found.pairs)
+
     def settled(self) -> tuple[set[int], tuple[str, ...]]:
-        """The places of pairs that the outputs prove, and the targets of those that they do not."""
+        """The places of pairs that the outputs prove, and the targets of those that they do not.
+
+        An alternative with which they agree much better, by more than rounding, is kept.
+        """
         unsure = {k: p for k, p in enumerate(self.pairs) if not p.sure}
         names = [n for p in unsure.values() for n in (*p.targets, *(f for f, _ in p.fills))]
         used = self.runner.used(names)
         bad = {k for k, p in unsure.items() if not set(p.targets) <= used}
         for found in self._alternatives():
-            if set(found.pairs) <= bad:
+            if set(found.pairs) <= bad and self.distance.error <= settings.ROUNDING:
                 continue
-            if self._spent() or self._attempt(found)[0].same:
+            comparison, distance = (self.comparison, self.distance) if self._spent() else self._attempt(found)
+            if self.distance.error > settings.ROUNDING and distance.error < self.distance.error * BETTER:
+                self._keep(found)
+                return self.settled()
+            if comparison.same:
                 bad |= set(found.pairs)
         return set(unsure) - bad, tuple(n for k in sorted(bad) for n in self.pairs[k].targets)
 

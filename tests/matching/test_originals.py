@@ -179,3 +179,35 @@ def test_outputs_that_prove_nothing(wanted: dict[str, Any], why: str, tmp_path: 
     ckptconv.save({"net/dense/kernel": np.eye(5, dtype="f4")}, tmp_path / "a.npz")
     with pytest.raises(ckptconv.UsageError, match=why):
         ckptconv.match(tmp_path / "a.npz", Scaled(1), check=({"x": np.zeros((4, 5), "f4")}, wanted))
+
+
+class Faint(torch.nn.Module):
+    """Two layers that the output hardly depends on, defined in another order than the original's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.p, self.main = (torch.nn.Linear(6, 6 + (k == 2)) for k in range(3))
+
+    def forward(self, x: Any) -> Any:
+        faint = self.p(x) - 2 * self.q(x)
+        return torch.cat([self.main(x), 1e-5 * faint], -1) @ torch.ones(13, 3)
+
+
+def test_of_answers_within_the_tolerance_the_one_that_is_nearer_by_far_is_kept(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    original = Faint().eval()
+    source = {}
+    for k, layer in enumerate((original.p, original.q, original.main), 1):
+        source |= {
+            f"net/dense_{k}/kernel": layer.weight.detach().numpy().T,
+            f"net/dense_{k}/bias": layer.bias.detach().numpy(),
+        }
+    ckptconv.save(source, tmp_path / "a.npz")
+    x = np.random.default_rng(3).normal(size=(64, 6)).astype("f4")
+    with torch.no_grad():
+        wanted = original(torch.from_numpy(x)).numpy()
+    module = Faint()
+    found = ckptconv.match(tmp_path / "a.npz", module, check=({"x": x}, {"y": wanted}))
+    assert found.proof is not None
+    assert found.proof.kept == ("q and p exchanged",)
+    assert torch.equal(module.p.weight, original.p.weight)
