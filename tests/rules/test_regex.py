@@ -68,7 +68,8 @@ def test_replacements(text: str, to: str, name: str, wanted: str) -> None:
     ("text", "says"),
     [
         ("(a", "a group without its end"), ("a)", "a closing bracket too many"), ("*a", "repeats nothing"),
-        ("a**", "repeats a repetition"), ("[a", "a class without its end"), ("a\\", "backslash"),
+        ("a**", "repeats a repetition"), ("a?+b", "repeats a repetition"),
+        ("[a", "a class without its end"), ("a\\", "backslash"),
         (r"(a)\1", "backslash"),
         (r"a\b", "backslash"), ("(?=a)", "looks around"), ("a{9999}", "too large"), ("(a{999}){9}", "too large"),
         ("a{3,2}", "ends before it begins"), ("(" * 60 + ")" * 60, "nests groups too deeply"),
