@@ -25,7 +25,7 @@ def read(path: Path, format: str | None, how: Reading) -> int:
     from ckptconv.formats.detect import open_checkpoint
 
     if format == "manifest":
-        return len(manifest.read(str(path), manifest.Settings()))
+        return sum(1 for _ in manifest.read(str(path), manifest.Settings()))
     count = 0
     for found in discover([str(path)])[:4]:
         with suppress(CkptError):

@@ -19,9 +19,9 @@ from .common import Case, Outward, Values, array, dtype, some_shape
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz",
-    "float8_e5m2fnuz", "float8_e8m0fnu", "int4", "uint4", "int2", "uint2", "float4_e2m1fn",
+    "float8_e5m2fnuz", "float8_e3m4", "float8_e8m0fnu", "int4", "uint4", "int2", "uint2", "float4_e2m1fn",
 )  # fmt: skip
-OTHERS = ("S3", "U2", "M8[s]", "V4", "float128", "float8_e3m4", "float6_e2m3fn")
+OTHERS = ("S3", "U2", "M8[s]", "V4", "float128", "float6_e2m3fn")
 KEYS = ("params", "kernel", "0", "1", "é", "a b", "x.y", "", "日本", "batch_stats", "w" * 40)
 PLAIN = (
     0, 1, -1, 127, 128, -33, 2**31, 2**40, 2**63, 2**64 - 1, -(2**63), 0.5, float("nan"), -0.0, True, False, None, 1j,

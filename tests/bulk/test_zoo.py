@@ -532,7 +532,7 @@ def test_failures_of_different_reasons_are_different_causes() -> None:
         first.format(3, 3) + "  b: it has no dtype string\n  c: it has no dtype string",
         first.format(2, 9) + "  d: it has no dtype complex128",
     ]
-    made = [summary._pattern(m) for m in messages]
+    made = [summary.pattern(m) for m in messages]
     assert made[0] == made[2] != made[1]
 
 
