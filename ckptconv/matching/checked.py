@@ -10,6 +10,7 @@ from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from ..messages import printable
 from ..verification.outputs import departure
+from .evidence import bits
 from .given import arguments, arrays, places
 from .pairs import Proposal, parent
 from .proof import SECONDS, Proof
@@ -55,6 +56,8 @@ def prove(
         raise UsageError(f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {shapes}") from e
     got = runner.outputs()
     placed = places(proposal, got, runner.labels, wanted)
+    if not bits(placed.wanted, ROUNDING):
+        raise UsageError("all outputs are the same number, which proves nothing; give others, or those before them")
     runner.picked = placed.picked
     order = _as_run(list(runner.state), list(got))
     got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}

@@ -18,6 +18,7 @@ from ..messages import many
 from ..verification.outputs import Comparison
 from . import settings
 from .attempts import Runner, Search
+from .evidence import ENOUGH, bits
 from .pairs import Proposal
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ SHARE = 0.2  # of the time, for settings of the module before and after
 # vocabulary are all less than 1e-4, so that no fixed number would do.
 RTOL, ATOL = 1e-3, 1e-4
 
+FEW = (
+    "the outputs hold too little to prove weights, as others give them by chance, so that none are tried; give more "
+    "rows, or what comes before a last argmax or threshold"
+)
 AS_RUN = "the modules in the order in which they run"
 
 
@@ -80,8 +85,9 @@ def prove(
     until = time.monotonic() + seconds
     search = Search(proposal, source, runner, wanted, (rtol, atol), tries, until)
     search.load_all()
-    tuned = search.tune(seconds * SHARE, singly=False)
-    if search.comparison.same:
+    few = bits(wanted, atol) < ENOUGH  # no search, which would find something by chance
+    tuned = 0 if few else search.tune(seconds * SHARE, singly=False)
+    if search.comparison.same or few:
         pass
     elif as_run and _differ(as_run, proposal):
         search.tries, search.until = tries // 2, time.monotonic() + seconds / 2
@@ -90,13 +96,14 @@ def prove(
         search = _either(search, other)
     else:
         search.searched()
-    tuned += search.tune(seconds * SHARE, singly=True) if not search.comparison.same else 0
+    if not few and (search.kept or not search.comparison.same):
+        tuned += search.tune(seconds * SHARE, singly=not search.comparison.same)
     proposal, chosen, turned = search.proposal, runner.chosen, runner.chosen.get(settings.ARRAYS)
     runner.chosen = {settings.ARRAYS: turned} if turned else {}
     as_it_is = search.run()[0] if chosen else search.comparison
     runner.chosen = chosen
     found = search.hints()
-    settled, undecided = search.settled() if search.comparison.same else (set(), ())
+    settled, undecided = (set(), ()) if few or not search.comparison.same else search.settled()
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else p
         for k, p in enumerate(search.pairs)
@@ -104,7 +111,10 @@ def prove(
     return Proof(
         replace(proposal, pairs=pairs), as_it_is, search.tried, tuple(search.kept), undecided, search.why,
         tuned=tuned, hints=found, tuned_to=search.comparison if found else None,
-        notes=(f"channels come last in the {turned}, as the outputs agree only then",) if turned else (),
+        notes=(
+            *([f"channels come last in the {turned}, as the outputs agree only then"] if turned else []),
+            *([FEW] if few else []),
+        ),
     )  # fmt: skip
 
 
