@@ -139,7 +139,8 @@ def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     now = int(time.time())
     if isinstance(result, CkptError):
-        ours = item.ours and item.state == "changed"
+        # a worker that died may have published the output, which the next run then replaces
+        ours = item.ours and (item.state in ("changed", "retry") or isinstance(result, pool.WorkerDied))
         return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message, ended=now)
     return _entry(item, "done", ours=True, ended=now, **result._asdict())
 

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.bulk import run, summary
+from ckptconv.bulk import pool, run, summary
 from ckptconv.bulk.discover import discover
 from ckptconv.errors import CkptError, StorageError, UsageError
 
@@ -553,3 +554,41 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script.write_text("\n".join(lines))
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["begun", "2", str(script), ""]
+
+
+def test_an_output_of_a_worker_that_died_is_replaced_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died between the publication and its report; a second failure does not forget whose the output is."""
+    ckptconv.save({"w": np.arange(3.0)}, tmp_path / "in" / "m.npz")
+    ends: list[CkptError | None] = [pool.WorkerDied("the worker process ended"), StorageError("is away"), None]
+
+    def one(do: Any, todo: Any, *_: object) -> Any:
+        for item in todo:
+            end = ends.pop(0)
+            done = None if isinstance(end, StorageError) else do(item)
+            yield item, end or done
+
+    monkeypatch.setattr(run.pool, "run", one)
+    said = []
+    for _ in range(3):
+        run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, each=said.append)
+    assert [(e.state, e.ours) for e in said] == [("failed", True), ("failed", True), ("done", True)]
+    assert ckptconv.open(tmp_path / "out" / "m.safetensors")["w"].numpy().tolist() == [0, 1, 2]
+
+
+def test_a_file_that_is_there_before_a_worker_dies_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckptconv.save({"w": np.arange(3.0)}, tmp_path / "in" / "m.npz")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "m.safetensors").write_bytes(b"foreign")
+
+    def dead(do: Any, todo: Any, *_: object) -> Any:
+        yield from ((item, pool.WorkerDied("the worker process ended")) for item in todo)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.pool, "run", dead)
+        assert run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True).failed
+    assert run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True).failed
+    assert (tmp_path / "out" / "m.safetensors").read_bytes() == b"foreign"
