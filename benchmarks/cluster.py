@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from parts import run_parts
 
 import ckptconv
 from ckptconv.engine import ray as engine
@@ -156,12 +154,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(ckptconv.__file__).parents[1])
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     every = {"bare": bare, "tasks": tasks, "plan": plan, "kills": kills}
-    for name in sys.argv[1:] or list(every):
-        home = Path(tempfile.mkdtemp())
-        try:
-            every[name](home)
-        finally:
-            shutil.rmtree(home)
+    run_parts(every)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts import run_parts
 
 import ckptconv
 from ckptconv import Resources
@@ -181,12 +182,7 @@ def latency(home: Path, count: int = 1000, jobs: int = 32) -> None:
 
 def main() -> None:
     every = {"parents": parents, "workers": workers, "server": server, "latency": latency}
-    for name in sys.argv[1:] or list(every):
-        home = Path(tempfile.mkdtemp())
-        try:
-            every[name](home)
-        finally:
-            shutil.rmtree(home)
+    run_parts(every)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import interrupted
 import numpy as np
+from parts import run_parts
 
 import ckptconv
 from ckptconv import Resources
@@ -203,12 +203,7 @@ def main() -> None:
         "upload": upload, "parents": interrupted.parents, "workers": interrupted.workers, "server": interrupted.server,
         "latency": interrupted.latency, "cluster": cluster,
     }  # fmt: skip
-    for name in sys.argv[1:] or list(every):
-        home = Path(tempfile.mkdtemp())
-        try:
-            every[name](home)
-        finally:
-            shutil.rmtree(home)
+    run_parts(every)
 
 
 if __name__ == "__main__":
