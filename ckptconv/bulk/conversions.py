@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, overload
 
 from ..errors import CkptError
-from .found import FoundCheckpoint, Packed, pack, parts, unpack
+from .found import FoundCheckpoint, Packed, newest, pack, parts, unpack
 from .manifest import Settings
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
@@ -109,6 +109,10 @@ class Conversions(Sequence[Conversion]):
 
     def _chosen(self, chosen: Sequence[bool]) -> Conversions:
         return self._of(list(compress(self._rows, chosen)), array("L", compress(self._ways, chosen)))
+
+    def newest(self) -> Conversions:
+        """The highest step of each training series, and what is not a step."""
+        return self._chosen(newest(self._rows))
 
     def largest_first(self) -> Conversions:
         sizes = [i.found.size for i in self]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 
@@ -44,25 +44,24 @@ from . import globs, links
 from .found import FoundCheckpoint, Packed, pack, parts, repeated, unpack
 from .groups import INDEXES, SHARD, group, sets, split_suffix, suffixes
 
-STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 
 
 def discover(
-    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False,
+    sources: Sequence[str], pattern: str = "", *, skip: str = "", follow: bool = False,
     listed: Callable[[str], Sequence[str]] = names,
 ) -> list[FoundCheckpoint]:  # fmt: skip
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    pattern (UsageError if nothing matches it), latest, follow: as `zoo` describes them. skip: a folder to leave out.
+    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. skip: a folder to leave out.
     listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
-    return [unpack(row)[0] for row in packed(sources, pattern, latest=latest, skip=skip, follow=follow, listed=listed)]
+    return [unpack(row)[0] for row in packed(sources, pattern, skip=skip, follow=follow, listed=listed)]
 
 
 def packed(
-    sources: Sequence[str], pattern: str = "", *, latest: bool = False, skip: str = "", follow: bool = False,
+    sources: Sequence[str], pattern: str = "", *, skip: str = "", follow: bool = False,
     listed: Callable[[str], Sequence[str]] = names,
 ) -> list[Packed]:  # fmt: skip
     """As `discover`, in the compact form."""
@@ -74,8 +73,6 @@ def packed(
         count, rows = len(rows), [row for row in rows if fits(row, pattern)]
         if not rows:
             raise UsageError(f"none of {many(count, 'checkpoint')} matches pattern={pattern!r}")
-    if latest:
-        rows = _latest(rows)
     rows.sort(key=lambda row: "\0".join(parts(row)[1:3]))  # as by name and then suffix
     return rows
 
@@ -103,20 +100,6 @@ def is_glob(source: str) -> bool:
 def fits(row: Packed, pattern: str) -> bool:
     path = "".join(parts(row)[1:3])
     return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
-
-
-def _latest(rows: Iterable[Packed]) -> list[Packed]:
-    """Keep only the highest step of each training series (names that differ in their last number)."""
-    best: dict[str, tuple[int, Packed]] = {}
-    rest = []
-    for row in rows:
-        _, name, suffix, _ = parts(row)
-        m = STEP.fullmatch(name)
-        if m is None or suffix:
-            rest.append(row)
-        elif m["series"] not in best or int(m["step"]) > best[m["series"]][0]:
-            best[m["series"]] = int(m["step"]), row
-    return [*rest, *(row for _, row in best.values())]
 
 
 def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:

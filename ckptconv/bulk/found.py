@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import marshal
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import CkptError
 from ..storage.files import Stat
+from ..storage.paths import split
+
+STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 
 
 class FoundCheckpoint(NamedTuple):
@@ -74,4 +78,23 @@ def repeated(names: Callable[[], Iterable[str]]) -> set[str]:
     return {name for name, count in often.items() if count > 1}
 
 
-__all__ = ["FoundCheckpoint", "Packed", "pack", "parts", "repeated", "unpack"]
+def newest(rows: Sequence[Packed]) -> list[bool]:
+    """Whether each is the highest readable step of its training series, an unreadable one above it, or not a step.
+
+    The steps of a series are in one folder, and their names, which have no suffix, differ in the number at their end.
+    """
+    steps = list(map(_step, rows))
+    best: dict[str, int] = {}
+    for row, (series, step) in zip(rows, steps, strict=True):
+        if isinstance(row, bytes):
+            best[series] = max(step, best.get(series, 0))
+    return [step >= best.get(series, 0) for series, step in steps]
+
+
+def _step(row: Packed) -> tuple[str, int]:
+    source, name, suffix, _ = parts(row)
+    m = None if suffix else STEP.fullmatch(name)
+    return (f"{split(source)[0]}/{m['series']}", int(m["step"])) if m else ("", 0)
+
+
+__all__ = ["FoundCheckpoint", "Packed", "newest", "pack", "parts", "repeated", "unpack"]

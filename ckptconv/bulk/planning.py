@@ -59,8 +59,9 @@ def plan(
     if not sources:
         raise UsageError("no source was given")
     items = Conversions()
-    for row, way in _found(sources, folder, settings, pattern, latest, follow):
+    for row, way in _found(sources, folder, settings, pattern, follow):
         items.append(row, way)
+    items = items.newest() if latest else items
     places.tell_apart(items)
     linked = list(places.check(items, folder, ledger))
     items = _share(items, *parts(shard)) if shard else items
@@ -79,13 +80,13 @@ def plan(
 
 
 def _found(
-    sources: Sequence[str], folder: str, settings: Settings, pattern: str, latest: bool, follow: bool
+    sources: Sequence[str], folder: str, settings: Settings, pattern: str, follow: bool
 ) -> Iterator[tuple[Packed, Way]]:
     """The checkpoints of all sources, those of manifests last."""
     way = cache(lambda number: Way(places.ending(used[number]), used[number], options=options(used[number])))
     used = {id(settings): settings}
     plain = [s for s in sources if not is_manifest(s)]
-    for row in packed(plain, pattern, latest=latest, skip=folder, follow=follow) if plain else ():
+    for row in packed(plain, pattern, skip=folder, follow=follow) if plain else ():
         yield row, way(id(settings))
     lines = chain.from_iterable(read_manifest(s, settings) for s in sources if is_manifest(s))
     count, none = 0, bool(pattern) and not plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,21 @@ def test_a_pattern_counts_for_rows(tmp_path: Path) -> None:
     assert [i.at for i in plan] == ["b.safetensors"]
     with pytest.raises(UsageError, match="none of 2 rows matches pattern='c'"):
         planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"), pattern="c")
+
+
+def test_the_newest_steps_of_rows(tmp_path: Path) -> None:
+    """Those of one folder are a series, in every format asked for; a later row that names nothing is a failure."""
+    for folder, step in [("a", 9), ("a", 10), ("b", 8)]:
+        ckptconv.save({"w": [1.0]}, tmp_path / folder / "saved.npz")
+        (tmp_path / folder / "saved.npz").rename(tmp_path / folder / f"m-{step}")
+    ckptconv.save({"w": [1.0]}, tmp_path / "vgg16.npz")
+    sources = ["a/m-10", "a/m-9", "a/m-2", "a/m-11", "b/m-8", "b/m-7", "c/m-1", "vgg16.npz"]
+    WRITERS["csv"](tmp_path / "m.csv", [{"source": s, "to": "npz"} for s in sources] + [{"source": "a/m-10"}])
+    plan = planning.plan([str(tmp_path / "m.csv")], str(tmp_path / "out"), latest=True)
+    assert [(os.path.relpath(i.found.source, tmp_path), i.state) for i in plan] == [
+        ("a/m-10", "convert"), ("a/m-11", "problem"), ("b/m-8", "convert"), ("c/m-1", "problem"),
+        ("vgg16.npz", "convert"), ("a/m-10", "convert"),
+    ]  # fmt: skip
 
 
 # --- the Hub ----------------------------------------------------------------------------------------------------------

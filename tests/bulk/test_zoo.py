@@ -32,8 +32,8 @@ def arrays(seed: int = 0, size: int = 30) -> dict[str, np.ndarray]:
     return {"a/kernel": r.standard_normal((size, 7), dtype="f4"), "a/bias": r.standard_normal(7, dtype="f4")}
 
 
-def names(folder: Path, *options: str, latest: bool = False) -> list[str]:
-    found = discover([str(folder)], *options, latest=latest)
+def names(folder: Path, *options: str) -> list[str]:
+    found = discover([str(folder)], *options)
     return [os.path.relpath(f.source, folder) for f in found]
 
 
@@ -91,7 +91,7 @@ def test_steps_of_a_series(tmp_path: Path) -> None:
         for file in (tmp_path / f"run{step}").glob("model*"):
             file.rename(tmp_path / file.name)
     assert len(names(tmp_path)) == 3
-    assert names(tmp_path, latest=True) == ["model.ckpt-200"]
+    assert [i.at for i in run.plan([str(tmp_path)], "out", latest=True)] == ["model.ckpt-200.safetensors"]
 
 
 def test_a_cache_is_read_by_its_snapshots(tmp_path: Path) -> None:
