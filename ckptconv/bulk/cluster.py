@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import Event
 from typing import Any
 
 from ..engine import ray as ray_engine
 from ..errors import CkptError
 from ..storage import files
+from .breaker import Guard
 from .conversions import Conversion
 from .found import FoundCheckpoint
 from .work import LARGE, Done, WorkerConfig, work
@@ -32,33 +33,44 @@ def run(
     config = config._replace(folder=ray_engine.absolute(config.folder))
     number = {i.at: k for k, i in enumerate(todo)}  # items are packed: a zoo may have millions
 
-    def sent(large: bool) -> Iterator[Conversion]:
-        return (i._replace(found=_absolute(i.found)) for i in todo if (i.found.size >= LARGE) == large)
-
     with ray_engine.cluster(engine) as ray:
-        some = chain(sent(True), sent(False))
-        reads = {url: status.size for i in islice(some, MAX_PROBES) for url, status in i.found.files[:1]}
+        guard = Guard(todo, config.folder, ray_engine.processors(ray))
+
+        def sent(large: bool) -> Iterator[Conversion]:
+            picked = guard.pick(lambda i: (i.found.size >= LARGE) == large)
+            return (i._replace(found=_absolute(i.found)) for i in picked)
+
+        some = (_absolute(i.found) for i in islice(todo, MAX_PROBES))
+        reads = {url: status.size for found in some for url, status in found.files[:1]}
         beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
         ray_engine.probe(ray, reads | beside, list(beside))
         tasks = ray_engine.apply(ray, work, config, sent(False), config.memory + ray_engine.BESIDE)
-        with closing(_beside(tasks, partial(_spread, config, engine), [*sent(True)])) as results:
-            for item, result in results:
+        with closing(_beside(tasks, partial(_spread, config, engine), sent(True))) as results:
+            for item, result in filter(None, guard.watch(results)):
                 yield todo[number[item.at]], result
 
 
 def _beside(
-    tasks: Iterator[tuple[Conversion, Any]], do: Callable[[Event, Conversion], Any], items: Sequence[Conversion]
+    tasks: Iterator[tuple[Conversion, Any]], do: Callable[[Event, Conversion], Any], items: Iterator[Conversion]
 ) -> Generator[tuple[Conversion, Any], None, None]:
     """The results of tasks, and of large items, which threads of this process see to."""
     stop, threads = Event(), ThreadPoolExecutor(AT_ONCE)
+    large: dict[Future[Any], Conversion] = {}
+
+    def begun() -> bool:
+        large.update((threads.submit(do, stop, i), i) for i in islice(items, AT_ONCE - len(large)))
+        return bool(large)
+
     try:
-        large = {threads.submit(do, stop, i): i for i in items}
+        begun()
         for result in tasks:
             yield result
             for done in [future for future in large if future.done()]:
                 yield large.pop(done), done.result()
-        for done in as_completed(large):
-            yield large[done], done.result()
+                begun()
+        while begun():
+            done = next(as_completed(large))
+            yield large.pop(done), done.result()
     finally:
         stop.set()
         threads.shutdown(cancel_futures=True)

@@ -21,6 +21,7 @@ from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name
 from . import places
+from .breaker import Breaker
 from .conversions import Conversion, Conversions, State, Way
 from .discover import discover, fits, packed
 from .found import FoundCheckpoint, Packed, pack
@@ -101,11 +102,15 @@ def _found(
 
 def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
     """Rows with their checkpoints; many remote ones are asked for at a time."""
-    listed, run = lru_cache(FOLDERS)(files.names), kept()
+    listed, run, breaker = lru_cache(FOLDERS)(files.names), kept(), Breaker(ASKING)
 
     def look(line: Row) -> FoundCheckpoint:
+        if e := line.problem or breaker.refusal(line.source):
+            return _of_row(line, listed, e)
         with once(run):
-            return _of_row(line, listed)
+            found = _of_row(line, listed)
+        breaker.note(found.problem, line.source)
+        return found
 
     with ThreadPoolExecutor(ASKING) as pool:
         while some := list(islice(lines, BATCH)):
@@ -128,10 +133,9 @@ def _share(items: Conversions, number: int, count: int) -> Conversions:
     return items.where(lambda i: crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1)
 
 
-def _of_row(row: Row, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
-    """The checkpoint that a row of a manifest names."""
+def _of_row(row: Row, listed: Callable[[str], Sequence[str]], problem: CkptError | None = None) -> FoundCheckpoint:
+    """The checkpoint that a row of a manifest names; nothing is asked if it has a problem."""
     source = row.source
-    problem: CkptError | None = row.problem
     try:
         found = discover([source], listed=listed) if not problem else []
         if len(found) > 1:

@@ -13,7 +13,7 @@ from ..messages import redacted
 from ..storage import files
 from .ledger import Ledger, LedgerEntry
 from .status import ledgers
-from .summary import pattern
+from .summary import cause
 
 RECENT = 600  # seconds before the last entry, of which the rate is taken; and after which a run seems to have ended
 SHOWN = 10  # of the largest, the slowest, the next
@@ -36,7 +36,7 @@ class Sums:
         self.states = Counter[str]()
         self.bytes, self.read, self.waiting = 0.0, 0.0, 0.0  # of outputs, of their sources, of sources to come
         self.formats: dict[str, list[float]] = {}  # number, bytes of sources, seconds in a worker
-        self.causes: dict[tuple[str, str], list[Any]] = {}  # number, first message, some sources
+        self.causes: dict[tuple[str, str, str], list[Any]] = {}  # number, first message, some sources
         self.done, self.failed = Counter[int](), Counter[int]()  # by the minute in which they ended
         self.biggest, self.slowest, self.next = list[Large](), list[Large](), list[Large]()
 
@@ -62,13 +62,13 @@ class Sums:
         self.slowest = _largest(self.slowest, one, "seconds")
 
     def _add_failed(self, e: LedgerEntry) -> None:
-        key = e.error, pattern(e.message)
+        key = cause(e)
         if key not in self.causes and len(self.causes) >= CAUSES:
-            key = "", ""
-        cause = self.causes.setdefault(key, [0, e.message if key[1] else "other causes", []])
-        cause[0] += 1
-        if len(cause[2]) < EXAMPLES:
-            cause[2].append(e.source)
+            key = "", "", ""
+        found = self.causes.setdefault(key, [0, e.message if key[1] else "other causes", []])
+        found[0] += 1
+        if len(found[2]) < EXAMPLES:
+            found[2].append(e.source)
         self.failed[e.ended // 60] += 1
 
 
@@ -101,7 +101,7 @@ def progress(output: str) -> dict[str, Any]:
     return {
         "url": redacted(output), "now": now, "shares": shares, "bytes": sums.bytes, "read": sums.read,
         "waiting": sums.waiting, "formats": {name: tuple(of) for name, of in sums.formats.items()},
-        "causes": sorted(((n, *key, m, s) for key, (n, m, s) in sums.causes.items()), key=lambda c: (-c[0], c[1:4])),
+        "causes": sorted(((n, key[0], m, s) for key, (n, m, s) in sums.causes.items()), key=lambda c: (-c[0], c[1:3])),
         "biggest": sums.biggest, "slowest": sums.slowest, "next": sums.next,
         "first": min(times, default=0) * 60, "last": max(times, default=0) * 60, "rate": _rate(sums.done),
         "minutes": {m: (sums.done[m], sums.failed[m]) for m in sorted({*times})},

@@ -25,6 +25,7 @@ from ..messages import redacted
 from ..output import publish
 from ..storage import files
 from . import cluster, pool, room
+from .breaker import Guard
 from .conversions import Conversion
 from .ledger import NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
@@ -160,7 +161,8 @@ def _results(
     share = max(MIN_WORKER_MEMORY, resources.max_memory // workers)
     threads = max(1, resources.workers // workers)
     config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), resources.workers)
-    yield from pool.run(partial(work, config, seen={}), todo, workers, COMMIT_INTERVAL)
+    guard = Guard(todo, folder, workers)
+    yield from guard.watch(pool.run(partial(work, config, seen={}), guard.pick(), workers, COMMIT_INTERVAL))
 
 
 def _batches(

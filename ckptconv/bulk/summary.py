@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..messages import in_bytes, listing, many
+from ..storage.faults import Unreachable
+from ..storage.paths import host
 from .ledger import LedgerEntry
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
@@ -32,9 +34,9 @@ class Summary:
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
         """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-        groups: dict[tuple[str, str], list[LedgerEntry]] = {}
+        groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
         for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
-            groups.setdefault((e.error, pattern(e.message)), []).append(e)
+            groups.setdefault(cause(e), []).append(e)
         ordered = sorted(groups.values(), key=len, reverse=True)
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
 
@@ -63,6 +65,11 @@ class Summary:
         }  # fmt: skip
 
 
+def cause(e: LedgerEntry) -> tuple[str, str, str]:
+    """What failures of one cause have in common: the class, the pattern of the message, the server out of reach."""
+    return e.error, pattern(e.message), host(e.source) if e.error == Unreachable.__name__ else ""
+
+
 def pattern(message: str) -> str:
     """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
     first, *listed = message.split("\n")
@@ -89,4 +96,4 @@ class Sums:
         return Summary(self._done, self._skipped, tuple(self._failed), self._bytes, seconds)
 
 
-__all__ = ["Summary", "Sums", "pattern"]
+__all__ = ["Summary", "Sums", "cause", "pattern"]

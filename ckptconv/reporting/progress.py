@@ -87,11 +87,11 @@ def _sections(data: Data) -> Iterable[str]:
         yield _table("Shares", ("ledger", "converted", "failed", "to come", "last entry"), rows)
 
 
-def _causes(causes: Sequence[tuple[int, str, str, str, list[str]]]) -> str:
+def _causes(causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
     items = "".join(
         f"<details><summary><b>{count:,}</b> {_text(message)} <span class=soft>{_text(error)}</span></summary>"
         f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in sources)}{_more(count - len(sources))}</ul></details>"
-        for count, error, _, message, sources in causes
+        for count, error, message, sources in causes
     )
     return f"<h2>Failures by cause</h2>{items}" if causes else ""
 

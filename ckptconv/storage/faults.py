@@ -29,7 +29,12 @@ WORDS = {
     "time": "timed out: the server did not answer in time",
     "broken": "the connection broke",
 }
+UNREACHED = frozenset(WORDS[way] for way in ("host", "refused", "time"))
 BUSY = 429, 503  # where a server may say how long it wants to be left alone
+
+
+class Unreachable(StorageError):
+    """The server does not exist, accepts no connection, or does not answer in time."""
 
 
 def refused(e: OSError, url: str) -> CkptError:
@@ -38,10 +43,15 @@ def refused(e: OSError, url: str) -> CkptError:
         return StorageError("the disk is full; nothing was changed", url=url)
     if e.errno == errno.EDQUOT:
         return StorageError("the disk quota is used up; nothing was changed", url=url)
-    reason = network(e)
-    if not reason and isinstance(e, FileNotFoundError):
+    if reason := network(e):
+        return _failed(reason, url)
+    if isinstance(e, FileNotFoundError):
         reason = "no file can be created in this folder" if os.path.isdir(url) else STATUS[404]  # in /proc
     return StorageError(reason or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
+
+
+def _failed(reason: str, url: str) -> StorageError:
+    return (Unreachable if reason in UNREACHED else StorageError)(reason, url=url)
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:
@@ -130,7 +140,7 @@ def asking(url: str) -> Iterator[None]:
         if isinstance(e, OSError):
             raise refused(e, url) from e
         if reason := network(e):
-            raise StorageError(reason, url=url) from e
+            raise _failed(reason, url) from e
         if isinstance(e, NotImplementedError):
             raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
         text = scrubbed(str(e).split("\n")[0])[:300]
@@ -146,4 +156,4 @@ def spooling() -> Iterator[None]:
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
-__all__ = ["STATUS", "asking", "causes", "failure", "network", "refused", "spooling", "status", "wished"]
+__all__ = ["STATUS", "Unreachable", "asking", "causes", "failure", "network", "refused", "spooling", "status", "wished"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from ..errors import UnsafeCheckpoint
-from ..messages import printable
+from ..messages import printable, redacted
 
 
 def is_remote(url: str) -> bool:
@@ -22,6 +22,18 @@ def is_http(url: str) -> bool:
 def local(url: str) -> str:
     """The file-system path of a local url."""
     return url.removeprefix("file://")
+
+
+def host(url: str) -> str:
+    """The server of a remote url, the last link of a chain, as people write it; '' of a local path.
+
+    Of a store that is the bucket, of the Hub the Hub.
+    """
+    if not is_remote(url):
+        return ""
+    scheme, _, rest = redacted(url.rpartition("::")[2]).partition("://")
+    name = rest.partition("/")[0] if scheme != "hf" else ""
+    return name if scheme in ("http", "https") else f"{scheme}://{name}"
 
 
 def split(url: str) -> tuple[str, str]:

@@ -334,7 +334,7 @@ def test_workers_share_the_memory(
     ((do, given, count, patience),) = asked
     config = do.args[0]
     assert (count, config.memory, config.threads) == wanted
-    assert (given, patience, config.folder, config.hashed) == (todo, 1.0, "/out", True)
+    assert ([*given], patience, config.folder, config.hashed) == (todo, 1.0, "/out", True)
     assert config.sync is not hasattr(os, "sync")
 
 
@@ -349,7 +349,7 @@ def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them() -> None:
         return f"large {one.at}"
 
     small, large = [item("a", 9), item("b", 1)], [item("l", 10), item("slow", 11)]
-    results = cluster._beside(iter([(i, "small") for i in small]), convert, large)
+    results = cluster._beside(iter([(i, "small") for i in small]), convert, iter(large))
     found = [next(results) for _ in range(3)]
     assert sorted((i.at, what) for i, what in found) == [("a", "small"), ("b", "small"), ("l", "large l")]
     assert started.wait(30)

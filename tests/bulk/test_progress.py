@@ -124,7 +124,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     failed = (entry(f"{a}{b}", "failed", error="E", message=a + b) for a in letters for b in letters)
     found = sums.progress(ledger(tmp_path, *failed))
     assert [c[0] for c in found["causes"]] == [251, 1, 1, 1, 1, 1]
-    assert len(found["causes"][0][4]) == sums.EXAMPLES
+    assert len(found["causes"][0][3]) == sums.EXAMPLES
     assert "and 231 more, which the ledger names" in " ".join(shown(str(tmp_path)).words)
 
 
