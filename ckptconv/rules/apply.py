@@ -17,15 +17,16 @@ from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, origin, uncol
 from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
-from . import doubts, merge, operations, provenance, resize, sizes, ties
+from . import counts, doubts, merge, operations, provenance, resize, sizes, ties
 from . import layout as layouts
 from .assign import Assignment, Group, Names, Place, assign, translated
 from .problems import Problems, refuse_unmatched
 from .provenance import Moved
 
 if TYPE_CHECKING:
-    from .converter import Converter, Resize, Rule
+    from .converter import Converter, Rule
     from .templates import Template
+    from .terms import Resize
 
 Shape = tuple[int, ...]
 Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target
@@ -47,12 +48,13 @@ def apply(
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     provenance.shaped(converter, whole, found)
-    refuse_unmatched(converter, whole, found)
     out = _Builder(converter, whole, provenance.params(converter, whole) | sizes.checked(converter, params or {}))
+    if found.unmatched:
+        out.counted()  # the cause, if a layer is missing of several that are stacked
+    refuse_unmatched(converter, whole, found)
     for group in found.groups:
         out.build(group)
-    out.problems.missing |= out.sizes.missing
-    out.problems.check(converter.name)
+    out.counted()
     if slots:
         out.follow()
     notes = [*untied, *out.notes(found)]
@@ -83,6 +85,7 @@ class _Builder:
         self.tensors: dict[str, Tensor] = {}
         self.moved: dict[str, Moved] = {}
         self.went: dict[str, Went] = {}
+        self.lengths = counts.Lengths(converter)
         self.problems = Problems()
         self.twins: list[str] = []
         self.copies: list[str] = []  # which `same` compares
@@ -134,6 +137,7 @@ class _Builder:
         if rule.resize and rule.backward:
             sources = [self._resized(rule.resize, rule, group, values, sources[0])]
         made = rule.pattern.apply(sources, known) if rule.pattern else [(sources[0].shape, sources[0].parts)]
+        self.lengths.note(rule, sources, known)
         if rule.resize and not rule.backward:
             new = replace(sources[0], shape=made[0][0], parts=made[0][1])
             new = self._resized(rule.resize, rule, group, values, new)
@@ -203,6 +207,14 @@ class _Builder:
             self.moved[tensor.name].twins.extend(names)
         else:
             self.problems.clash(tensor.name, self.moved[tensor.name], names, rule.label)
+
+    def counted(self) -> None:
+        """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
+        self.problems.refused += counts.refused(self.converter, self.sizes)
+        self.problems.uncounted += counts.wrong(self.converter, self.checkpoint, self.tensors, self.sizes)
+        self.problems.uneven += self.lengths.wrong(self.sizes)
+        self.problems.missing |= self.sizes.missing
+        self.problems.check(self.converter.name)
 
     def follow(self) -> None:
         """Convert optimizer slots like their weights, if both have one shape and the weight has one target."""

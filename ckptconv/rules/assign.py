@@ -17,8 +17,9 @@ from ..errors import LayoutError
 from .templates import any_taken
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rewrite, Rule
+    from .converter import Converter, Rule
     from .domains import Domain
+    from .terms import Rewrite
 
 Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
 

@@ -11,11 +11,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import listing
@@ -23,80 +21,13 @@ from . import layout as layouts
 from . import operations
 from .domains import Domain
 from .templates import Matcher, Template
+from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
 
 Pattern = tuple[Template, Mapping[str, Domain]]
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
 MAX_COPIES = 64  # that are compared or added: 4 MB of each are in memory
 SUMS = ("exact", "zeros")
-
-
-class Of(NamedTuple):
-    """A size taken from a tensor of the source: the length of one of its axes."""
-
-    name: Template
-    axis: int
-
-
-class Resize(NamedTuple):
-    """The length of an axis of a rule's target, and what it was; `pads` or crops, and with which value."""
-
-    pads: bool
-    axis: int
-    to: int | str | Of
-    before: int | str | Of | None = None
-    value: float = 0.0
-    front: bool = False  # at the beginning of the axis, not at its end
-    unchecked: bool = False  # the inverse of a pad cuts off whatever is there
-
-    def __str__(self) -> str:
-        return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"
-
-
-class Param(NamedTuple):
-    """A number that names and shapes do not determine: from a tensor, else from the model's config.json, else given."""
-
-    default: int | None = None
-    of: Of | None = None
-    help: str = ""
-    config: str = ""  # the key in config.json beside the source, dotted if it is nested
-
-
-class Tie(NamedTuple):
-    """Names that share one tensor in the target; `apart` if the source may have a tensor for each."""
-
-    names: tuple[Template, ...]
-    apart: bool = False
-    having: tuple[str, ...] = ()  # names that must be in the source
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A replacement made everywhere in all names before rules see them; `^` and `$` anchor it to a name's ends."""
-
-    source: Template
-    target: Template
-    start: bool = False
-    end: bool = False
-    where: Mapping[str, Domain] = field(default_factory=dict)
-    one: str = ""  # apply only if this capture has one value over all names
-    given: Template | None = None  # apply only if some name matches this
-
-    @property
-    def anchored(self) -> bool:
-        return self.start or self.end
-
-    @cached_property
-    def literal(self) -> str:
-        """Text that every name contains in which something is replaced."""
-        return max((p for p in self.source.parts if isinstance(p, str)), key=len, default="")
-
-    @cached_property
-    def compiled(self) -> tuple[re.Pattern[str], list[str]]:
-        """The regular expression, and the captures in the order of its groups; captures match as little as possible."""
-        text, order = self.source.regex(self.where)
-        text = text.replace("([^/.]+)", "([^/]*?)")
-        return re.compile("^" * self.start + text + "$" * self.end), order
 
 
 @dataclass(frozen=True)
@@ -279,6 +210,9 @@ class Converter:
     params: Mapping[str, Param] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
     ties: tuple[Tie, ...] = ()
+    counts: tuple[Count, ...] = ()  # numbers in names, of which none may be missing
+    axes: Mapping[str, str] = field(default_factory=dict)  # that are equally long in all layouts, as parameters say
+    refusals: tuple[Refusal, ...] = ()
     present: tuple[Pattern, ...] = ()  # detect: each matches some name
     absent: tuple[Pattern, ...] = ()  # detect: none matches any name
     optional: bool = False  # no note on rules that never match: conventions rather than a family
@@ -304,7 +238,7 @@ class Converter:
             raise UsageError(f"the converter {self.name} cannot be inverted:\n{listing(bad)}")
         return replace(
             self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
-            rewrites=(), forward=self,
+            rewrites=(), counts=tuple(c.inverse for c in self.counts), forward=self,
         )  # fmt: skip
 
     @cached_property

@@ -17,6 +17,7 @@ from .templates import Capture, CaptureKind, Matcher, Template
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
+    from .terms import Count
 
 MAX_SAMPLES = 64  # names tried per template
 
@@ -87,7 +88,22 @@ def _bound(templates: Sequence[Template]) -> set[str]:
 def _unused(converter: Converter) -> list[str]:
     used = {s for r in converter.rules for s in r.lengths if isinstance(s, str)}
     used |= {v for r in converter.rules for _, blocks in r.fills for v in blocks if isinstance(v, str)}
-    return [f"the parameter {p} is never used" for p in converter.params if p not in used]
+    checks = {c.param for c in converter.counts} | {p for p in converter.axes.values() if p}
+    checks |= {n for r in converter.refusals for n in r.equal if isinstance(n, str)}
+    out = [f"the parameter {p} is never used" for p in converter.params if p not in used | checks]
+    out += [
+        f"`count`, `axes` or `refuse` refers to {p}, which is not a parameter" for p in checks - {*converter.params}
+    ]
+    axes = {a for r in converter.rules if r.pattern for a in r.pattern.names}
+    out += [f"`axes` refers to {a}, which is in no layout" for a in converter.axes if a not in axes]
+    return out + [f"`count` refers to {c.source.text}, with which no name begins" for c in converter.counts
+                  if not any(_begins(r, c) for r in converter.rules)]  # fmt: skip
+
+
+def _begins(rule: Rule, count: Count) -> bool:
+    """Whether the names of a rule begin with those that a count is about."""
+    pairs = ((rule.sources, count.source), (rule.targets, count.target))
+    return all(any(t.text.startswith(head.text) for t in side) for side, head in pairs)
 
 
 FREE: dict[CaptureKind, DomainKind] = {"": "text", "...": "any", "*": "int"}

@@ -27,6 +27,9 @@ class Problems:
     missing: dict[str, str] = field(default_factory=dict)  # parameter: its help
     broken: list[str] = field(default_factory=list)
     clashes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # why it is another converter's model
+    uncounted: list[str] = field(default_factory=list)  # numbers in names, of which some are missing
+    uneven: list[str] = field(default_factory=list)  # axes of one name that are not equally long
 
     def clash(self, name: str, first: Moved, second: Sequence[str], rule: str) -> None:
         """Record that two tensors would get one name."""
@@ -35,12 +38,18 @@ class Problems:
 
     def check(self, converter: str) -> None:
         """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
+        if self.refused:
+            raise UsageError(f"the converter {converter} is not for this model:\n{listing(self.refused)}")
         if self.missing:
             wanted = [f"{n}: {why}".rstrip(": ") for n, why in self.missing.items()]
             given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
             raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
         if self.broken:
             raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
+        if self.uneven:
+            raise LayoutError(f"the parameters do not fit the shapes:\n{listing(self.uneven)}")
+        if self.uncounted:
+            raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(self.uncounted)}")
         if self.clashes:
             head = _many(self.clashes, "name", "names")
             raise NameCollision(f"{head} would be given twice:\n{listing(self.clashes)}")

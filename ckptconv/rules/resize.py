@@ -22,7 +22,7 @@ from ..moves.part import Part
 from . import layout as layouts
 
 if TYPE_CHECKING:
-    from .converter import Resize
+    from .terms import Resize
 
 ADDED, TIMES = 2**26, 8  # bytes that a recorded length may add to a tensor: so many, or so many times its own
 

@@ -15,7 +15,8 @@ from .config import Config
 from .templates import Matcher
 
 if TYPE_CHECKING:
-    from .converter import Converter, Of, Rule
+    from .converter import Converter, Rule
+    from .terms import Of
 
 
 def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
@@ -78,18 +79,26 @@ class SizeFinder:
         return shape[size.axis]
 
     def _param(self, name: str) -> int:
-        """The value of a parameter: as given, else from its tensor, else from config.json, else its default."""
-        if name not in self.params:
+        """The value of a parameter; LayoutError if it has none."""
+        found = self.known(name)
+        if found is None:
+            param = self.converter.params[name]
+            lacks = f"({self._config.lacks(param.config)})" if param.config else ""
+            self.missing[name] = f"{param.help} {lacks}".strip()
+            raise LayoutError(f"the parameter {name} is not given")
+        return found
+
+    def known(self, name: str) -> int | None:
+        """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
+        if name not in self.params and name in self.converter.params:
             param = self.converter.params[name]
             found = self._read_off(param.of) if param.of else None
             found = self._configured(name, param.config) if found is None and param.config else found
             found = param.default if found is None else found
             if found is None:
-                lacks = f"({self._config.lacks(param.config)})" if param.config else ""
-                self.missing[name] = f"{param.help} {lacks}".strip()
-                raise LayoutError(f"the parameter {name} is not given")
+                return None
             self.params[name] = found
-        return self.params[name]
+        return self.params.get(name)
 
     def _configured(self, name: str, key: str) -> int | None:
         found = self._config.number(key, name)

@@ -142,7 +142,7 @@ def test_what_names_do_not_tell_is_asked(names: tuple[str, str]) -> None:
     assert [n for n in FAMILIES if takes(library.load(n), whole)] == list(names)
 
 
-CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 14, "num_hidden_layers": 8}
+CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 14}
 SEEN = {"text_config": CONFIG, "vision_config": {"num_attention_heads": 2}}
 
 

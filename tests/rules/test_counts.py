@@ -1,0 +1,175 @@
+"""A missing layer, heads that do not fit the shapes, and models of another size are refused, with the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, Note, held
+from ckptconv.errors import CkptError
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+
+RULES = """
+[let]
+layers = ["enc/layer_{l}", "layers.{l}"]
+[params]
+layers = { config = "num_layers", help = "the number of layers" }
+heads = { of = "{x...}/q", axis = -2, config = "heads", help = "heads" }
+groups = { of = "{x...}/k", axis = -2, config = "groups", help = "groups of heads" }
+size = { config = "size", help = "the size of a head" }
+[where]
+l = "int"
+[count]
+"<layers>" = "layers"
+[axes]
+k = "size"
+[[refuse]]
+equal = ["heads", "groups"]
+why = "take the other"
+[[rule]]
+from = "<layers>/q"
+to = "<layers>.q"
+layout = "e h k -> (h k) e"
+sizes = { h = "heads" }
+[[rule]]
+from = "<layers>/k"
+to = "<layers>.k"
+layout = "e h k -> (h k) e"
+sizes = { h = "groups" }
+"""
+STACKED = RULES.replace('"enc/layer_{l}", "layers.{l}"', '"enc", "layers.{l*}"').replace('"e h k -', '"l e h k -')
+FROM_ONE = RULES.replace('l = "int"', 'l = "int-1"')
+SHAPES = {"q": (8, 4, 2), "k": (8, 2, 2)}
+BACK = {"q": (8, 8), "k": (4, 8)}
+
+
+def layers(numbers: Collection[int], **more: Any) -> Checkpoint:
+    names = {f"enc/layer_{i}/{n}": shape for i in numbers for n, shape in SHAPES.items()}
+    return Checkpoint({n: held(n, np.ones(shape, "f4")) for n, shape in names.items()}, **more)
+
+
+def torch_layers(numbers: Collection[int], **more: Any) -> Checkpoint:
+    names = {f"layers.{i}.{n}": shape for i in numbers for n, shape in BACK.items()}
+    return Checkpoint({n: held(n, np.ones(shape, "f4")) for n, shape in names.items()}, **more)
+
+
+def left(*numbers: int) -> tuple[Note, ...]:
+    return (Note("dropped", "not selected", tuple(f"enc/layer_{i}/{n}" for i in numbers for n in SHAPES)),)
+
+
+HEADS = {"heads": 4, "groups": 2}
+BOTH = {"heads": 4, "groups": 2, "layers": 3}
+RIGHT: dict[str, tuple[str, Checkpoint, dict[str, int]]] = {
+    "all": (RULES, layers(range(12)), {}),
+    "as many as given": (RULES, layers((0, 1, 2)), {"layers": 3}),
+    "removed on purpose": (RULES, layers((0, 1, 3)), {"layers": 3}),
+    "not selected": (RULES, layers((0, 3), notes=left(1, 2)), {}),
+    "a shard by itself": (RULES, layers((5, 6, 9), urls=("/x/model-00002-of-00003.safetensors",)), {}),
+    "from 1": (FROM_ONE, layers((1, 2)), {}),
+    "back": (f"inverse {RULES}", torch_layers(range(3)), HEADS),
+    "back, stacked": (f"inverse {STACKED}", torch_layers(range(3)), BOTH),
+    "back, stacked by the thousand": (f"inverse {STACKED}", torch_layers(range(1200)), HEADS),
+}
+WRONG: dict[str, tuple[str, Checkpoint, dict[str, int], str]] = {
+    "in the middle": (
+        RULES, layers((0, 1, 3)), {},
+        "the source is not whole; give all of its files:\n"
+        "  enc/layer_{l}: 0, 1, 3 are there, 2 is missing; if that is right, param='layers=3'",
+    ),
+    "many": (RULES, layers((0, 4, 5, 9)), {}, "0, 4, 5, 9 are there, 1 to 3, 6 to 8 are missing; .*'layers=4'"),
+    "the first": (RULES, layers((1, 2)), {}, "1, 2 are there, 0 is missing"),
+    "the first, from 1": (FROM_ONE, layers((2, 3)), {}, "2, 3 are there, 1 is missing"),
+    "at the end": (RULES, layers((0, 1)), {"layers": 4}, "0, 1 are there, 2, 3 are missing, where layers=4"),
+    "too many": (RULES, layers(range(4)), {"layers": 3}, "0 to 3 are there, 3 is too many, where layers=3"),
+    "not selected, and missing": (RULES, layers((0, 3), notes=left(1)), {}, "0, 1, 3 are there, 2 is missing"),
+    "a huge number": (RULES, layers((0, 999999999)), {}, "0, 999999999 are there, 1 to 1000 are missing"),
+    "all shards": (
+        RULES, layers((0, 2), urls=("/x/m-00001-of-00002.pt", "/x/m-00002-of-00002.pt")), {}, "1 is missing"
+    ),
+    "back, in the middle": (f"inverse {RULES}", torch_layers((0, 2)), HEADS, r"layers\.\{l\}: 0, 2 are there, 1 is"),
+    "back, stacked": (f"inverse {STACKED}", torch_layers((0, 2)), HEADS, r"layers\.\{l\}: 0, 2 are there, 1 is"),
+    "back, stacked, at the end": (f"inverse {STACKED}", torch_layers((0, 1)), BOTH, "2 is missing, where layers=3"),
+    "heads that divide": (
+        f"inverse {RULES}", torch_layers((0,)), {"heads": 2, "groups": 1, "size": 2},
+        r"size would be 4 in layers.0.q \[8, 8\], with heads=2, groups=1, size=2",
+    ),
+    "heads of other groups": (
+        f"inverse {RULES}", torch_layers((0, 1)), {"heads": 4, "groups": 1},
+        r"the parameters do not fit the shapes:\n  size would be 2 in layers.0.q \[8, 8\], "
+        r"4 in layers.0.k \[4, 8\], with heads=4, groups=1",
+    ),
+    "another size": (
+        f"inverse {RULES}", torch_layers((0,)), {"heads": 2, "groups": 2},
+        "is not for this model:\n  heads and groups are 2: take the other",
+    ),
+}  # fmt: skip
+
+
+def converted(rules: str, source: Checkpoint, params: dict[str, int]) -> Checkpoint:
+    made = library.parse(rules.removeprefix("inverse "), "counted")
+    assert not library.lint(made)
+    return apply(made.inverse if rules.startswith("inverse") else made, source, params)
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_whole(case: str) -> None:
+    assert converted(*RIGHT[case])
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_not_whole(case: str) -> None:
+    rules, source, params, words = WRONG[case]
+    with pytest.raises(CkptError, match=words.replace("{l}", r"\{l\}") if "\\" not in words else words):
+        converted(rules, source, params)
+
+
+def test_config_says_how_many_there_are(tmp_path: Path) -> None:
+    """Also where a stacked axis is split into names."""
+    file = tmp_path / "m.npz"
+    (tmp_path / "rules.toml").write_text(STACKED)
+    np.savez(file, **{f"enc/{n}": np.ones((3, *shape), "f4") for n, shape in SHAPES.items()})
+    for said, words in (({"num_layers": 3}, ""), ({}, ""), ({"num_layers": 4}, "3 is missing, where layers=4")):
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        out = tmp_path / f"{len(words)}{len(said)}.npz"
+        if words:
+            with pytest.raises(CkptError, match=words):
+                ckptconv.convert(file, out, converter=tmp_path / "rules.toml")
+        else:
+            ckptconv.convert(file, out, converter=tmp_path / "rules.toml")
+            assert len(ckptconv.open(out)) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('[count]\n"a" = "n"', "its last capture must be a number"),
+        ('[count]\n"a.{p}" = "n"\n[where]\np = ["x"]', "its last capture must be a number"),
+        ('[[refuse]]\nequal = ["n"]', "`equal` is a list of two parameters or numbers"),
+        ('[[refuse]]\nequal = ["n", 1.5]', "`equal` is a list of two"),
+        ("[[refuse]]\nequals = 1", "unknown key 'equals'"),
+    ],
+)
+def test_what_is_no_check(more: str, words: str) -> None:
+    with pytest.raises(CkptError, match=words):
+        library.parse(more, "checks")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('[count]\n"b.{i}" = "n"', "`count` refers to b.{i}, with which no name begins"),
+        ('[count]\n"a.{i}" = "m"', "`count`, `axes` or `refuse` refers to m, which is not a parameter"),
+        ('[axes]\nz = "n"', "`axes` refers to z, which is in no layout"),
+        ('[[refuse]]\nequal = ["m", 1]', "refers to m, which is not a parameter"),
+    ],
+)
+def test_lint(more: str, words: str) -> None:
+    rules = '[params]\nn = 1\n[[rule]]\nfrom = "a.{i}"\nto = "a.{i}"\nwhere = { i = "int" }\nlayout = "x y -> y x"\n'
+    assert words in " ".join(library.lint(library.parse(f"{more}\n{rules}" if "[[" not in more else rules + more, "c")))
