@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isqrt
 from typing import Any, TypeVar, cast
 
 from ..errors import CkptError, MissingExtra, StorageError, UsageError
@@ -35,6 +36,7 @@ PATIENCE = 120.0  # seconds a worker may take to answer the first question: it m
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
 BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
 TASKS = 8  # for each processor: more cost the caller time, fewer leave processors idle at the end
+MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task (1,500 a second)
 MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is lost
 CENSUS = 5.0  # seconds after which the processors are counted again
 Task = TypeVar("Task")
@@ -78,9 +80,12 @@ def _run(do: Work, jobs: Sequence[Job]) -> list[Receipt]:
 def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
     """Divide jobs, which are in the order of the output, into tasks for so many workers.
 
-    Jobs that read parts of one remote tensor which is fetched whole are one task, so that it is fetched once.
+    The caller takes as long for all tasks as a worker takes for one, if there are that many workers: with more tasks it
+    would be the slower, with fewer they would be. Jobs that read parts of one remote tensor which is fetched whole are
+    one task, so that it is fetched once.
     """
-    size = min(MAX_TASK, sum(job.size for job in jobs) // (TASKS * max(1, workers)))
+    whole = sum(job.size for job in jobs)
+    size = min(MAX_TASK, max(whole // (TASKS * max(1, workers)), isqrt(MEANWHILE * whole)))
     some, total, before = list[Job](), 0, ""
     for job in jobs:
         tensor = next((p.tensor for p in job.pieces if is_fetched_whole(p)), "")
@@ -160,9 +165,12 @@ def apply(
     overtake: of the last tasks, run those that take much longer than the others a second time; what is done first
     counts.
     """
-    remote = ray.remote(num_cpus=1, memory=memory, max_retries=RETRIES, retry_exceptions=[StorageError])(function)
-    handle = ray.put(shared)
-    flying = InFlight(ray, lambda task: remote.remote(handle, task))
+
+    def run(task: Task) -> Any:  # what is shared travels with it, once to each worker: an argument would each time
+        return function(shared, task)
+
+    options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
+    flying = InFlight(ray, ray.remote(num_cpus=1, memory=memory, **options)(run).remote)
     limit, asked = 2 * processors(ray), time.monotonic()
     try:
         for task in tasks:

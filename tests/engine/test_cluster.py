@@ -155,7 +155,8 @@ def test_twice_as_many_tasks_as_processors_are_in_flight(cpus: float, most: int)
     assert len(taken) == most
     assert sorted([(most - 1, 100 + most - 1), *found]) == [(i, 100 + i) for i in range(9)]
     assert ray.most == most
-    assert ray.said == [{"num_cpus": 1, "memory": 77, "max_retries": 3, "retry_exceptions": [StorageError]}]
+    options = {"max_retries": 3, "retry_exceptions": [StorageError], "enable_task_events": False}
+    assert ray.said == [{"num_cpus": 1, "memory": 77, **options}]
 
 
 def test_tasks_in_flight_are_cancelled_when_nobody_waits() -> None:
@@ -217,19 +218,35 @@ def test_neighbouring_jobs_are_one_task(
     sizes: list[int], workers: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "MAX_TASK", 300)
+    monkeypatch.setattr(engine, "MEANWHILE", 0)
     jobs = [job(start=i)._replace(size=size) for i, size in enumerate(sizes)]
     some = list(engine.batches(jobs, workers))
     assert [len(s) for s in some] == counts
     assert [j for s in some for j in s] == jobs
 
 
-def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task() -> None:
+@pytest.mark.parametrize(
+    ("megabytes", "workers", "tasks"),
+    [(800, 2, 16), (800, 3200, 80), (8_000, 2, 34), (8_000, 100, 267), (80_000, 3200, 800), (500_000, 3200, 2000)],
+)
+def test_the_caller_is_not_slower_than_the_workers(megabytes: int, workers: int, tasks: int) -> None:
+    """Eight tasks for each worker, of at most MAX_TASK, or as many as the caller can submit while one runs."""
+    each = max(1, megabytes // 10_000)
+    jobs = [job(start=i)._replace(size=each * 10**6) for i in range(megabytes // each)]
+    some = list(engine.batches(jobs, workers))
+    assert len(some) == pytest.approx(tasks, rel=0.2)
+    caller, worker = len(some) / 1500, max(sum(j.size for j in s) for s in some) / 200e6
+    assert caller < 1.2 * max(worker, megabytes / 200 / workers)
+
+
+def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of remote matrices, each job 64 of 4,096, and of one on a shared disk."""
 
     def column(name: str, url: str, at: int) -> Job:
         part = Part(Span(url, 0, 4 * 4096**2), F32, (4096, 4096), 0, (1, 4096), 0, (4096, 1))
         return Job("file", 0, 2**20, (Piece(name, F32, at * 2**18, (at + 1) * 2**18, 0, (part,)),))
 
+    monkeypatch.setattr(engine, "MEANWHILE", 0)
     far = [column(name, "http://host/x", at) for name in "ab" for at in range(64)]
     assert [len(some) for some in engine.batches(far, 1000)] == [64, 64]
     near = [column("a", "/x", at) for at in range(64)]
