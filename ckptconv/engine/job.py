@@ -114,8 +114,8 @@ def _copy(run: Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: L
     reader = sources.reader(run.span.url)
     block = REMOTE if is_remote(run.span.url) else BLOCK
     buffer = buffers.of("target", min(block, run.size))
-    for at in range(0, run.size, block):
-        view = buffer[: run.size - at]
+    for at, size in _blocks(job.start + run.at, run.size, block):
+        view = buffer[:size]
         reader.into(run.start + at, view)
         if run.span.check:
             log.was_read(run.span, run.start - run.span.start + at, view)
@@ -142,6 +142,18 @@ def _decode(coded: Coded, job: Job, sink: Sink, log: Log) -> None:
         at += len(view)
 
 
+def _blocks(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Cut a range of a file at multiples of `block`; (place in the range, size) of each piece.
+
+    A page that two writes share is looked up and locked twice, and unaligned writes take half as long again.
+    """
+    at = 0
+    while at < size:
+        step = min(block - (start + at) % block, size - at)
+        yield at, step
+        at += step
+
+
 # --- filling a buffer -------------------------------------------------------------------------------------------
 
 
@@ -155,7 +167,7 @@ def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: L
         sink.write(job.file, job.start + base, target)
         return
     for piece in turn:
-        for at in range(piece.at - base, piece.at - base + piece.size, BLOCK):
-            view = target[at : min(at + BLOCK, piece.at - base + piece.size)]
-            log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at + base - piece.at, view)
-            sink.write(job.file, job.start + base + at, view)
+        for at, size in _blocks(job.start + piece.at, piece.size, BLOCK):
+            view = target[piece.at - base + at :][:size]
+            log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
+            sink.write(job.file, job.start + piece.at + at, view)
