@@ -142,8 +142,17 @@ _nurseries: dict[int, Nursery] = {}  # by process id: a fork of this process sta
 _making = threading.Lock()
 
 
+FORKS = hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+def prepare() -> None:
+    """Start what the first child is forked from, and do not wait: what is written now will soon be read back."""
+    if FORKS:
+        _nursery()
+
+
 def _spawn() -> subprocess.Popen[bytes] | Forked:
-    if not (hasattr(os, "fork") and hasattr(socket, "send_fds")):
+    if not FORKS:
         return _start("main", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         return _nursery().fork()

@@ -21,6 +21,7 @@ from ...errors import Unrepresentable
 from ...messages import listing
 from ..hash_metadata import hashes_of
 from ..placement import Patch, Slot
+from . import child
 from .canvas import Canvas
 
 MAX_GROUPS = 60  # nested groups; scan.py reads 64, of which Keras' files need a few
@@ -116,6 +117,7 @@ def lay_out(
 
     groups: attributes by path, of groups (created even if empty) and of datasets. ordered: groups keep their order.
     """
+    child.prepare()  # it imports h5py as well, meanwhile
     import h5py
 
     canvas, plans = Canvas(), _plans(ordered)
