@@ -571,3 +571,27 @@ def test_keys_of_an_array() -> None:
 )  # fmt: skip
 def test_roles_by_path(path: str, role: str) -> None:
     assert tree.role(tuple(path.split("/")) if path else ()) == role
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_the_msgpack_of_older_versions_has_the_same_tree(tmp_path: Path) -> None:
+    """Orbax before 0.7 reads both; without `_METADATA`, so do we."""
+    from ckptconv.testing import write
+
+    whole = ckptconv.open(GOLDEN / "mesh_chunks")
+    write(whole, tmp_path / "x.orbax", "orbax")
+    (tmp_path / "x.orbax" / "_METADATA").unlink()
+    found = ckptconv.open(tmp_path / "x.orbax")
+    assert_equal(found, expected(GOLDEN / "expected.npz"))
+    assert not [n for n in found.notes if n.kind != "assumed"]
+
+
+def test_a_name_of_an_array_and_of_a_dictionary_is_refused(tmp_path: Path) -> None:
+    """Orbax 0.12.8 restores of `a` and `a/b` only the second, and says nothing."""
+    arrays = {n: np.ones(2, "f4") for n in ("c", "a", "a/b")}
+    for names in (["c", "a", "a/b"], ["a/b", "c", "a"]):
+        with pytest.raises(ckptconv.Unrepresentable, match=rf"both an array and a dictionary.*\n  {names[-1]}$"):
+            ckptconv.save({n: arrays[n] for n in names}, tmp_path / "x.orbax")
+    assert not (tmp_path / "x.orbax").exists()

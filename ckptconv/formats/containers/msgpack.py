@@ -184,7 +184,7 @@ class Walker:
 
 
 class Packed:
-    """msgpack as patches, with a slot for the elements of each array."""
+    """msgpack of maps, arrays and texts as patches, with a slot for the elements of each array."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -198,6 +198,8 @@ class Packed:
             self.run.append(_text(key))
             if isinstance(item, Tensor):
                 self.tensor(item)
+            elif isinstance(item, str):
+                self.run.append(_text(item))
             else:
                 self.map(item)
 

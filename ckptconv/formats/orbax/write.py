@@ -2,6 +2,7 @@
 
     x/values           all chunks, in the order of the tensors, then the nodes of the database
     x/_METADATA        the tree, and the metadata
+    x/checkpoint       the tree once more, as msgpack, without which Orbax before 0.7 restores nothing
     x/manifest.ocdbt
 
 An array is one chunk or, with `max_shard_size`, several consecutive chunks in the order of its elements; either way a
@@ -22,17 +23,22 @@ from ...messages import listing
 from ...moves.part import is_vast
 from ...output.destination import OutputFile
 from ...storage.files import split
+from ..containers.msgpack import Packed
 from ..numpy.npy import DESCR
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import btree
-from .locate import COMMITTED, MANIFEST, METADATA
+from .locate import COMMITTED, MANIFEST, METADATA, MSGPACK
 from .tree import DICT, MAX_PATH
 from .wire import MAX_TEXT
 
 VALUES = "values"
+PLACEHOLDER = "PLACEHOLDER://"  # in the msgpack: the name of an array that is stored beside it
 MAX_AXES = 32  # of tensorstore
-# tensorstore's names of dtypes
-EXTRA = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4"}
+# tensorstore's names of dtypes; it has no uint4, uint2 and float8_e4m3
+EXTRA = {
+    "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "float8_e3m4", "float8_e8m0fnu", "float4_e2m1fn", "int4", "int2",
+}  # fmt: skip
 
 
 @dataclass
@@ -81,9 +87,10 @@ class OrbaxWriter:
                 end = at + start + size
             at = end if t.count else at
         nodes, manifest = btree.build(sorted(entries), VALUES, at)
-        said, committed = self._metadata(checkpoint.metadata), b"committed"
-        files = {VALUES: at + len(nodes), METADATA: len(said), COMMITTED: len(committed), MANIFEST: len(manifest)}
-        patches = [(VALUES, at, nodes), (METADATA, 0, said), (COMMITTED, 0, committed), (MANIFEST, 0, manifest)]
+        small = {METADATA: self._metadata(checkpoint.metadata), MSGPACK: self._msgpack(),
+                 COMMITTED: b"committed", MANIFEST: manifest}  # fmt: skip
+        files = {VALUES: at + len(nodes)} | {n: len(data) for n, data in small.items()}
+        patches = [(VALUES, at, nodes), *((n, 0, data) for n, data in small.items())]
         return Placement(
             [OutputFile(f"{self.base}/{n}", size) for n, size in files.items()], slots,
             [Patch(f"{self.base}/{n}", start, data) for n, start, data in patches], unit=True,
@@ -105,6 +112,27 @@ class OrbaxWriter:
             pairs = listing(f"{first[arrays[n]]}, {n}" for n in twice)
             raise NameCollision(f"Orbax joins the keys of a path by '.', so these would be one array:\n{pairs}")
         return arrays
+
+    def _msgpack(self) -> bytes:
+        """The tree as older versions read it: maps, whose leaves name arrays."""
+        root: dict[str, Any] = {}
+        bad = []
+        for name in self._placed:
+            *groups, last = (key for key, _ in self._keys(name))
+            node: Any = root
+            for group in groups:
+                node = node.setdefault(group, {}) if isinstance(node, dict) else node
+            if not isinstance(node, dict) or last in node:
+                bad.append(name)
+            else:
+                node[last] = PLACEHOLDER + ".".join((*groups, last))
+        if bad:
+            raise Unrepresentable(f"a name cannot be both an array and a dictionary; leave some out with exclude=, or "
+                                  f"change names with rename=:\n{listing(bad)}")  # fmt: skip
+        packed = Packed()
+        packed.map(root)
+        packed.flush()
+        return packed.patches[0][1]
 
     def _metadata(self, metadata: Mapping[str, str]) -> bytes:
         tree = {}
