@@ -110,7 +110,7 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
     if as_json:
         show.as_json(found.to_json())
     else:
-        show.talk(str(found))
+        show.talk(spelled(str(found)))
     return True
 
 
@@ -119,7 +119,9 @@ def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
-    text = page(progress(folder), RECENT).encode(errors="backslashreplace")
+    data = progress(folder)
+    data["causes"] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data["causes"]]
+    text = page(data, RECENT).encode(errors="backslashreplace")
     made = html.written(output or default_name(folder), text, force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})

@@ -15,7 +15,7 @@ from typing import Any
 from ..messages import brief, in_bytes, many, printable, redacted, version
 from . import html
 
-BARS = 60  # of the chart
+BARS, FEWEST = 60, 3  # of the chart; fewer bars say nothing
 WIDE = 1000  # units of a chart's width
 
 Data = Mapping[str, Any]
@@ -72,10 +72,10 @@ def _sections(data: Data) -> Iterable[str]:
     rows: list[tuple[str, ...]] = []
     for name, (n, size, s) in sorted(data["formats"].items(), key=lambda i: (-i[1][0], i[0])):
         rate = f"{in_bytes(int(size / s))}/s" if s else "-"
-        rows.append((name or "-", f"{int(n):,}", in_bytes(int(size)), f"{1000 * s / n:.0f} ms", rate))
+        rows.append((name or "-", f"{int(n):,}", in_bytes(int(size)), _each(s / n), rate))
     yield _table("By format of the source", ("format", "converted", "read", "each", "per worker"), rows)
     for title, key in (("Largest outputs", "biggest"), ("Slowest", "slowest")):
-        rows = [(f.at, in_bytes(int(f.bytes)), f"{f.seconds:.1f} s") for f in data[key]]
+        rows = [(f.at, in_bytes(int(f.bytes)), _each(f.seconds)) for f in data[key]]
         yield _table(title, ("output", "size", "took"), rows)
     rows = [(f.at, in_bytes(int(f.bytes))) for f in data["next"]]
     yield _table(f"Left: {in_bytes(int(data['waiting']))}", ("largest first", "size of the source"), rows)
@@ -103,9 +103,9 @@ def _more(count: int) -> str:
 def _chart(data: Data) -> str:
     """Bars over time: conversions, and failures above them."""
     minutes = data["minutes"]
-    if not minutes:
+    first, last = min(minutes, default=0), max(minutes, default=0)
+    if last - first + 1 < FEWEST:
         return ""
-    first, last = min(minutes), max(minutes)
     each = max(1, -(-(last - first + 1) // BARS))  # minutes of a bar
     bars = [[0, 0] for _ in range((last - first) // each + 1)]
     for minute, (done, failed) in minutes.items():
@@ -119,7 +119,8 @@ def _chart(data: Data) -> str:
             ("done", 100 * done / most, 100 * done / most), ("odd", 100 * failed / most, 100 * (done + failed) / most),
         )
     )  # fmt: skip
-    says = f"{_date(60 * first)} to {_date(60 * (last + 1))}; a bar is {many(each, 'minute')}, the highest {most}"
+    span = f"{_date(60 * first)} to {_date(60 * (last + 1))}"
+    says = f"{span}; a bar is {many(each, 'minute')}, with failures on top; the highest {most}"
     return (
         f'<h2>Over time</h2><figure class="bars"><svg viewBox="0 0 {WIDE} 100" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(says)}">{drawn}</svg><figcaption>{escape(says)}</figcaption></figure>'
@@ -158,6 +159,10 @@ def _text(text: str) -> str:
 
 def _shown(text: str) -> str:
     return printable(brief(redacted(text)))
+
+
+def _each(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _date(seconds: float) -> str:
