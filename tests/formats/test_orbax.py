@@ -67,6 +67,91 @@ def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
     assert "newest, 10," in note.text
 
 
+def no_manifest(step: Path) -> None:
+    (step / "params" / "manifest.ocdbt").unlink()
+
+
+def only_the_tree(step: Path) -> None:
+    no_manifest(step)
+    for folder in ("d", "ocdbt.process_0"):
+        shutil.rmtree(step / "params" / folder)
+
+
+def empty(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (no_manifest, "params: was not finished, or lost its manifest.ocdbt"),
+        (only_the_tree, "params: has a tree, but neither a manifest.ocdbt nor folders with its arrays"),
+        (empty, "holds no checkpoint: it is empty"),
+    ],
+)
+def test_a_newer_step_that_is_not_finished_is_passed_over(
+    broken: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    for step in ("9", "10", "11"):
+        shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)
+    for step in ("10", "11"):
+        broken(tmp_path / step)
+    texts = {n.text: n.names for n in ckptconv.open(tmp_path).notes}
+    assert texts["newer steps, which are not finished"] == ("11", "10")
+    assert "of the steps in the folder the newest, 9, is read" in texts
+    with refused(words):
+        ckptconv.open(tmp_path / "11")
+
+
+def test_a_run_without_a_finished_step(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "several" / "3", tmp_path / "11.orbax-checkpoint-tmp-7")
+    with refused("holds no finished step:\n  11.orbax-checkpoint-tmp-7"):
+        ckptconv.open(tmp_path)
+
+
+@pytest.mark.parametrize("marked", [(), ("9",), ("9", "10")])
+def test_in_a_store_the_last_file_of_a_step_tells_that_it_is_finished(marked: tuple[str, ...], tmp_path: Path) -> None:
+    """There a step has its name from the beginning. Checkpoints of T5X and copies have no such file."""
+    import fsspec
+
+    for step in ("9", "10"):
+        shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)
+        (tmp_path / step / "commit_success.txt").unlink(missing_ok=True)
+        if step in marked:
+            (tmp_path / step / "commit_success.txt").write_text("x")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path), f"/{tmp_path.name}-{len(marked)}", recursive=True)
+    (note,) = (n for n in ckptconv.open(f"memory://{tmp_path.name}-{len(marked)}").notes if "newest" in n.text)
+    assert f"newest, {'9' if marked == ('9',) else '10'}," in note.text
+    (local,) = (n for n in ckptconv.open(tmp_path).notes if "newest" in n.text)
+    assert "newest, 10," in local.text
+
+
+def test_the_database_of_one_process_is_a_part(tmp_path: Path) -> None:
+    for at in ("ocdbt.process_0", "ocdbt.process_0/manifest.ocdbt"):
+        with refused("is the database of one of the processes"):
+            ckptconv.open(GOLDEN / "mesh_chunks" / at, format="orbax")
+
+
+def test_folders_that_nothing_calls_a_step_are_named(tmp_path: Path) -> None:
+    for name in ("3", "models"):
+        shutil.copytree(GOLDEN / "several" / "3", tmp_path / name)
+        (tmp_path / name / "_CHECKPOINT_METADATA").unlink()
+    loose = [n.names for n in ckptconv.open(tmp_path / "models").notes if "items of one checkpoint" in n.text]
+    assert loose == [("params", "train_state")]
+    assert not [n for n in ckptconv.open(tmp_path / "3").notes if n.kind == "assumed"]
+
+
+def test_a_lost_tree_is_noted(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "mesh_chunks", tmp_path / "x")
+    (tmp_path / "x" / "_METADATA").unlink()
+    found = ckptconv.open(tmp_path / "x")
+    (note,) = (n for n in found.notes if "divided at each dot" in n.text)
+    assert note.names == tuple(found)
+    assert "params/norm/scale" in found
+
+
 @pytest.mark.parametrize(("size", "missing"), [(0, 0), (3, 0), (4, 0), (5, 1), (9, 5)])
 def test_bytes_of_a_node_end_where_it_ends(size: int, missing: int) -> None:
     cursor = wire.Cursor(b"abcd", "u")

@@ -30,6 +30,10 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
     notes = [note for one in found for note in one.notes]
     if place.step:
         notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
+    if place.passed:
+        notes.append(Note("unread", "newer steps, which are not finished", place.passed))
+    if place.loose:
+        notes.append(Note("assumed", "the folders are read as items of one checkpoint", tuple(place.items)))
     if place.others:
         notes.append(Note("unread", "items that hold no arrays", place.others))
     kinds = {n: k for one in found for n, k in one.details["keys"].items()}
@@ -42,8 +46,9 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
 
 def _item(root: str, item: str, how: Reading) -> Checkpoint:
     """The arrays of one folder; if there are several items, names begin with the item's name."""
-    locate.refuse_unfinished(root)
-    values = ocdbt.read(root) if exists(join(root, locate.MANIFEST)) else of_folder(root)
+    locate.refuse_incomplete(root)
+    database = exists(join(root, locate.MANIFEST))
+    values = ocdbt.read(root) if database else of_folder(root)
     check_apart(values)
     found = _arrays(values)
     chunks, aside = _chunks(found, values)
@@ -68,9 +73,11 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     keys = tuple(made.name(known.leaves[n].path) for n in sorted(tree.random_keys(root)) if n in known.leaves)
     skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in known.leaves.values() if leaf.other)
     random = Note("assumed", "JAX's random keys: the integers that make them up are read", keys)
+    dotted = tuple(made.tensors) if database and not known.leaves else ()  # Orbax always writes a tree beside it
     notes = (
         filled,
         random,
+        Note("assumed", f"without a {locate.METADATA}, names are divided at each dot", dotted),
         Note("skipped", "leaves that are not arrays", skipped),
         Note("unread", "files", tuple(aside)),
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint
 from ...messages import printable
-from ...storage.files import exists, join, names, sibling, split
+from ...storage.files import is_remote, join, names, sibling, split
 
 MANIFEST = "manifest.ocdbt"  # of a database
 METADATA, MSGPACK = "_METADATA", "checkpoint"  # the tree, and what older versions have instead
@@ -26,32 +26,56 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 PROBES = 8  # folders that are searched for arrays
 MAX_ITEMS = 64
 COMMITTED = "commit_success.txt"
-ASIDE = ("_sharding", "_CHECKPOINT_METADATA", COMMITTED, "array_metadatas", "_strings.json", METADATA)
+STEPPED = "_CHECKPOINT_METADATA"  # in the folder of a step
+PROCESS = "ocdbt.process_"
+ASIDE = ("_sharding", STEPPED, COMMITTED, "array_metadatas", "_strings.json", METADATA)
 
 
 class Place(NamedTuple):
-    """The folders that hold arrays, by the names of items ('' for the only one); the step; items without arrays."""
+    """The folders that hold arrays, by the names of items ('' for the only one), and what is told of them.
+
+    step: which was chosen. others: items without arrays. passed: newer steps that are not finished. loose: nothing says
+    that the items belong together.
+    """
 
     items: dict[str, str]
-    step: str
-    others: tuple[str, ...]
+    step: str = ""
+    others: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    loose: bool = False
 
 
 def find(url: str) -> Place | None:
     """The arrays in a folder; None if it has none of Orbax or zarr."""
     there = names(url)
-    if _holds_arrays(url, there):
-        return Place({"": url}, "", ())
-    if place := _step(url, there):
-        return place
+    if place := _place(url, there):
+        told = STEPPED in there or STEP.fullmatch(split(url.rstrip("/"))[1])
+        return place._replace(loose=len(place.items) > 1 and not told)
     steps = sorted((int(m[1]), n) for n in there if (m := STEP.fullmatch(n)))
-    if not steps:
-        return None
-    step = steps[-1][1]
-    at = sibling(join(url, "."), step)
-    inside = names(at)
-    place = Place({"": at}, "", ()) if _holds_arrays(at, inside) else _step(at, inside)
-    return place and place._replace(step=step)
+    return _newest(url, [n for _, n in reversed(steps)])
+
+
+def _place(url: str, there: Sequence[str]) -> Place | None:
+    """A checkpoint, or a step."""
+    return Place({"": url}) if _holds_arrays(url, there) else _step(url, there)
+
+
+def _newest(url: str, steps: Sequence[str]) -> Place | None:
+    """The newest finished step; None if the newest that is not empty has no arrays, and is perhaps no step of Orbax."""
+    for i, step in enumerate(steps[:PROBES]):
+        at = sibling(join(url, "."), step)
+        inside = names(at)
+        place = _place(at, inside)
+        if place is None and inside:
+            return None
+        if place and not _is_behind(url, inside, steps[i + 1 :]) and not any(map(incomplete, place.items.values())):
+            return place._replace(step=step, passed=tuple(steps[:i]))
+    return None
+
+
+def _is_behind(url: str, inside: Sequence[str], older: Sequence[str]) -> bool:
+    """Whether a step in an object store lacks the file that is written at last, and the one before has it."""
+    return is_remote(url) and COMMITTED not in inside and any(COMMITTED in names(join(url, n)) for n in older[:1])
 
 
 def _step(url: str, there: Sequence[str]) -> Place | None:
@@ -64,8 +88,8 @@ def _step(url: str, there: Sequence[str]) -> Place | None:
     items = {n: sibling(join(url, "."), n) for n in held}  # only now, so that links in other folders are not refused
     if not items:
         return None
-    return Place({"": next(iter(items.values()))} if len(items) == 1 else items, "",
-                 tuple(n for n in folders if n not in items))  # fmt: skip
+    others = tuple(n for n in folders if n not in items)
+    return Place({"": next(iter(items.values()))} if len(items) == 1 else items, others=others)
 
 
 def _holds_arrays(url: str, there: Sequence[str], *, deep: bool = True) -> bool:
@@ -73,19 +97,39 @@ def _holds_arrays(url: str, there: Sequence[str], *, deep: bool = True) -> bool:
         return True
     if V2 in there or V3 in there:
         return False  # one array, without a name
-    probed = [n for n in there if not n.startswith((".", "_")) and n != MSGPACK]
-    return deep and any({V2, V3} & set(names(join(url, n))) for n in probed[:PROBES])
+    return deep and _in_folders(url, there)
+
+
+def _in_folders(url: str, there: Sequence[str]) -> bool:
+    """Whether the folders in a folder are arrays; the first few tell."""
+    probed = [n for n in there if not n.startswith((".", "_")) and n not in (*ASIDE, MSGPACK)]
+    return any({V2, V3} & set(names(join(url, n))) for n in probed[:PROBES])
 
 
 def is_unfinished(url: str, there: Sequence[str]) -> bool:
     """Whether a folder is the incomplete output of an interrupted save, by its name or the names in it."""
-    return UNFINISHED in split(url.rstrip("/"))[1] and any(n in ASIDE or n.startswith("ocdbt.process_") for n in there)
+    return UNFINISHED in split(url.rstrip("/"))[1] and any(n in ASIDE or n.startswith(PROCESS) for n in there)
 
 
-def refuse_unfinished(url: str) -> None:
-    """Raise CorruptCheckpoint for the incomplete output of an interrupted save."""
-    name = split(url.rstrip("/"))[1]
+def incomplete(url: str) -> str:
+    """Why a folder is not a whole checkpoint, or ''."""
+    name, there = split(url.rstrip("/"))[1], names(url)
     if UNFINISHED in name:
-        raise CorruptCheckpoint(f"{printable(name)} was not finished when it was saved", url=url)
-    if not exists(join(url, MANIFEST)) and any(n.startswith("ocdbt.process_") for n in names(url)):
-        raise CorruptCheckpoint("was not finished: its processes' databases have not been merged", url=url)
+        return f"{printable(name)} was not finished when it was saved"
+    if name.startswith(PROCESS):
+        return "is the database of one of the processes that saved a checkpoint; read the folder that it is in"
+    if MANIFEST in there:
+        return ""
+    if any(n.startswith(PROCESS) for n in there):
+        return f"was not finished, or lost its {MANIFEST}: its processes' databases have not been merged"
+    if METADATA in there and MSGPACK not in there and not _in_folders(url, there):
+        return (
+            f"has a tree, but neither a {MANIFEST} nor folders with its arrays: it was not finished, or copied in part"
+        )
+    return ""
+
+
+def refuse_incomplete(url: str) -> None:
+    """Raise CorruptCheckpoint for the output of an interrupted save, and for a part of a checkpoint."""
+    if why := incomplete(url):
+        raise CorruptCheckpoint(why, url=url)
