@@ -19,6 +19,7 @@ import ckptconv
 from ckptconv.api import Resources, Target
 from ckptconv.bulk import cluster, globs, places, planning, pool, run, summary, work
 from ckptconv.bulk.conversions import Conversion, Conversions, Way
+from ckptconv.bulk.discover import discover
 from ckptconv.bulk.found import FoundCheckpoint, pack, parts, repeated, unpack
 from ckptconv.bulk.ledger import Ledger, LedgerEntry
 from ckptconv.bulk.manifest import Settings
@@ -772,6 +773,25 @@ def test_globs_are_those_of_a_shell(
     assert globs.matches(pattern, False) == want
     absolute = globs.matches(f"{tmp_path}/{pattern}", False)
     assert [p.removeprefix(f"{tmp_path}/") for p in absolute if p != str(tmp_path)] == want
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        (["."], ["y"]), ([".."], ["one/x", "sub/y"]), ([".", "../one"], ["one/x", "y"]), (["../one"], ["x"]),
+        (["../one/", "../sub//"], ["one/x", "sub/y"]), (["..", "../one/x.npz"], ["sub/y", "x"]),
+            (["../one", "y.npz"], ["one/x", "y"]),
+    ],
+)  # fmt: skip
+def test_folders_that_are_named_by_dots_have_no_name(
+    sources: list[str], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several folders each has its own name before its checkpoints; `.` and `..` name none."""
+    for name in ("one/x.npz", "sub/y.npz"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"PK")
+    monkeypatch.chdir(tmp_path / "sub")
+    assert [f.name for f in discover(sources)] == names
 
 
 def test_links_to_folders_are_followed_when_asked_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

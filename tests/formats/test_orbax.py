@@ -19,7 +19,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs, items, tree, wire
+from ckptconv.formats.orbax import arrays, codecs, items, locate, tree, wire
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
@@ -385,6 +385,53 @@ def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
         (tmp_path / "6" / "ocdbt.process_0").mkdir(parents=True)
         (tmp_path / "6" / "_METADATA").write_text("{}")
         ckptconv.open(tmp_path / "6")
+
+
+WHERE: dict[str, tuple[str, dict[str, str] | None, tuple[str, ...]]] = {
+    # the files in a folder; the folders that hold arrays, by item; the items that do not
+    "a tree": ("_METADATA", {"": ""}, ()),
+    "a database": ("manifest.ocdbt", {"": ""}, ()),
+    "arrays": ("w/.zarray", {"": ""}, ()),
+    "arrays of version 3": ("w/zarr.json", {"": ""}, ()),
+    "an array by itself": (".zarray w/.zarray", None, ()),
+    "a group that is an array of version 3": ("zarr.json w/zarr.json", None, ()),
+    "hidden": (".w/.zarray", None, ()),
+    "aside": ("_w/.zarray", None, ()),
+    "older than the tree": ("checkpoint/.zarray", None, ()),
+    "after seven others": ("a b c d e f g/x w/.zarray", {"": ""}, ()),
+    "after eight others": ("a b c d e f g h w/.zarray", None, ()),
+    "an item": ("state/_METADATA metrics/metrics", {"": "state"}, ("metrics",)),
+    "items": ("a/_METADATA b/manifest.ocdbt c/c", {"a": "a", "b": "b"}, ("c",)),
+    "what is no item": ("a/_METADATA _sharding array_metadatas/x .hidden/_METADATA", {"": "a"}, ()),
+    "an item that was not finished": ("b/_METADATA a.orbax-checkpoint-tmp-1/_METADATA", {"": "b"},
+                                      ("a.orbax-checkpoint-tmp-1",)),
+    "arrays in an item": ("a/w/.zarray", None, ()),
+    "as many items as there may be": (" ".join(f"i{k}/_METADATA" for k in range(64)),
+                                      {f"i{k}": f"i{k}" for k in range(64)}, ()),
+    "too many items": (" ".join(f"i{k}/_METADATA" for k in range(65)), None, ()),
+    "steps": ("9/_METADATA 10/_METADATA x_8/_METADATA", {"": "10"}, ()),
+    "steps with items": ("9/a/_METADATA 10/a/_METADATA 10/b/b", {"": "10/a"}, ("b",)),
+    "steps of arrays": ("checkpoint_9/w/.zarray checkpoint_10/w/.zarray", {"": "checkpoint_10"}, ()),
+    "a newest step without arrays": ("9/_METADATA 10/x", None, ()),
+    "no steps": ("1.5/_METADATA a_1.orbax-checkpoint-tmp-2/_METADATA", {"": "1.5"},
+                 ("a_1.orbax-checkpoint-tmp-2",)),
+    "nothing": ("x", None, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHERE)
+def test_where_arrays_are_looked_for(case: str, tmp_path: Path) -> None:
+    files, items, others = WHERE[case]
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = locate.find(str(tmp_path))
+    if items is None:
+        assert found is None
+        return
+    assert found is not None
+    assert {n: str(Path(at).relative_to(tmp_path)).strip(".") for n, at in found.items.items()} == items
+    assert sorted(found.others) == sorted(others)
 
 
 # --- large chunks -----------------------------------------------------------------------------------------------

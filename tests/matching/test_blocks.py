@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import examples
 
 from ckptconv.checkpoint import held
 from ckptconv.matching import blocks, surroundings
@@ -108,6 +112,28 @@ def test_of_many_blocks_the_kth_goes_with_the_kth(monkeypatch: pytest.MonkeyPatc
     assert aligned(a[:-2], b, signature).blocks == {}  # as many on one side only
     monkeypatch.setattr(blocks, "MAX_BLOCKS", 3)
     assert aligned(a, b, signature).blocks == {"a1": "b3", "a2": "b2", "a3": "b1"}
+
+
+def chains(table: list[list[int]], i: int, j: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All ways to choose entries that follow one another on both sides."""
+    yield ()
+    for r, c in product(range(i, len(table)), range(j, len(table[0]))):
+        for rest in chains(table, r + 1, c + 1) if table[r][c] else ():
+            yield ((r, c), *rest)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(0, 3), min_size=n, max_size=n), min_size=1)))
+@examples(100)
+def test_the_pairs_of_the_greatest_sum_are_found(table: list[list[int]]) -> None:
+    table = table[:4]
+    total, pairs = blocks.longest(table)
+    found = {way: sum(table[r][c] for r, c in way) for way in chains(table, 0, 0)}
+    assert found[tuple(pairs)] == total == max(found.values())
+
+
+@pytest.mark.parametrize("table", [[[1, 1], [1, 1]], [[2, 2]], [[2], [2]], [[1, 0, 1], [1, 0, 1]]])
+def test_of_equal_sums_the_earliest_pairs_count(table: list[list[int]]) -> None:
+    assert blocks.longest(table)[1][0] == (0, 0)
 
 
 @pytest.mark.parametrize(("cells", "pairs"), [(3, 0), (4, 2), (7, 2), (8, 4)])

@@ -342,6 +342,22 @@ def test_what_was_replaced_does_not_stay(kind: str, old: bool, tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == (["d"] if kind == "folder" else new)
 
 
+def test_an_interrupt_while_a_replaced_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new one is there by then, and what is left of the old one goes."""
+    real = shutil.rmtree
+
+    def interrupted(path: object, **kw: object) -> None:
+        monkeypatch.setattr(shutil, "rmtree", real)
+        raise KeyboardInterrupt
+
+    ckptconv.save({"w": np.zeros(3)}, tmp_path / "m", format="npy")
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckptconv.save({"w": np.ones(3)}, tmp_path / "m", format="npy", force=True)
+    assert os.listdir(tmp_path) == ["m"]
+    assert ckptconv.open(tmp_path / "m")["w"].numpy().tolist() == [1.0] * 3
+
+
 def test_a_folder_in_the_place_of_a_shard_stays(tmp_path: Path) -> None:
     """It may come there between the look at the destination and the renames."""
     stage = tmp_path / ".o.0123abcd.part"

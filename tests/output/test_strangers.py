@@ -394,6 +394,41 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     assert len(ckptconv.open(tmp_path / "m.npz")) == 2
 
 
+def test_a_log_is_read_from_its_beginning_whatever_was_written(tmp_path: Path) -> None:
+    log = AppendLog(str(tmp_path / "new" / "log"), "another run")
+    assert (list(log.read()), log.size) == ([], 0)
+    for text in (b"one\n", b"two\nthree\n"):
+        log.append(text)
+    assert list(log.read()) == list(log.read()) == [b"one\n", b"two\n", b"three\n"]
+    assert (log.size, log.read_at(4, 3), log.read_at(10, 99)) == (14, b"two", b"ree\n")
+    log.cut(8)
+    log.append(b"end")
+    assert list(log.read()) == [b"one\n", b"two\n", b"end"]
+    with pytest.raises(StorageError, match="another run"):
+        AppendLog(log.path, "another run")
+    log.close()
+    log.close()
+    assert list(AppendLog(log.path, "another run").read()) == [b"one\n", b"two\n", b"end"]
+
+
+def test_what_cannot_be_made_durable_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AppendLog(str(tmp_path / "log"), "another run")
+    log.append(b"one\n")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            log.append(b"two\n")
+    log.append(b"three\n")
+    assert list(log.read()) == [b"one\n", b"three\n"]
+    with pytest.raises(StorageError):
+        log.read_at(-1, 1)
+    log.close()
+
+
 # --- the lock of a temporary folder -------------------------------------------------------------------------------
 
 

@@ -229,7 +229,8 @@ def run(tmp_path: Path) -> Iterator[server.Server]:
         made.shutdown()
 
 
-def test_a_series_follows_what_is_listed_between(run: server.Server) -> None:
+def test_a_series_follows_what_is_listed_between(run: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "LONGEST", 8)
     names = re.findall(r">(epoch-\d+\.npz)</a>", Got(run, base(run)).text)
     assert names == [f"epoch-{k}.npz" for k in (*range(9), 10)], "2 before 10, and 9 has no link"
     ends = [number(run, f"epoch-{k}.npz").split("/")[-2] for k in (2, 10, 0, 1)]
@@ -243,6 +244,7 @@ def test_a_series_follows_what_is_listed_between(run: server.Server) -> None:
     between = [f"epoch-{k}" for k in (2, 3, 4, 5, 6, 7, 8, 10)]
     assert urls(ends[0], ends[1]) == between
     assert urls(ends[1], ends[0]) == between[::-1]
+    assert urls(ends[2], ends[0]) == ["epoch-0", "epoch-1", "epoch-2"]
 
 
 def test_a_series_that_is_none_is_refused(run: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:

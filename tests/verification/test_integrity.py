@@ -109,11 +109,16 @@ def test_a_limit_that_one_file_keeps_leaves_the_hashes_in_it(name: str, tmp_path
     assert api.verify(tmp_path / name).hashed == len(values())
 
 
-def test_a_shard_alone_is_not_what_the_hashes_are_of(tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / "s.safetensors", hash=True, max_shard_size=500)
-    shard = next(iter(sorted(tmp_path.glob("*-00001-of-*"))))
-    assert api.verify(shard, select=api.Select(format="safetensors")).hashed == 0
-    assert api.verify(shard).hashed == len(values())  # its index makes it a whole
+@pytest.mark.parametrize(("name", "kind"), [("s.safetensors", "safetensors"), ("s.bin", "torch")])
+@pytest.mark.parametrize(("limit", "count"), [(500, 4), (1000, 2)])
+def test_a_shard_alone_is_not_what_the_hashes_are_of(
+    name: str, kind: str, limit: int, count: int, tmp_path: Path
+) -> None:
+    ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, format=kind)
+    shards = sorted(tmp_path.glob("*-of-*"))
+    assert len(shards) == count
+    assert {api.verify(shard, select=api.Select(format=kind)).hashed for shard in shards} == {0}
+    assert api.verify(shards[0]).hashed == len(values())  # its index makes it a whole
 
 
 @pytest.mark.parametrize("name", [n for n in CARRY if not n.endswith((".pt", ".bin"))])

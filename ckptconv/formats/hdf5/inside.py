@@ -23,6 +23,7 @@ from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
+MOST = 1 << 27  # bytes of a frame with data
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -225,7 +226,7 @@ def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes
         return
     for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):
-            for at in range(0, len(piece), 1 << 27):
-                yield b"D", piece[at : at + (1 << 27)]
+            for at in range(0, len(piece), MOST):
+                yield b"D", piece[at : at + MOST]
         else:
             yield b"S", b"".join(struct.pack("<I", len(s)) + s for s in piece)

@@ -76,7 +76,7 @@ def _pieces(url: str, files: Sequence[str]) -> list[ParamsFile]:
     while len(pieces) < MAX_FILES and (name := f"params_{len(pieces)}.npy") in files:
         path = sibling(join(url, "."), name)
         with Reader(path) as f:
-            head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), path)
+            head = parse_head(f.read(0, min(f.size, MAX_HEAD)), path)
             if head.kind is None or head.kind.kind == "s" or len(head.shape) != 1:
                 raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
             if head.size + head.nbytes != f.size:

@@ -37,7 +37,7 @@ from .text import check_text
 SUFFIX = ".npy"
 OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)
 MAX_OURS = 64 << 20
-MAX_HEAD = 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
+MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_PICKLE = 2**31  # bytes
 MAX_EMPTY = 2**16  # strings without characters
 MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
@@ -89,7 +89,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     with Reader(url) as f:
-        head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), url)
+        head = parse_head(f.read(0, min(f.size, MAX_HEAD)), url)
         if head.descr == OBJECTS:
             check_pickle(f.size, url)
             return head, unpickled(f.read(head.size, f.size - head.size), url, opaque)
@@ -126,7 +126,7 @@ def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> 
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of an array of strings, one by one."""
     with Reader(coded.url) as f:
-        head = parse_head(f.read(0, min(f.size, MAX_HEAD + 12)), coded.url)
+        head = parse_head(f.read(0, min(f.size, MAX_HEAD)), coded.url)
         yield from strings(head, f.read(head.size, head.nbytes))
 
 
@@ -192,7 +192,7 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
     size = head_size(raw)
-    if size > len(raw):
+    if size > min(len(raw), MAX_HEAD):
         raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
     descr, fortran, shape = literal(raw[start:size].decode("latin-1"), url, tensor)

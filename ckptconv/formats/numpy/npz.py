@@ -106,8 +106,8 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
 
 def _beginning(f: Reader, m: Member) -> bytes:
     """The member's first bytes, with all of its head: a few as a rule, which over a network are there already."""
-    start, _ = _started(_pieces(f, m, NEAR), NEAR)
-    return start if head_size(start) <= len(start) else _started(_pieces(f, m, MAX_HEAD + 12), MAX_HEAD + 12)[0]
+    start, rest = _started(_pieces(f, m, NEAR), NEAR)
+    return start + _started(rest, min(head_size(start), MAX_HEAD) - len(start))[0]
 
 
 def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
@@ -145,7 +145,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one array as stored, or single strings; the checksum is verified at the end."""
     with Reader(coded.url) as f:
         m = _directory(coded.url, f.stamp)[coded.key]
-        start, rest = _started(_pieces(f, m), MAX_HEAD + 12)
+        start, rest = _started(_pieces(f, m), MAX_HEAD)
         head = parse_head(start, f.url, m.name)
         value = crc("crc32", start[: head.size])
         whole = []

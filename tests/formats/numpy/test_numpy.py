@@ -19,7 +19,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
 from ckptconv.formats.containers import inflate, zip, zip_write
-from ckptconv.formats.numpy import npy
+from ckptconv.formats.numpy import npy, npz
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import combine, crc
 from ckptconv.storage.files import Reader
@@ -172,6 +172,24 @@ def test_strings(tmp_path: Path) -> None:
     assert found["s"].numpy().tolist() == [b"ab", b"c"]
     assert ckptconv.open(tmp_path / "c.npz")["u"].numpy().tolist() == [[b"a", "é".encode()], [b"", b"long"]]
     assert ckptconv.open(tmp_path / "x.npy")["x"].numpy().tolist() == [b"x", b"yz"]
+
+
+@pytest.mark.parametrize("size", [64, npz.NEAR, npz.NEAR + 1, npy.MAX_HEAD, npy.MAX_HEAD + 1])
+@pytest.mark.parametrize("kind", ["npy", "stored", "deflated"])
+def test_headers_of_any_size_up_to_the_largest(size: int, kind: str, tmp_path: Path) -> None:
+    text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (500,), }"
+    text = text.ljust(size - 12 - 1) + b"\n"
+    raw = b"\x93NUMPY\2\0" + len(text).to_bytes(4, "little") + text + np.arange(500, dtype="<f4").tobytes()
+    path = tmp_path / ("w.npy" if kind == "npy" else "w.npz")
+    path.write_bytes(raw)
+    if kind != "npy":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED) as z:
+            z.writestr("w.npy", raw)
+    if size > npy.MAX_HEAD:
+        with refused(f"claims a header of {size} bytes, of which .* \\(at most {npy.MAX_HEAD} are read\\)"):
+            ckptconv.open(path)
+        return
+    assert ckptconv.open(path)["w"].numpy().tolist() == list(range(500))
 
 
 def test_texts_of_no_characters_are_counted(tmp_path: Path) -> None:
