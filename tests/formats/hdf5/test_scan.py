@@ -1,4 +1,4 @@
-"""What the child does, called in this process: limits at their very numbers, records, slabs, and its end of the pipe."""
+"""What the child does, called in this process: limits at their very numbers, records, slabs, its end of the pipe."""
 
 from __future__ import annotations
 
