@@ -434,6 +434,33 @@ def test_where_arrays_are_looked_for(case: str, tmp_path: Path) -> None:
     assert sorted(found.others) == sorted(others)
 
 
+TMP = "5.orbax-checkpoint-tmp-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "told", "refused_as"),
+    [
+        ("5", "_METADATA", False, ""), (TMP, "x", False, "was not finished when it was saved"),
+        (TMP, "_sharding", True, "was not finished when it was saved"),
+        (TMP, "ocdbt.process_7", True, "was not finished when it was saved"),
+        (f"{TMP}/", "x _METADATA", True, "was not finished when it was saved"), ("5", "_sharding", False, ""),
+        ("5", "ocdbt.process_0", False, "databases have not been merged"),
+        ("5", "ocdbt.process_0 manifest.ocdbt", False, ""),
+    ],
+)  # fmt: skip
+def test_what_was_not_finished(name: str, files: str, told: bool, refused_as: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    for file in files.split():
+        (tmp_path / name / file).touch()
+    url = f"{tmp_path}/{name}"
+    assert locate.is_unfinished(url, files.split()) is told
+    if not refused_as:
+        locate.refuse_unfinished(url)
+        return
+    with refused(refused_as):
+        locate.refuse_unfinished(url)
+
+
 # --- large chunks -----------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,8 @@ def tree(file: Any, size: int) -> Iterator[Record]:
             todo.pop()
             continue
         name, kind, at = link
-        here = f"{path}/{name.decode('utf-8', 'surrogateescape')}" if path else name.decode("utf-8", "surrogateescape")
+        text = name.decode("utf-8", "surrogateescape")
+        here = f"{path}/{text}" if path else text
         _hard(kind, here)
         thing = h5py.h5o.open(group, name)
         if isinstance(thing, h5py.h5g.GroupID):

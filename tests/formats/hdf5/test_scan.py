@@ -157,6 +157,8 @@ def test_what_is_recorded() -> None:
     def build(f: h5py.File) -> None:
         f.create_dataset("a/w", **CHUNKED).attrs["text"] = "mine"
         f["b"] = f["a/w"]
+        f["b2"] = f["a/w"]
+        f[b"\xff/\xfe"] = 1.0
         f["c"] = np.arange(3, dtype=">i4")
         f["none"] = h5py.Empty("f4")
         f["zero"] = np.zeros((0, 4), "f4")
@@ -172,7 +174,8 @@ def test_what_is_recorded() -> None:
         "?where": "neither a number nor text", "?rows": "neither a number nor text",
     }  # fmt: skip
     assert (found["a/w"]["attrs"], found["a/w"]["offset"], "same" in found["a/w"]) == ({"text": "mine"}, -1, False)
-    assert (found["b"]["same"], "attrs" in found["b"]) == ("a/w", False)
+    assert [(found[n]["same"], "attrs" in found[n]) for n in ("b", "b2")] == [("a/w", False)] * 2
+    assert found["\udcff/\udcfe"]["bytes"] == 8
     assert {k: found["c"][k] for k in ("shape", "dtype", "swap", "bytes", "stored")} == {
         "shape": [3], "dtype": "int32", "swap": True, "bytes": 12, "stored": 12,
     }  # fmt: skip
