@@ -276,6 +276,14 @@ def test_a_plan_says_how_each_tensor_moves(tmp_path: Path) -> None:
     assert plan.summary()["bytes_changed"] == 12
 
 
+def test_a_plan_counts_what_its_workers_may_hold(tmp_path: Path) -> None:
+    checkpoint = Checkpoint({"w": held("w", np.ones((4, 6), "f4")), "x": held("x", np.ones(3, "i8"))})
+    plan = compile_plan(checkpoint, safetensors.writer("o.safetensors").place(checkpoint), str(tmp_path), TINY)
+    found = plan.summary()
+    assert (found["memory"], found["workers"]) == (2 * (64 + 96), 2)
+    assert (found["tensors"], found["bytes"], found["bytes_copied"], found["bytes_changed"]) == (2, 120, 120, 0)
+
+
 def test_c_strides() -> None:
     assert c_strides((2, 3, 4)) == (12, 4, 1)
     assert c_strides(()) == ()

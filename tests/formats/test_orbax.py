@@ -18,8 +18,9 @@ from orbax_golden import assert_equal, expected
 
 import ckptconv
 from ckptconv.bulk.discover import discover
+from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs, items, locate, tree, wire
+from ckptconv.formats.orbax import arrays, codecs, items, locate, tree, wire, write
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.files import Seen
@@ -459,6 +460,37 @@ def test_what_was_not_finished(name: str, files: str, told: bool, refused_as: st
         return
     with refused(refused_as):
         locate.refuse_unfinished(url)
+
+
+CHUNKS: list[tuple[tuple[int, ...], int | None, tuple[int, ...]]] = [
+    # the shape of an array of 4-byte numbers, the bytes of a chunk, the shape of a chunk
+    ((6, 10), None, (6, 10)), ((6, 10), 240, (6, 10)), ((6, 10), 239, (5, 10)), ((6, 10), 40, (1, 10)),
+    ((6, 10), 39, (1, 5)), ((6, 10), 20, (1, 5)), ((6, 10), 19, (1, 2)), ((6, 10), 4, (1, 1)), ((6, 10), 1, (1, 1)),
+    ((7,), 12, (3,)), ((3, 4, 5), 100, (1, 4, 5)), ((3, 4, 5), 79, (1, 2, 5)), ((3, 4, 5), 19, (1, 1, 1)),
+    ((2, 3, 4, 5), 120, (1, 1, 4, 5)), ((), 1, ()), ((0, 4), 1, (1, 4)), ((0, 4), None, (1, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "limit", "chunk"), CHUNKS)
+def test_the_shape_of_chunks(shape: tuple[int, ...], limit: int | None, chunk: tuple[int, ...]) -> None:
+    assert write.chunk_of(held("w", np.zeros(shape, "f4")), limit) == chunk
+
+
+@pytest.mark.parametrize("url", ["/", "//", "/tmp/.", "/tmp/..", ".."])
+def test_a_folder_needs_a_name(url: str) -> None:
+    with pytest.raises(ckptconv.UsageError, match="an Orbax checkpoint is a folder, which needs a name"):
+        write.OrbaxWriter(url).place(Checkpoint({"w": held("w", np.ones(2))}))
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_chains_of_codecs_have_room_between_them_but_none_at_the_end(size: int) -> None:
+    """What gzip makes of random bytes is longer than they are; what comes out is no longer than announced."""
+    raw = np.random.default_rng(0).bytes(size)
+    packed = bytes(cramjam.zstd.compress(bytes(cramjam.gzip.compress(raw))))
+    assert codecs.unpacked(["gzip", "zstd"], packed, size, "x") == raw
+    if size:
+        with refused("."):
+            codecs.unpacked(["gzip", "zstd"], packed, size - 1, "x")
 
 
 # --- large chunks -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ pytest.importorskip("scipy", reason="matching by names is an extra")
 torch = pytest.importorskip("torch", reason="--check runs a module of torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+
+from ckptconv.matching.settings import Site  # noqa: E402
+from ckptconv.matching.torch import SAME, Calls  # noqa: E402
 
 X = np.random.default_rng(1).normal(size=(2, 3, 12, 12)).astype("f4")
 
@@ -142,10 +146,55 @@ def test_what_nothing_explains(tmp_path: Path) -> None:
 
 
 def test_resizing_as_tensorflow_1_does_it() -> None:
-    from ckptconv.matching.settings import Site
-    from ckptconv.matching.torch import Calls
-
     module = nn.Upsample(scale_factor=2, mode="bilinear")
     with Calls(module, {Site("", "interpolate", "align_corners"): "TensorFlow 1"}):
         found = module(torch.tensor([[[[0.0, 2.0], [4.0, 6.0]]]]))
     assert found[0, 0].tolist() == [[0, 1, 2, 2], [2, 3, 4, 4], [4, 5, 6, 6], [4, 5, 6, 6]]
+
+
+class Moving(nn.Module):
+    """One function of a line of numbers, by the name that its settings have."""
+
+    def __init__(self, name: str, *given: Any, **options: Any) -> None:
+        super().__init__()
+        self.name, self.given, self.options = name, given, options
+
+    def forward(self, x: Any) -> Any:
+        return getattr(functional, self.name)(x, *self.given, **self.options)
+
+
+def spread(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """The least padding with which TensorFlow gets an output for each stride, the odd one at the end."""
+    total, wanted = 0, -(-size // stride)
+    while (size + total - dilation * (kernel - 1) - 1) // stride + 1 < wanted:
+        total += 1
+    return total // 2, total - total // 2
+
+
+@pytest.mark.parametrize("name", ["conv1d", "max_pool1d", "avg_pool1d"])
+def test_padding_is_that_of_tensorflow(name: str) -> None:
+    """Where the output has that length already, and the padding is another: else there is nothing to change."""
+    site, changes = Site("", name, "padding"), 0
+    for size, kernel, stride, dilation in product(range(1, 10), range(1, 5), range(1, 4), range(1, 3)):
+        x = torch.arange(1.0, size + 1).reshape(1, 1, size)
+        weight = torch.arange(1.0, kernel + 1).reshape(1, 1, kernel)
+        given: list[Any] = [weight] if name == "conv1d" else [kernel]
+        options = {"stride": stride} | ({} if name == "avg_pool1d" else {"dilation": dilation})
+        dilation = options.get("dilation", 1)
+        for padding in range(kernel // 2 + 1):
+            length = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            if length < 1:
+                continue
+            with Calls(Moving(name, *given, **options, padding=padding), {site: SAME}) as calls:
+                found = calls.module(x)
+            pads = spread(size, kernel, stride, dilation)
+            differs = length == -(-size // stride) and pads != (padding, padding)
+            assert (site in calls.changed) is differs, (size, kernel, stride, dilation, padding)
+            if differs:
+                changes += 1
+                fill = -torch.inf if name == "max_pool1d" else 0.0
+                wanted = getattr(functional, name)(functional.pad(x, pads, value=fill), *given, **options)
+                if name == "avg_pool1d":
+                    wanted = wanted / functional.avg_pool1d(functional.pad(torch.ones_like(x), pads), *given, **options)
+                assert torch.equal(found, wanted)
+    assert changes > 10

@@ -342,6 +342,42 @@ def test_what_was_replaced_does_not_stay(kind: str, old: bool, tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == (["d"] if kind == "folder" else new)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what a descriptor is of is looked up in /proc")
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("old", [False, True])
+def test_what_is_renamed_is_durable_before(
+    kind: str, old: bool, sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and the list of the renames, then the folders; after the renames the folder again."""
+    steps: list[tuple[str, str]] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def fsync(fd: int) -> None:
+        steps.append(("sync", os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path)))
+        real_sync(fd)
+
+    def replace(source: str, target: str) -> None:
+        steps.append(("move", os.path.relpath(source, tmp_path)))
+        real_replace(source, target)
+
+    if old:
+        write(sources[0], tmp_path, kind)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write(sources[1], tmp_path, kind, force=True)
+    first, last = (f([i for i, (what, _) in enumerate(steps) if what == "move"]) for f in (min, max))
+    before = {path for what, path in steps[:first] if what == "sync"}
+    made = [path for what, path in steps if what == "move" and ".part" in path and ".old" not in path]
+    for path in made:  # a file, or a folder of files
+        files = [p for p in before if p == path or p.startswith(f"{path}/")]
+        assert files, (path, steps)
+    notes = [path for path in before if path.endswith(".publish")]
+    if len(made) > 1 or kind.startswith("folder"):
+        assert len(notes) == 1, steps
+        assert {os.path.dirname(notes[0]) or "."} | {p[: p.index(".part") + 5] for p in made} <= before
+    assert os.path.dirname(next(iter(snapshot(tmp_path)))) or "." in [path for _, path in steps[last:]]
+
+
 def test_an_interrupt_while_a_replaced_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new one is there by then, and what is left of the old one goes."""
     real = shutil.rmtree

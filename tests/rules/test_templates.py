@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
+from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.domains import domain
+from ckptconv.rules.domains import Domain, domain
 from ckptconv.rules.lint import lint
+from ckptconv.rules.templates import template
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
 
@@ -159,3 +161,25 @@ def test_both_ways_take_what_they_should(spec: str, source: str, target: str, ot
     assert not any(re.fullmatch(there.pattern, other) for other in others)
     assert not re.fullmatch(there.inverse.pattern, f"0{target}")
     assert there.inverse.inverse == there
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "not_there"),
+    [
+        ((0, 0), ["0", "7", "10", "123456789"], ["00", "07", "1234567890", "", "a"]),
+        ((0, 3), ["0", "7", "10"], ["000", "007"]),
+        ((2, 0), ["00", "07", "99", "100", "123456789"], ["0", "7", "007", "1234567890"]),
+        ((2, 3), ["00", "99", "100"], ["0", "007"]),
+    ],
+)
+def test_digits_to_which_numbers_are_padded(width: tuple[int, int], there: list[str], not_there: list[str]) -> None:
+    pattern = Domain("int", width=width).pattern
+    assert all(re.fullmatch(pattern, text) for text in there)
+    assert not any(re.fullmatch(pattern, text) for text in not_there)
+
+
+def test_a_capture_that_the_other_side_does_not_bind_is_named() -> None:
+    there = template("a/{x}/{y}")
+    assert there.render({"x": "1", "y": "2"}) == "a/1/2"
+    with pytest.raises(LayoutError, match=r"refers to \{y\}, which the other side does not bind"):
+        there.render({"x": "1"})
