@@ -115,6 +115,15 @@ def test_manifests_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         planning.plan([str(tmp_path / "m.parquet")], str(tmp_path / "out"))
 
 
+def test_a_manifest_of_the_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.csv").write_text("source\na.npz\n")
+    monkeypatch.setattr(lines, "MAX_SIZE", 13)
+    assert list(lines.lines(str(tmp_path / "m.csv"))) == [{"source": "a.npz"}]
+    monkeypatch.setattr(lines, "MAX_SIZE", 12)
+    with pytest.raises(CorruptCheckpoint, match="has 13 bytes, a manifest at most 12"):
+        list(lines.lines(str(tmp_path / "m.csv")))
+
+
 def test_parquet_of_odd_types(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

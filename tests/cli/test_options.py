@@ -16,7 +16,7 @@ from ckptconv.api import options, values
 from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.main import VERBS
-from ckptconv.cli.meant import misspelt
+from ckptconv.cli.meant import misspelt, option
 from ckptconv.cli.options import SPELLINGS, spelled
 from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
@@ -202,3 +202,9 @@ def test_sizes(text: str | int, count: int | None) -> None:
             values.size(text)
     else:
         assert values.size(text) == count
+
+
+def test_an_unknown_option_is_compared_with_all_but_few_are_named() -> None:
+    known = ["--abc1", "--abc2", "--abc3", "--abc4", "--from", "other"]
+    assert option("--abc5", known).count("--abc") == 3
+    assert option("--zzzzzzzzz", known) == ""

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -191,6 +192,23 @@ def test_losses_are_counted(kind: str, to: str) -> None:
                      DTYPES[kind], DTYPES[to])  # fmt: skip
     assert loss == Loss(2, 1)
     assert np.signbit(out.astype("f8")[:3]).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_what_halves_lose_is_counted_on_their_bits(kind: str, to: str) -> None:
+    """At each number around which something is lost: the smallest, the largest, and what is none."""
+    info = ml_dtypes.finfo(DTYPES[to].np)
+    edges = [float(x) for x in (info.smallest_subnormal, info.smallest_normal, info.max)]
+    near = [x * f for x in edges for f in (0.25, 0.49, 0.5, 0.51, 1, 1 + 2**-12, 1.001, 1.01, 2)]
+    with np.errstate(all="ignore"):
+        some = np.array([0.0, *near, np.inf, np.nan], kind)
+    for values in (some, -some, *(some[k : k + 1] for k in range(len(some))), some[:0], np.concatenate([some, -some])):
+        with np.errstate(all="ignore"):
+            out, loss = cast(values, DTYPES[kind], DTYPES[to])
+            wide = out.astype(kind)
+        assert loss.overflow == int((np.isfinite(values) & ~np.isfinite(wide)).sum()), values
+        assert loss.underflow == int(((wide == 0) & (values != 0)).sum()), values
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.output import listed
+from ckptconv.output import listed, publish
 from ckptconv.storage import files
 
 
@@ -89,3 +90,14 @@ def test_a_folder_and_its_files_have_the_permissions_that_the_umask_gives(tmp_pa
     found = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "out", *(tmp_path / "out").iterdir())}
     assert found.pop("out") == 0o755
     assert set(found.values()) == {0o644}
+
+
+def test_a_destination_that_cannot_be_cleared_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(publish, "finish", broken)
+    with pytest.raises(ckptconv.StorageError, match=r"(?i)input/output error") as e:
+        ckptconv.save({"w": np.ones(3)}, tmp_path / "m.npz")
+    assert e.value.url == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ import ckptconv
 from ckptconv.api import Select
 from ckptconv.bulk.discover import discover
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import server, shelf
+from ckptconv.reporting import html, server, shelf
 from ckptconv.reporting.pictures import matrix
 from ckptconv.reporting.region import region
 
@@ -209,6 +209,7 @@ def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
     assert stats["min"] == [float(f"{array.min():.6g}")]
     assert len(stats["bins"][0]) == 44
     assert '"live":{"most"' in Got(zoo, page).text
+    assert html._file("live.js") in Got(zoo, page).text
     b = number(zoo, "b.safetensors").split("/")[-2]
     both = Got(zoo, f"{base(zoo)}pair?a={page.split('/')[-2]}&b={b}").text
     assert '"mode":"comparison"' in both

@@ -254,6 +254,31 @@ def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:
     assert written > 2 if limit else written == 1
 
 
+def test_groups_without_tensors_are_in_the_first_shard(tmp_path: Path) -> None:
+    """Those of layers without weights; groups on the way to a tensor are in each file that needs them."""
+
+    def groups(path: Path) -> set[str]:
+        found: list[str] = []
+        with h5py.File(path) as f:
+            f.visititems(lambda name, thing: found.append(name) if isinstance(thing, h5py.Group) else None)
+        return set(found)
+
+    for to, limit in (("one.weights.h5", None), ("out.weights.json", 700)):
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / to, target=Target(max_shard_size=limit))
+    first, *rest = (groups(path) for path in sorted(tmp_path.glob("out_*.h5")))
+    assert len(rest) > 1
+    assert first.union(*rest) == groups(tmp_path / "one.weights.h5")
+    for path, found in zip(sorted(tmp_path.glob("out_*.h5"))[1:], rest, strict=True):
+        with h5py.File(path) as f:
+            assert all(any(isinstance(x, h5py.Dataset) for x in _below(f[name])) for name in found), path
+
+
+def _below(group: h5py.Group) -> list[object]:
+    found: list[object] = []
+    group.visititems(lambda _, thing: found.append(thing))
+    return found
+
+
 def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:
     ckptconv.save({"layers/dense/vars/0": np.ones((2, 2))}, tmp_path / "a.weights.h5")
     with h5py.File(tmp_path / "a.weights.h5") as f:
@@ -399,6 +424,18 @@ def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> 
     rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", between, "Dense")]
     found = naming.configured({"class_name": "Sequential", "config": {"layers": rows}})
     assert [kind for _, kind, name, _ in found if name == "Dense"] == [taken]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        3, {}, {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}}, {"config": {"name": "x"}},
+        {"class_name": "Conv2D", "config": {"name": 3}}, {"class_name": "Conv2D", "config": 3},
+    ],
+)  # fmt: skip
+def test_what_is_no_layer_does_not_come_between(between: object) -> None:
+    rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", "Dense")]
+    assert naming._after_flatten([rows[0], between, rows[1]], True) == {"Dense": "flat_"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, examples, read_all, same, sound_or_refused
+from kit import FIXTURES, examples, read_all, refused, same, sound_or_refused
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
@@ -27,9 +27,10 @@ from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.known import TORCH
 from ckptconv.formats.pytorch.pickle import load
+from ckptconv.formats.pytorch.plain import Inert
 from ckptconv.formats.pytorch.write import TorchWriter
 from ckptconv.formats.reading import Reading
-from ckptconv.moves.part import Span
+from ckptconv.moves.part import MAX_AXES, Span
 
 GOLDEN = FIXTURES / "torch"
 VERSIONS = json.loads((GOLDEN / "versions.json").read_text())
@@ -666,3 +667,29 @@ def test_values_of_a_distributed_checkpoint_are_json(tmp_path: Path) -> None:
         saving.save({"loss": float("nan"), "step": 3}, checkpoint_id=tmp_path / "d", no_dist=True)
     shown = ckptconv.open(tmp_path / "d").details["values"]
     assert json.loads(json.dumps(shown, allow_nan=False)) == {"loss": "nan", "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "sound"),
+    [
+        ((), True), ((1, 2), True), ((1,) * MAX_AXES, True), ((1,) * (MAX_AXES + 1), False), ((1, 2.0), False),
+        ((True,), False), ([1], False), (None, False),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_distributed_checkpoint(value: object, sound: bool) -> None:
+    thing = Inert("torch.Size")
+    thing.state = {"sizes": value}
+    if sound:
+        assert dcp._numbers(thing, "sizes", "x") == value
+        return
+    with refused("has the sizes|has no proper sizes"):
+        dcp._numbers(thing, "sizes", "x")
+
+
+@pytest.mark.parametrize("state", [None, {}, [], {"other": (1,)}])
+def test_a_record_without_its_attribute(state: object) -> None:
+    thing = Inert("torch.Size")
+    thing.state = state
+    for found in (thing, (1,), None):
+        with refused("has no proper sizes"):
+            dcp._numbers(found, "sizes", "x")
