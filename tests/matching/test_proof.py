@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Checkpoint
-from ckptconv.matching import proof, settings
+from ckptconv.matching import attempts, proof, settings
+from ckptconv.matching.attempts import Distance
 from ckptconv.matching.pairs import Pair, Proposal
 from ckptconv.verification.outputs import Comparison, Step
 
@@ -154,6 +155,38 @@ def test_channels_that_come_last_are_noted(order: str, log: list[Any]) -> None:
     Search.far = {"named": (0, 0)}
     found = proved(ENOUGH, chosen={settings.ARRAYS: order} if order else {})
     assert found.notes == (("channels come last in the input, as the outputs agree only then",) if order else ())
+
+
+# How many submodules depart and by how much, at first and with each alternative; which are looked at, which is kept.
+NEARER: list[tuple[tuple[int, float], list[tuple[int, float]], int, str]] = [
+    ((2, 1.0), [], 0, ""), ((2, 1.0), [(2, 1.0)], 1, ""), ((2, 1.0), [(2, 0.9995)], 1, ""),
+    ((2, 1.0), [(2, 0.9985)], 1, "0"), ((2, 1.0), [(3, 0.1)], 1, ""), ((2, 1.0), [(1, 9.0)], 1, "0"),
+    ((2, 1.0), [(2, 0.5), (2, 0.25), (2, 0.3)], 3, "1"), ((2, 1.0), [(2, 0.5), (2, 0.4999)], 2, "0"),
+    ((2, 1.0), [(1, 9.0), (2, 0.1)], 2, "0"), ((2, 1.0), [(2, 0.1), (1, 9.0), (1, 8.0)], 3, "2"),
+    ((2, 1.0), [(2, 0.5), (0, 0.0), (0, 0.0)], 2, "1"), ((2, 1.0), [(2, 0.5)] * 9, 5, "0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("now", "others", "looked", "kept"), NEARER)
+def test_the_alternative_that_comes_nearest_is_kept(
+    now: tuple[int, float], others: list[tuple[int, float]], looked: int, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that agrees, else the nearest; one that is hardly nearer than another is not. There are five tries."""
+    search: Any = attempts.Search(NAMED, Checkpoint({}), None, {}, (0, 0), 5, 0.0)  # type: ignore[arg-type]
+    search.distance = Distance(*now)
+    found, seen, taken = [SimpleNamespace(k=k) for k in range(len(others))], list[int](), list[str]()
+
+    def attempt(alternative: Any) -> tuple[Comparison, Distance]:
+        seen.append(alternative.k)
+        distance = Distance(*others[alternative.k])
+        return OTHER if distance.departing else SAME, distance
+
+    monkeypatch.setattr(search, "_alternatives", lambda: found)
+    monkeypatch.setattr(search, "_spent", lambda: len(seen) == 5)
+    monkeypatch.setattr(search, "_attempt", attempt)
+    monkeypatch.setattr(search, "_keep", lambda alternative: taken.append(str(alternative.k)))
+    assert search.improve() is bool(kept)
+    assert (len(seen), "".join(taken)) == (looked, kept)
 
 
 TEXTS: list[tuple[dict[str, Any], list[str]]] = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from documents import fits, run, steps  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckptconv.torch as into  # noqa: E402
-from ckptconv.verification.torch import _flat, outputs  # noqa: E402
+from ckptconv.verification.torch import _flat, _leaves, outputs  # noqa: E402
 
 torch.set_num_threads(1)  # all modules here are small: threads would only wait for each other
 
@@ -487,6 +488,26 @@ def test_a_comparison_in_a_line(steps: tuple[Step, ...], text: str) -> None:
 )  # fmt: skip
 def test_all_tensors_of_an_output(value: Any, want: list[Any]) -> None:
     assert [a.tolist() for a in _flat(value)] == want
+
+
+class Named(NamedTuple):
+    last: Any
+    states: Any
+
+
+@dataclass
+class Filled:
+    last: Any
+    states: Any = None
+
+
+@pytest.mark.parametrize("kind", [Named, Filled])
+def test_outputs_are_named_after_fields_and_keys(kind: Any) -> None:
+    """By the innermost name; what stands in order below one has that."""
+    one = torch.ones(1)
+    found = _leaves(kind(one, {"hidden": (one, [one]), 3: one}))
+    assert [name for name, _ in found] == ["last", "hidden", "hidden", "3"]
+    assert [name for name, _ in _leaves([one, kind(one, one), one])] == ["", "last", "states", ""]
 
 
 def test_arrays_of_an_output_are_its_own() -> None:

@@ -17,6 +17,7 @@ import pytest
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.formats.hdf5 import child
+from ckptconv.storage.files import Reader
 
 h5py = pytest.importorskip("h5py")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes are another matter there")
@@ -90,6 +91,25 @@ def test_a_forged_frame_is_an_error(name: str, file: Path, monkeypatch: pytest.M
     with pytest.raises(CkptError, match=says) as refused:
         ckptconv.open(file, format="hdf5")["w"].numpy()
     assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize("asked", ["scan", "read"])
+def test_an_answer_has_room_for_so_many_bytes(asked: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all, not in each frame."""
+    monkeypatch.setattr(child, "MAX_FRAME", 2**20)
+    size = file.stat().st_size
+    room = child.RECORD_RATIO * size + 2**20 if asked == "scan" else child.RATIO * size + 2**20
+    image = child.FileImage("x", str(file), size, lambda: Reader(str(file)))
+    for sent in (room, room + 1):
+        frames = [2**19] * (sent // 2**19) + [sent % 2**19]
+        forge(f'for n in {frames}: send(b"D", bytes(n))\nsend(b".")', monkeypatch)
+        one = child.Child(image)
+        if sent == room:
+            assert sum(len(body) for _, body in one.ask(do=asked)) == room
+        else:
+            with pytest.raises(CorruptCheckpoint, match="sent an invalid message"):
+                list(one.ask(do=asked))
+        one.close()
 
 
 def test_what_it_says_is_unsafe_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
