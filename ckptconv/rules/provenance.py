@@ -190,7 +190,8 @@ def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[s
         pass
     raise UsageError(
         f"{inverse.name} leads back only by the names that its own output remembers in its metadata, and there are "
-        f"none of it here ({inverse.one_way})"
+        f"none of it here ({inverse.one_way}); `ckptconv match` of the original and of what {inverse.name} made of it "
+        "proposes rules that lead back without them"
     )
 
 
