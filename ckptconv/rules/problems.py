@@ -40,6 +40,8 @@ class Problems:
         """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
         if self.refused:
             raise UsageError(f"the converter {converter} is not for this model:\n{listing(self.refused)}")
+        if self.uncounted:
+            raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(self.uncounted)}")
         if self.missing:
             wanted = [f"{n}: {why}".rstrip(": ") for n, why in self.missing.items()]
             given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
@@ -48,8 +50,6 @@ class Problems:
             raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
         if self.uneven:
             raise LayoutError(f"the parameters do not fit the shapes:\n{listing(self.uneven)}")
-        if self.uncounted:
-            raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(self.uncounted)}")
         if self.clashes:
             head = _many(self.clashes, "name", "names")
             raise NameCollision(f"{head} would be given twice:\n{listing(self.clashes)}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from math import prod
 from pathlib import Path
@@ -140,6 +141,25 @@ def test_what_names_do_not_tell_is_asked(names: tuple[str, str]) -> None:
     """Llama 2 and 3.1 differ in which dimensions of a head turn together, sizes of Gemma 2 in the order of two axes."""
     whole = source(names[0])
     assert [n for n in FAMILIES if takes(library.load(n), whole)] == list(names)
+
+
+@pytest.mark.parametrize("case", [c.removesuffix(", float32") for c in GOLDENS if c.endswith(", float32")])
+def test_a_layer_that_is_missing_is_noticed(case: str) -> None:
+    """The second of three or more, the first of two, of each tower, in the source and on the way back."""
+    golden = GOLDENS[f"{case}, float32"]
+    converter, whole = library.load(golden["converter"]), source(case)
+    there = apply(converter, whole, golden["params"])
+    for count in converter.counts:
+        for model, rules, head in ((whole, converter, count.source), (there, converter.inverse, count.target)):
+            if not head.captures:
+                continue
+            spelled = [head.render(dict.fromkeys(head.captures, str(n))) for n in range(3)]
+            layers = [[n for n in model if re.match(re.escape(text) + "[/.]", n)] for text in spelled]
+            gone = 1 if layers[2] else 0
+            assert layers[gone]
+            rest = model.with_tensors({n: t for n, t in model.items() if n not in layers[gone]})
+            with refused(rf"is not whole.*\n  {re.escape(spelled[0][:-1])}\{{.* {gone} is missing"):
+                apply(rules, rest, golden["params"])
 
 
 CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 14}
