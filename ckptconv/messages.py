@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 MAX_CELL = 300  # characters of a name in a table
@@ -152,10 +153,15 @@ def in_digits(value: object) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> Iterator[str]:
     """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
     cells = [row if _is_tame("".join(row)) else [printable(brief(cell, MAX_CELL)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    widths = widths_of(head, cells)
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format
     return (line(*row).rstrip() for row in (head, *cells))
+
+
+def widths_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The width of each column; without an iterator for each row, which a million rows would notice."""
+    return [max(len(title), max(map(len, map(itemgetter(i), rows)), default=0)) for i, title in enumerate(head)]
 
 
 def _is_tame(text: str) -> bool:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from itertools import islice
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import is_visible, printable, scrubbed
+from ..messages import is_visible, printable, scrubbed, widths_of
 from ..messages import table as lines_of
 from .options import spelled
 
@@ -71,7 +72,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", c
     lines: Iterable[str] = lines_of(head, _fitted(head, rows), right)
     if colours:
         lines = (paint(text, how) for text, how in zip(lines, ("bold", *colours), strict=True))
-    sys.stdout.writelines(f"{text}\n" for text in lines)
+    lines = iter(lines)
+    while some := list(islice(lines, 1000)):  # a call for each takes a quarter of the time to list a million tensors
+        print("\n".join(some))
 
 
 NARROWEST = 16  # columns of a name that is cut
@@ -81,7 +84,7 @@ def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Sequence[Sequ
     """On a terminal, the rows with the middle of long names left out, so that a line fits it."""
     if not sys.stdout.isatty() or not rows:
         return rows
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths = widths_of(head, rows)
     over = sum(widths) + 2 * (len(widths) - 1) - get_terminal_size().columns
     while over > 0 and max(widths) > NARROWEST:
         i = widths.index(max(widths))

@@ -203,10 +203,13 @@ def prove(found: Checkpoint) -> None:
     import safetensors
 
     files: dict[str, set[str]] = {}
-    for name, t in found.tensors.items():
-        data = t.parts[0].data
-        if isinstance(data, Span):
-            files.setdefault(data.url, set()).add(name)
+    if len(found.urls) == 1:
+        files[found.urls[0]] = set(found.tensors)
+    else:
+        for name, t in found.tensors.items():
+            data = t.parts[0].data
+            if isinstance(data, Span):
+                files.setdefault(data.url, set()).add(name)
     files = {url: names for url, names in files.items() if not is_remote(url)}
     read = 0
     for url, names in files.items():

@@ -28,7 +28,9 @@ def parse_json(raw: bytes, url: str, made: Callable[[Pairs], Any] = unique) -> A
     made: what becomes of each object, given its names and values; it must refuse a name that occurs twice.
     """
     try:
-        return json.loads(raw.decode(), object_pairs_hook=made, parse_constant=_no_constant)
+        text = raw.decode()
+        del raw  # of a million tensors it has 90 MB
+        return json.loads(text, object_pairs_hook=made, parse_constant=_no_constant)
     except RecursionError:
         raise CorruptCheckpoint("the JSON is nested too deeply", url=url) from None
     except ValueError as e:  # also UnicodeDecodeError and integers of thousands of digits
