@@ -1,6 +1,6 @@
 """What a large Ray cluster asks of the caller, simulated on this machine; and nodes that are killed.
 
-    python benchmarks/cluster.py [bare] [tasks] [plan] [kills]       prints one JSON object a line
+    python benchmarks/cluster.py [bare] [tasks] [plan] [kills]       prints rows of docs/scale.md, and JSON
 
 bare    tasks a second of Ray alone: a function that does nothing, submitted in a loop, so many at a time in flight
 tasks   tasks a second through the caller, with as many in flight as clusters of so many processors have; two processes
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from parts import run_parts
+from parts import of, row, run_parts
 
 import ckptconv
 from ckptconv.engine import ray as engine
@@ -33,7 +33,7 @@ from ckptconv.engine.plan import Job
 from ckptconv.engine.run import Work
 
 PROCESSORS = (2, 128, 4000)
-TASKS = 20_000
+TASKS = of(20_000)
 SETTINGS: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 10**8}
 
 
@@ -42,7 +42,7 @@ def say(**what: Any) -> None:
 
 
 @contextmanager
-def timed(**what: Any) -> Iterator[None]:
+def timed(what: str) -> Iterator[None]:
     """Say how fast TASKS tasks passed, and the processor time of each: the caller's, and of all processes of Ray."""
     import psutil  # which comes with Ray
 
@@ -53,8 +53,7 @@ def timed(**what: Any) -> Iterator[None]:
     began, caller, every = time.perf_counter(), time.process_time(), together()
     yield
     took, caller, every = time.perf_counter() - began, time.process_time() - caller, together() - every
-    say(**what, per_second=round(TASKS / took), caller_us=round(caller / TASKS * 1e6),
-        together_us=round(every / TASKS * 1e6))  # fmt: skip
+    row(what, f"{TASKS / took:,.0f}", *(f"{1000 * s / TASKS:.2f} ms" for s in (caller, every)))
 
 
 @contextmanager
@@ -80,8 +79,8 @@ def bare(_: Path) -> None:
     ray.init(address="local", num_cpus=2, **SETTINGS)
     remote = ray.remote(num_cpus=1)(lambda: None)
     ray.get([remote.remote() for _ in range(500)])
-    for flying in (256, 8000):
-        with timed(bare=True, in_flight=flying):
+    for flying in map(of, (256, 8000)):
+        with timed(f"Ray alone: {flying:,}"):
             left, started = [remote.remote() for _ in range(flying)], flying
             while left:
                 ended, left = ray.wait(left, num_returns=max(1, len(left) // 2), fetch_local=False)
@@ -96,7 +95,7 @@ def tasks(_: Path) -> None:
     ray.init(address="local", num_cpus=2, **SETTINGS)
     list(engine.apply(ray, nothing, None, range(500), 10**6))  # starts the processes
     for processors in PROCESSORS:
-        with claimed(processors), timed(processors=processors, tasks=TASKS):
+        with claimed(processors), timed(f"{2 * processors:,}, as of {processors:,} processors"):
             assert sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6)) == TASKS
     ray.shutdown()
 
@@ -129,7 +128,7 @@ def plan(home: Path) -> None:
     ray.shutdown()
 
 
-def kills(home: Path, times: int = 20) -> None:
+def kills(home: Path, times: int = of(20)) -> None:
     from ray.cluster_utils import Cluster
 
     value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048)))

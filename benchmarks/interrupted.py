@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts import run_parts
+from parts import of, run_parts
 
 import ckptconv
 from ckptconv import Resources
@@ -37,7 +37,7 @@ from ckptconv.bulk.ledger import LedgerEntry
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.append(str(TESTS / "support"))
-TIMES = 20
+TIMES = of(20)
 FORMATS = ("npz", "safetensors", "pt", "h5", "msgpack")
 
 
@@ -92,7 +92,7 @@ def worker(process: subprocess.Popen[bytes]) -> bool:
 
 def killed(home: Path, who: str, kill: Any) -> None:
     random.seed(0)
-    source = fill(home / "in", 600)
+    source = fill(home / "in", of(600))
     assert zoo(source, home / "whole").wait() == 0
     whole, kills, runs, rounds, same = tree(home / "whole"), 0, 0, 0, 0
     began = time.perf_counter()
@@ -164,7 +164,7 @@ def server(home: Path) -> None:
     say(server_killed_after=50, done=first.done, failed=len(first.failed), resumed=rest.done, identical=same)
 
 
-def latency(home: Path, count: int = 1000, jobs: int = 32) -> None:
+def latency(home: Path, count: int = of(1000), jobs: int = 32) -> None:
     took = dict[float, float]()
     with s3() as line:
         put("zoo/many", count)

@@ -1,10 +1,12 @@
-"""How cost grows, and what is left after kills: all figures of docs/scale.md. Prints one JSON object a line.
+"""How cost grows, and what is left after kills: the figures of docs/scale.md.
 
-python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [resume] [upload]
-                           [parents] [workers] [server] [latency] [cluster]
+Prints rows of its tables, JSON for what stands in its sentences, and how long each part took.
 
-`upload`, `server` and `latency` need the extra s3 and moto[server], and take the server of the tests; `cluster` needs
-the extra ray. interrupted.py describes those from `parents` to `latency`, cluster.py the last.
+python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [upload]
+                           [parents] [workers] [server] [latency] [bare] [tasks] [plan] [kills]
+
+`upload`, `server` and `latency` need the extra s3 and moto[server], and take the server of the tests; those from `bare`
+on need the extra ray. interrupted.py describes those from `parents` to `latency`, cluster.py the last four.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import interrupted
 import numpy as np
-from parts import run_parts
+from parts import of, row, run_parts
 
 import ckptconv
 from ckptconv import Resources
@@ -49,18 +52,19 @@ def convert(source: Path, out: Path) -> dict[str, float]:
 
 
 def tensors(home: Path) -> None:
-    for count in (1_000, 10_000, 100_000):
+    for count in map(of, (1_000, 10_000, 100_000)):
         source = home / "many.safetensors"
         values = {f"block_{i // 10}/layer_{i % 10}/kernel": np.zeros(4, "f4") for i in range(count)}
         ckptconv.save(values, source, force=True, sync=False)
-        for target in ("many.npz", "many.ckpt"):
-            print(json.dumps({"tensors": count, "to": target} | convert(source, home / "out" / target)), flush=True)
+        npz, tf = (convert(source, home / "out" / target) for target in ("many.npz", "many.ckpt"))
+        seconds = (npz["plan_s"], npz["convert_s"], tf["convert_s"])
+        row(f"{count:,}", *(f"{s:.2g} s" for s in seconds), f"{max(npz['peak_mb'], tf['peak_mb']):.0f} MB")
 
 
 def size(home: Path) -> None:
     """Dense copies; and transposed, which moves every element."""
     block = np.random.default_rng(0).standard_normal((4096, 4096), dtype="f4")
-    for count in (16, 64):
+    for count in map(of, (16, 64)):
         for how, array in (("copied", block), ("transposed", np.asfortranarray(block))):
             source = home / how
             source.mkdir(exist_ok=True)
@@ -68,37 +72,30 @@ def size(home: Path) -> None:
                 np.save(source / f"w{i}.npy", array)
             cost = convert(source, home / "out.safetensors")
             gb = count * block.nbytes / 1e9
-            rate = round(gb / cost["convert_s"], 2)
-            print(json.dumps({"gigabytes": round(gb, 1), "how": how, "gb_per_s": rate} | cost), flush=True)
+            rate, peak = f"{gb / max(0.01, cost['convert_s']):.2g} GB/s", f"{cost['peak_mb']:.0f} MB"
+            row(f"{gb:.1f} GB", how, f"{cost['convert_s']:.2g} s", rate, peak)
             shutil.rmtree(source)
 
 
 def checkpoints(home: Path) -> None:
     values = {f"dense_{i}/kernel": np.ones((64, 88), "f4") for i in range(12)}
-    for count in (100, 1_000, 5_000):
+    for count in map(of, (100, 1_000, 5_000)):
         source, out = home / "zoo", home / "zoo-out"
         for n in range(count):
             path = source / f"run{n // 100}" / f"m{n}.npz"
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 ckptconv.save(values, path, sync=False)
+        rates, again = list[str](), 0.0
         for jobs in (1, 2):
             shutil.rmtree(out, ignore_errors=True)
             began = time.perf_counter()
             done = run.convert([str(source)], str(out), resources=Resources(jobs=jobs))
-            first = time.perf_counter() - began
+            rates.append(f"{done.done / (time.perf_counter() - began):.0f} per second")
             began = time.perf_counter()
             run.convert([str(source)], str(out), resume=True, resources=Resources(jobs=jobs))
             again = time.perf_counter() - began
-            print(
-                json.dumps(
-                    {
-                        "checkpoints": done.done, "workers": jobs, "seconds": round(first, 2),
-                        "per_second": round(done.done / first), "resume_s": round(again, 2),
-                    }
-                ),
-                flush=True,
-            )  # fmt: skip
+        row(f"{count:,}", *rates, f"{again:.2f} s")
 
 
 def tiny(home: Path, count: int) -> Path:
@@ -124,16 +121,6 @@ print(len(found), took, rss)
 """
 
 
-def planning(home: Path) -> None:
-    """A dry run over many tiny checkpoints: planning without converting."""
-    for count in (10_000, 100_000, 300_000):
-        source = tiny(home, count)
-        said = subprocess.run([sys.executable, "-c", PLAN, source, home / "none", ""], check=True, capture_output=True)
-        found, took, rss = map(float, said.stdout.split())
-        print(json.dumps({"planned": int(found), "seconds": round(took, 1), "peak_mb": int(rss)}), flush=True)
-        shutil.rmtree(source)
-
-
 RESUME = """
 import re, sys, time
 from ckptconv import Target
@@ -149,15 +136,34 @@ if __name__ == "__main__":
 """
 
 
-def resume(home: Path) -> None:
-    """100,000 tiny checkpoints, all converted; then again, with nothing to do."""
-    source = tiny(home, 100_000)
-    for again in ("", "yes"):
-        run = [sys.executable, "-c", RESUME, source, home / "all", again]
-        done, skipped, took, rss = map(float, subprocess.run(run, check=True, capture_output=True).stdout.split())
-        print(json.dumps({"done": done, "skipped": skipped, "seconds": round(took, 1), "peak_mb": rss}), flush=True)
-    shutil.rmtree(source)
-    shutil.rmtree(home / "all")
+def planning(home: Path) -> None:
+    """Many tiny checkpoints: planned, and up to 100,000 also converted and resumed with nothing to do."""
+    for count in map(of, (10_000, 100_000, 300_000)):
+        source = tiny(home, count)
+        _, *planned = ask(PLAN, source, home / "none", "")
+        resumed = list[float]()
+        if count <= of(100_000):
+            done, _, seconds, mb = ask(RESUME, source, home / "all", "")
+            print(json.dumps({"converted": done, "seconds": round(seconds, 1), "peak_mb": mb}), flush=True)
+            _, skipped, *resumed = ask(RESUME, source, home / "all", "yes")
+            assert skipped == done == count
+            shutil.rmtree(home / "all")
+        cells = [cell for s, mb in filter(None, (planned, resumed)) for cell in (f"{s:.1f} s", f"{mb:.0f} MB")]
+        row(f"{count:,}", *cells, *[""] * (4 - len(cells)))
+        shutil.rmtree(source)
+    rows = of(1_000_000)
+    source = tiny(home, 1000)
+    with (home / "list.csv").open("w") as f:
+        f.write("source,destination\n")
+        f.writelines(f"many/run{n % 1000 // 500}/m{n % 1000}.safetensors,{n // 500}/{n}.npz\n" for n in range(rows))
+    _, seconds, mb = ask(PLAN, home / "list.csv", home / "none", "")
+    row(f"{rows:,} rows of a manifest", f"{seconds:.1f} s", f"{mb:.0f} MB", "", "")
+
+
+def ask(code: str, *words: object) -> list[float]:
+    """The numbers that a process of its own prints."""
+    run = [sys.executable, "-c", code, *map(str, words)]
+    return [*map(float, subprocess.run(run, check=True, capture_output=True).stdout.split())]
 
 
 UPLOAD = """
@@ -182,28 +188,32 @@ def upload(home: Path) -> None:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "TMPDIR": str(home / "temporary"),
         }  # fmt: skip
         (home / "temporary").mkdir()
-        values = {f"layer_{i}/kernel": np.zeros((4096, 1024), "f4") for i in range(120)}
+        values = {f"layer_{i}/kernel": np.zeros((4096, 1024), "f4") for i in range(of(120))}
         ckptconv.save(values, home / "large.safetensors", sync=False)
         for name in ("large.safetensors", "large.npz", "large.ckpt"):
             run = [sys.executable, "-c", UPLOAD, home / "large.safetensors", f"s3://zoo/{name}"]
-            took, rss = map(float, subprocess.run(run, env=env, check=True, capture_output=True).stdout.split())
-            print(
-                json.dumps({"uploaded_gb": 2.0, "as": name, "seconds": round(took, 1), "peak_mb": int(rss)}), flush=True
-            )
+            _, rss = map(float, subprocess.run(run, env=env, check=True, capture_output=True).stdout.split())
+            row(name, f"{rss:.0f} MB")
         s3.kill()
 
 
-def cluster(_: Path) -> None:
-    subprocess.run([sys.executable, Path(__file__).with_name("cluster.py")], check=True)
+OTHERS = {
+    "interrupted.py": ("parents", "workers", "server", "latency"),
+    "cluster.py": ("bare", "tasks", "plan", "kills"),
+}  # fmt: skip
+
+
+def other(script: str, part: str, _: Path) -> None:
+    """In a process of its own, since Ray and file systems keep their connections to servers that are gone."""
+    subprocess.run([sys.executable, Path(__file__).with_name(script), part], check=True)
 
 
 def main() -> None:
-    every = {
-        "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "resume": resume,
-        "upload": upload, "parents": interrupted.parents, "workers": interrupted.workers, "server": interrupted.server,
-        "latency": interrupted.latency, "cluster": cluster,
+    every: dict[str, Callable[[Path], None]] = {
+        "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "upload": upload
     }  # fmt: skip
-    run_parts(every)
+    every |= {part: partial(other, script, part) for script, parts in OTHERS.items() for part in parts}
+    run_parts(every, times=True)
 
 
 if __name__ == "__main__":
