@@ -204,8 +204,10 @@ OTHERS = {
 
 
 def other(script: str, part: str, _: Path) -> None:
-    """In a process of its own, since Ray and file systems keep their connections to servers that are gone."""
-    subprocess.run([sys.executable, Path(__file__).with_name(script), part], check=True)
+    """In a process of its own: file systems keep the addresses of servers. What Ray says of lost nodes is left out."""
+    run = [sys.executable, str(Path(__file__).with_name(script)), part]
+    said = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(*(line for line in said.splitlines() if line.startswith(("|", "{"))), sep="\n", flush=True)
 
 
 def main() -> None:

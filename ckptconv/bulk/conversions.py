@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, overload
 
 from ..errors import CkptError
-from .found import FoundCheckpoint, Packed, newest, pack, parts, unpack
+from .found import FoundCheckpoint, Packed, newest, pack, parts, repeated, unpack
 from .manifest import Settings
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
@@ -109,6 +109,18 @@ class Conversions(Sequence[Conversion]):
 
     def _chosen(self, chosen: Sequence[bool]) -> Conversions:
         return self._of(list(compress(self._rows, chosen)), array("L", compress(self._ways, chosen)))
+
+    def distinct(self) -> Conversions:
+        """Each once, of those that are the same in everything: rows of a manifest may be repeated."""
+
+        def keys() -> Iterator[str]:
+            for row, number in zip(self._rows, self._ways, strict=True):
+                source, name, _, at = parts(row)
+                yield f"{source}\0{name}\0{at}\0{number}"
+
+        often = repeated(keys)
+        last = {key: k for k, key in enumerate(keys()) if key in often}
+        return self._chosen([last.get(key, k) == k for k, key in enumerate(keys())])
 
     def newest(self) -> Conversions:
         """The highest step of each training series, and what is not a step."""

@@ -25,6 +25,7 @@ from ..output.append_log import AppendLog, lines
 from ..storage.files import fileobj, is_remote, read_all
 
 NAME = ".ckptconv-zoo.jsonl"
+LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
 BEGIN = b'{"at":"'  # of every line
 AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)

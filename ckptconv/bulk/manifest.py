@@ -101,7 +101,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     given |= options
     source, destination = given.pop("source", ""), given.pop("destination", "")
     if not source:
-        raise ValueError("it has no source")
+        raise ValueError(f"it has no source, but {', '.join(given)}" if given else "it has no source")
     if not isinstance(source, str) or not isinstance(destination, str):
         raise ValueError(f"source and destination must be text, not {source!r} and {destination!r}")
     if not files.is_remote(source) and not source.startswith("/"):

@@ -62,6 +62,7 @@ def plan(
     items = Conversions()
     for row, way in _found(sources, folder, settings, pattern, follow):
         items.append(row, way)
+    items = items.distinct() if any(map(is_manifest, sources)) else items
     items = items.newest() if latest else items
     places.tell_apart(items)
     linked = list(places.check(items, folder, ledger))
@@ -124,7 +125,8 @@ def parts(shard: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal() and shard.isascii()):
         raise UsageError(f"shard= is like '2/8', for the second of eight shares, not {shard!r}")
     if not 1 <= int(number) <= int(count):
-        raise UsageError(f"shard={shard!r}: the shares are 1 to {int(count)}")
+        shares = f"the shares are 1 to {int(count)}" if int(count) else "there is at least one share"
+        raise UsageError(f"shard={shard!r}: {shares}")
     return int(number), int(count)
 
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..storage import files
 from . import cluster, pool, room
 from .breaker import Guard
 from .conversions import Conversion
-from .ledger import NAME, EntryState, Ledger, LedgerEntry
+from .ledger import LEDGERS, NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
 from .planning import DEFAULT, identity, ledger_name, plan, read_ledger
 from .summary import Summary, Sums
@@ -108,7 +109,21 @@ def _ledger(folder: str, given: str, shard: str) -> str:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
     if not files.is_remote(folder) and files.exists(folder) and not files.is_dir(folder):
         raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
-    return given or files.join(folder, ledger_name(shard))
+    name = ledger_name(shard)
+    if not given and (other := _of_another_division(folder, name)):
+        raise UsageError(
+            f"{other} there is of another division into shares, whose outputs this run would not know; divide as "
+            "before with shard=, or choose another folder", url=folder,
+        )  # fmt: skip
+    return given or files.join(folder, name)
+
+
+def _of_another_division(folder: str, name: str) -> str:
+    """A ledger that belongs to another number of shares than the one of this name, or ''."""
+    same = name.rpartition("-of-")[2]  # 8.jsonl of .ckptconv-zoo.2-of-8.jsonl
+    there = [n for n in files.names(folder) if fnmatchcase(n, LEDGERS)] if files.is_dir(folder) else []
+    others = (n for n in there if n.rpartition("-of-")[2] != same)
+    return next((n for n in others if (status := files.stat(files.join(folder, n))) and status.size), "")
 
 
 def _outcomes(

@@ -12,10 +12,8 @@ from typing import Any
 from ..errors import StorageError
 from ..messages import in_bytes, many
 from ..storage import files
-from .ledger import NAME, Ledger, LedgerEntry
+from .ledger import LEDGERS, Ledger, LedgerEntry
 from .summary import Summary
-
-LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
 
 
 @dataclass(frozen=True)

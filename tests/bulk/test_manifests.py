@@ -155,6 +155,15 @@ def test_a_pattern_counts_for_rows(tmp_path: Path) -> None:
         planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"), pattern="c")
 
 
+def test_a_row_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    ckptconv.save({"w": [1.0]}, tmp_path / "a.npz")
+    rows = [{"source": "a.npz"}, {"source": "./a.npz", "destination": "b"}, {"source": "a.npz", "to": "npz"}]
+    rows += [{"source": "a.npz", "destination": "b", "to": "npz"}, {"source": "missing"}]
+    WRITERS["jsonl"](tmp_path / "m.jsonl", [*rows, *rows[::-1]])
+    plan = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert sorted(i.at for i in plan) == ["a.npz", "a.safetensors", "b", "b", "missing.safetensors"]
+
+
 def test_the_newest_steps_of_rows(tmp_path: Path) -> None:
     """Those of one folder are a series, in every format asked for; a later row that names nothing is a failure."""
     for folder, step in [("a", 9), ("a", 10), ("b", 8)]:
