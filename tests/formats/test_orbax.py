@@ -167,6 +167,7 @@ def test_items_that_hold_no_arrays_are_named(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "several" / "3", tmp_path / "3")
     (tmp_path / "3" / "dataset").mkdir()
     (tmp_path / "3" / "dataset" / "position.json").write_text("{}")
+    (tmp_path / "3" / "orbax.checkpoint").touch()  # of orbax.checkpoint.v1
     notes = [n for n in ckptconv.open(tmp_path).notes if n.kind == "unread"]
     assert [(n.text, n.names) for n in notes] == [("items that hold no arrays", ("dataset",))]
 
@@ -410,8 +411,8 @@ WHERE: dict[str, tuple[str, dict[str, str] | None, tuple[str, ...]]] = {
     "as many items as there may be": (" ".join(f"i{k}/_METADATA" for k in range(64)),
                                       {f"i{k}": f"i{k}" for k in range(64)}, ()),
     "too many items": (" ".join(f"i{k}/_METADATA" for k in range(65)), None, ()),
-    "steps": ("9/_METADATA 10/_METADATA x_8/_METADATA", {"": "10"}, ()),
-    "steps with items": ("9/a/_METADATA 10/a/_METADATA 10/b/b", {"": "10/a"}, ("b",)),
+    "steps": ("9/_METADATA 10/manifest.ocdbt x_8/_METADATA", {"": "10"}, ()),
+    "steps with items": ("9/a/_METADATA 10/a/manifest.ocdbt 10/b/b", {"": "10/a"}, ("b",)),
     "steps of arrays": ("checkpoint_9/w/.zarray checkpoint_10/w/.zarray", {"": "checkpoint_10"}, ()),
     "a newest step without arrays": ("9/_METADATA 10/x", None, ()),
     "no steps": ("1.5/_METADATA a_1.orbax-checkpoint-tmp-2/_METADATA", {"": "1.5"},
@@ -441,7 +442,10 @@ TMP = "5.orbax-checkpoint-tmp-1"
 @pytest.mark.parametrize(
     ("name", "files", "told", "refused_as"),
     [
-        ("5", "_METADATA", False, ""), (TMP, "x", False, "was not finished when it was saved"),
+        ("5", "_METADATA", False, "neither a manifest.ocdbt nor folders with its arrays"),
+        ("5", "_METADATA checkpoint", False, ""),
+        ("ocdbt.process_2", "manifest.ocdbt", False, "of one of the processes"),
+        (TMP, "x", False, "was not finished when it was saved"),
         (TMP, "_sharding", True, "was not finished when it was saved"),
         (TMP, "ocdbt.process_7", True, "was not finished when it was saved"),
         (f"{TMP}/", "x _METADATA", True, "was not finished when it was saved"), ("5", "_sharding", False, ""),
@@ -456,10 +460,10 @@ def test_what_was_not_finished(name: str, files: str, told: bool, refused_as: st
     url = f"{tmp_path}/{name}"
     assert locate.is_unfinished(url, files.split()) is told
     if not refused_as:
-        locate.refuse_unfinished(url)
+        locate.refuse_incomplete(url)
         return
     with refused(refused_as):
-        locate.refuse_unfinished(url)
+        locate.refuse_incomplete(url)
 
 
 CHUNKS: list[tuple[tuple[int, ...], int | None, tuple[int, ...]]] = [

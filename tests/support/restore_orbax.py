@@ -2,8 +2,8 @@
 
 Ran with orbax-checkpoint 0.4.8, 0.5.20, 0.7.0, 0.11.10 and 0.12.8. Several ways, which must agree:
 StandardCheckpointer as it is stored, with a target on one device and on meshes of 1x1, 2x2 and 4x1 devices;
-PyTreeCheckpointer; and as a step of CheckpointManager. Bits of dtypes that NumPy lacks are unsigned integers, under
-"name:dtype".
+PyTreeCheckpointer; as a step of CheckpointManager; and the `load` of orbax.checkpoint.v1, if there is one. Bits of
+dtypes that NumPy lacks are unsigned integers, under "name:dtype".
 """
 
 import inspect
@@ -77,6 +77,8 @@ def main(path, out):
         "pytree": lambda: ocp.PyTreeCheckpointer().restore(path),
         "manager": lambda: managed(path),
     }
+    if hasattr(ocp, "v1"):
+        ways["v1"] = lambda: ocp.v1.load(path)
     if len(want) > 4000:
         ways = {way: ways[way] for way in ("mesh 2x2", "pytree")}
     failed = []

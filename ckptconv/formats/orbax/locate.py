@@ -28,7 +28,7 @@ MAX_ITEMS = 64
 COMMITTED = "commit_success.txt"
 STEPPED = "_CHECKPOINT_METADATA"  # in the folder of a step
 PROCESS = "ocdbt.process_"
-ASIDE = ("_sharding", STEPPED, COMMITTED, "array_metadatas", "_strings.json", METADATA)
+ASIDE = ("_sharding", STEPPED, COMMITTED, "orbax.checkpoint", "array_metadatas", "_strings.json", METADATA)
 
 
 class Place(NamedTuple):
