@@ -155,16 +155,16 @@ def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for n in range(8):
+    for n in range(40):  # two in a task
         path = tmp_path / "in" / f"m{n}.npz"
         path.parent.mkdir(exist_ok=True)
         ckptconv.save({"w": np.full(5, n)}, path)
     (tmp_path / "in" / "bad.npz").write_bytes(b"PK" + bytes(100))
     monkeypatch.chdir(tmp_path)
     done = run.convert(["in"], "out", resources=CLUSTER)
-    assert (done.done, len(done.failed)) == (8, 1)
-    assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(8)] == list(range(8))
-    assert run.convert(["in"], "out", resume=True).skipped == 8  # by another engine
+    assert (done.done, len(done.failed)) == (40, 1)
+    assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(40)] == list(range(40))
+    assert run.convert(["in"], "out", resume=True).skipped == 40  # by another engine
 
 
 def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
