@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 ANY = "**"  # a part that stands for any number of folders
@@ -52,13 +53,10 @@ def _tree(folders: Iterable[str], follow: bool) -> Iterator[str]:
             continue
         seen.add(where)
         yield at
-        try:
-            with os.scandir(at or ".") as entries:
-                below = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name, reverse=True)
-                todo += [os.path.join(at, e.name) for e in below if e.is_dir(follow_symlinks=False)]
-                later += [os.path.join(at, e.name) for e in below if follow and e.is_symlink() and e.is_dir()]
-        except OSError:
-            continue
+        with suppress(OSError), os.scandir(at or ".") as entries:
+            below = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name, reverse=True)
+            todo += [os.path.join(at, e.name) for e in below if e.is_dir(follow_symlinks=False)]
+            later += [os.path.join(at, e.name) for e in below if follow and e.is_symlink() and e.is_dir()]
 
 
 __all__ = ["matches"]

@@ -790,3 +790,20 @@ def test_a_name_of_an_array_and_of_a_dictionary_is_refused(tmp_path: Path) -> No
         with pytest.raises(ckptconv.Unrepresentable, match=rf"both an array and a dictionary.*\n  {names[-1]}$"):
             ckptconv.save({n: arrays[n] for n in names}, tmp_path / "x.orbax")
     assert not (tmp_path / "x.orbax").exists()
+
+
+def test_leaves_of_a_msgpack_refer_to_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under their path, or that without its beginning; what is beside the path of a reference belongs to it."""
+    other, array = tree.Other("text"), SimpleNamespace()
+    found = {
+        ("optimizer", "a", "w"): other, ("b", "w"): array, ("optimizer", "c"): other, ("here",): array,
+        ("d", "kvstore", "path"): other, ("d", "kvstore", "n"): array, ("d", "driver"): other, ("d", "chunks"): array,
+    }  # fmt: skip
+    monkeypatch.setattr(tree.flax, "contents", lambda url: iter(found.items()))
+    monkeypatch.setattr(tree.flax, "tensor", lambda name, leaf, url: name)
+    made = tree.of_msgpack("x", dict.fromkeys(["a.w", "b.w"], object()))
+    assert {name: (leaf.path, leaf[2]) for name, leaf in made.leaves.items()} == {
+        "a.w": (("a", "w"), ""), "b.w": (("b", "w"), ""), "d": (("d",), ""),
+        "optimizer.c": (("optimizer", "c"), "text"),
+    }  # fmt: skip
+    assert made.inline == {("here",): "here"}

@@ -548,3 +548,19 @@ def test_the_smallest_normal_number_is_normal() -> None:
 def test_columns_are_a_table_and_places_in_it() -> None:
     assert survey._coded(["b", "a", "b", [1], [1], "a"]) == (["b", "a", [1]], [0, 1, 0, 2, 2, 1])
     assert survey._coded([]) == ([], [])
+
+
+def test_the_spread_of_values() -> None:
+    """With half of the distance of the quartiles on both sides; of values of one sign, by their logarithms."""
+    line = np.array([*range(-40, 0), 0, 0, 0, *range(1, 122)]) / 10
+    known = line[line != 0]
+    low, high = np.quantile(known, (0.25, 0.75))
+    assert spread.spread(line, 0.5) == pytest.approx((low - (high - low) / 2, high + (high - low) / 2))
+    powers = np.exp(np.linspace(1, 9, 4 * spread.FEW + 1))
+    low, high = spread.spread(powers, 0.5) or (0, 0)
+    assert low == -math.inf
+    assert math.log(high) == pytest.approx(9, rel=1e-9)
+    assert math.log((spread.spread(powers, 10**6) or (0, 0))[1]) == pytest.approx(700)
+    assert spread.spread(powers[: spread.FEW - 1], 0.5) is None
+    assert spread.spread(powers[: spread.FEW], 0.5) is not None
+    assert spread.spread(np.ones(4 * spread.FEW), 0.5) is None

@@ -212,3 +212,18 @@ def test_a_power_of_two_is_exact_or_refused(case: str) -> None:
         return
     back = apply(there.inverse, Checkpoint({"c": held("c", after["c"].numpy())}))
     assert back["a"].numpy().tobytes() == a.tobytes()
+
+
+NUMBERS = [0.0, 1.0, -1.0, 3.0, 0.1, 1e-30, 1e30, 2.0**-149, 2.0**24, 2.0**24 + 2, 1 + 2.0**-23, 2.0**53, 1e308]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16"])
+def test_a_sum_is_exact_where_fractions_say_so(kind: str) -> None:
+    with np.errstate(all="ignore"):
+        some = np.array([*NUMBERS, *(-x for x in NUMBERS)]).astype(kind)
+    some = some[np.isfinite(some)]
+    a, b = (x.reshape(-1) for x in np.meshgrid(some, some))
+    total, rounded = sums._plus(a, b)
+    for x, y, z, odd in zip(a, b, total, rounded, strict=True):
+        exact = bool(np.isfinite(z)) and Fraction(float(x)) + Fraction(float(y)) == Fraction(float(z))
+        assert odd == (not exact), (x, y, z)

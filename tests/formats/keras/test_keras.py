@@ -12,7 +12,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import FIXTURES, same
+from kit import FIXTURES, refused, same
 
 import ckptconv
 from ckptconv.api import Target
@@ -277,6 +277,13 @@ def _below(group: h5py.Group) -> list[object]:
     found: list[object] = []
     group.visititems(lambda _, thing: found.append(thing))
     return found
+
+
+@pytest.mark.parametrize("files", [3, None, {}, [3], ["a.weights.h5", None], {"a.weights.h5": 1}, 1.5, True])
+def test_an_index_names_the_files_of_each_group(files: object, tmp_path: Path) -> None:
+    (tmp_path / "a.weights.json").write_text(json.dumps({"weight_map": {"/layers/dense/vars": files}}))
+    with refused("the entry /layers/dense/vars names no files"):
+        ckptconv.open(tmp_path / "a.weights.json")
 
 
 def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:

@@ -65,6 +65,19 @@ def test_single_files(tmp_path: Path) -> None:
     assert len(ckptconv.open(tmp_path)) == len(arrays())
 
 
+def test_members_begin_at_the_next_aligned_byte_with_room_for_an_extra_field() -> None:
+    sizes = [("x" * n, n % 7) for n in range(1, 140)]
+    found, end = zip_write.lay_out(sizes)
+    at = 0
+    assert len(found) == len(sizes)
+    for k, (name, size) in enumerate(sizes):
+        e = found[k]
+        assert (e.name, e.at, e.size) == (name.encode(), at, size)
+        assert e.start == next(k for k in range(at + 30 + len(name) + 4, 10**6) if k % 64 == 0)
+        at = e.start + size
+    assert end == at
+
+
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_versions(version: tuple[int, int], tmp_path: Path) -> None:
     with (tmp_path / "x.npy").open("wb") as f:
