@@ -23,6 +23,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.formats.orbax import arrays, codecs, items, locate, tree, wire, write
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
+from ckptconv.storage.checksum import crc
 from ckptconv.storage.files import Seen
 from ckptconv.storage.ranges import InMemory
 
@@ -495,6 +496,41 @@ def test_chains_of_codecs_have_room_between_them_but_none_at_the_end(size: int) 
     if size:
         with refused("."):
             codecs.unpacked(["gzip", "zstd"], packed, size - 1, "x")
+
+
+@pytest.mark.parametrize("size", range(7))
+def test_a_checksum_takes_four_bytes(size: int) -> None:
+    raw = b"abc"[: max(0, size - 4)]
+    raw = (raw + crc("crc32c", raw).to_bytes(4, "little"))[:size]
+    if size < 4:
+        with refused(f"{size} bytes at byte 1 hold no checksum"):
+            codecs.check(InMemory("x", b"-" + raw), 1, size)
+        return
+    codecs.check(InMemory("x", b"-" + raw), 1, size)
+    with refused(f"the checksum of the bytes 1 to {size - 3} is wrong"):
+        codecs.check(InMemory("x", b"-" + raw[:-1] + bytes([raw[-1] ^ 1])), 1, size)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 2**20])
+@pytest.mark.parametrize("pack", [cramjam.gzip.compress, cramjam.zlib.compress])
+def test_what_is_inflated_is_bounded(pack: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it comes: at most what is announced, and the stream ends where the input does."""
+    monkeypatch.setattr(codecs, "PIECE", piece)
+    raw = b"abc" * 30
+    packed = bytes(pack(raw))
+
+    def inflated(data: bytes, most: int) -> bytes:
+        return b"".join(codecs._inflate(InMemory("x", b"-" + data), 1, len(data), most))
+
+    assert inflated(packed, 90) == inflated(packed, 99) == raw
+    for most in (89, 45, 0):
+        with refused(f"inflates to more than {most} bytes|holds more than announced"):
+            inflated(packed, most)
+    for cut in range(len(packed)):
+        with refused("ends too early|damaged"):
+            inflated(packed[:cut], 90)
+    with refused("bytes follow the end"):
+        inflated(packed + b"x", 90)
 
 
 # --- large chunks -----------------------------------------------------------------------------------------------

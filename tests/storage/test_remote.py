@@ -545,6 +545,17 @@ def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest
         assert asked[3:] == [there[3]]
 
 
+def test_what_was_read_last_is_kept_longest(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "MAX_ENDS", 2)
+    run = lookups.Lookups()
+    for url in "abaca":
+        run.ends(url).append((0, url.encode()))
+    assert run.ends("a") == [(0, b"a")] * 3
+    assert run.ends("c") == [(0, b"c")]
+    assert run.ends("b") == []
+    assert run.ends("a") == []
+
+
 def test_nothing_is_kept_beyond_a_run(bucket: str) -> None:
     ckptconv.save(arrays(3), f"{bucket}/m.npz")
     with lookups.once():

@@ -466,3 +466,19 @@ def test_classes_come_from_the_config_or_from_default_names(file: str, mixed: st
     rest = {"batch_normalization": 3, "einsum_dense": 8, "layer_normalization": 2, "lstm_cell": 6}
     assert kinds == Counter(rest) + Counter({"dense": 5}) + Counter({mixed: 2})
     assert kinds["dense"] == dense
+
+
+CREATED = [
+    "scale concat_score_weight", "kernel bias kernel_scale", "vector_u", "sn_u", "adapt_mean adapt_variance count",
+    "real_kernel imag_kernel", "gamma beta moving_mean moving_variance moving_stddev renorm_mean renorm_stddev",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", CREATED)
+def test_variables_in_the_order_in_which_a_layer_makes_them(names: str) -> None:
+    known = names.split()
+    assert naming.created(known) == list(range(len(known)))
+    assert naming.created(known[::-1]) == list(range(len(known)))[::-1]
+    assert naming.created([f"{n}:0" for n in known]) == list(range(len(known)))
+    assert naming.created([*known, "other"]) is naming.created([*known, known[0]]) is None
+    assert set(known) <= naming.NAMES

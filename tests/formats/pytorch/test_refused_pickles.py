@@ -535,3 +535,13 @@ def test_every_opcode_is_run_or_refused_by_its_name() -> None:
     assert {theirs[code].name for code in REFUSED if theirs[code].proto >= 2} == {
         "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence", "Mapping", "Callable"]
+)
+def test_types_for_people_are_only_names(name: str) -> None:
+    load(f"ctyping\n{name}\n.".encode(), allowed=TORCH)
+    for other in (f"{name}_", "get_type_hints"):
+        with refused("that a checkpoint of plain tensors does not need"):
+            load(f"ctyping\n{other}\n.".encode(), allowed=TORCH)
