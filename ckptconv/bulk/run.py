@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from ..api import MEMORY, Resources
+from ..engine.inflight import TaskLost
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
@@ -156,7 +157,7 @@ def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     now = int(time.time())
     if isinstance(result, CkptError):
         # a worker that died may have published the output, which the next run then replaces
-        ours = item.ours and (item.state in ("changed", "retry") or isinstance(result, pool.WorkerDied))
+        ours = item.ours and (item.state in ("changed", "retry") or isinstance(result, (pool.WorkerDied, TaskLost)))
         return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message, ended=now)
     return _entry(item, "done", ours=True, ended=now, **result._asdict())
 

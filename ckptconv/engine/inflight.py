@@ -16,6 +16,10 @@ SHARE, PAUSE = 16, 0.1  # wait for one in 16 of the tasks in flight, or so many 
 SLOW, SLOWER = 10.0, 4.0  # a task stands still after so many seconds, and so many times the mean of those that ended
 
 
+class TaskLost(CkptError):
+    """A task ended without a result, whatever it had done till then."""
+
+
 class InFlight:
     """Tasks that were submitted and have not ended."""
 
@@ -61,9 +65,9 @@ class InFlight:
             return self._ray.get(reference)
         except errors.RayTaskError as e:
             cause = e.cause
-            return cause if isinstance(cause, CkptError) else CkptError(f"a worker failed: {first_line(cause)}")
+            return cause if isinstance(cause, CkptError) else TaskLost(f"a worker failed: {first_line(cause)}")
         except errors.RayError as e:
-            return CkptError(f"the cluster lost a task {RETRIES + 1} times: {first_line(e)}")
+            return TaskLost(f"the cluster lost a task {RETRIES + 1} times: {first_line(e)}")
 
     def overtake(self) -> None:
         """Run what has been going on for much longer than usual a second time."""
@@ -84,4 +88,4 @@ def first_line(e: object) -> str:
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no reason given'}"
 
 
-__all__ = ["RETRIES", "InFlight", "first_line"]
+__all__ = ["RETRIES", "InFlight", "TaskLost", "first_line"]

@@ -22,6 +22,7 @@ from kit import Run
 import ckptconv
 from ckptconv.bulk import pool, run, summary
 from ckptconv.bulk.discover import discover
+from ckptconv.engine.inflight import TaskLost
 from ckptconv.errors import CkptError, StorageError, UsageError
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
@@ -556,12 +557,13 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert done.stdout.split("\n") == ["begun", "2", str(script), ""]
 
 
+@pytest.mark.parametrize("lost", [pool.WorkerDied, TaskLost])
 def test_an_output_of_a_worker_that_died_is_replaced_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: type[CkptError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It died between the publication and its report; a second failure does not forget whose the output is."""
     ckptconv.save({"w": np.arange(3.0)}, tmp_path / "in" / "m.npz")
-    ends: list[CkptError | None] = [pool.WorkerDied("the worker process ended"), StorageError("is away"), None]
+    ends: list[CkptError | None] = [lost("the worker process ended"), StorageError("is away"), None]
 
     def one(do: Any, todo: Any, *_: object) -> Any:
         for item in todo:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptconv import CkptError, MissingExtra, StorageError, UsageError
+from ckptconv import MissingExtra, StorageError, UsageError
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
@@ -257,9 +257,13 @@ def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task(monkeypatch: pytest
     ("error", "kind", "words"),
     [
         (UsageError("no such thing"), UsageError, "no such thing"),
-        (ValueError("first\nsecond"), CkptError, "a worker failed: ValueError: first"),
-        (ValueError(" \n"), CkptError, "a worker failed: ValueError: no reason given"),
-        (Lost("\n the node is gone\nmore"), CkptError, "the cluster lost a task 4 times: Lost: the node is gone"),
+        (ValueError("first\nsecond"), inflight.TaskLost, "a worker failed: ValueError: first"),
+        (ValueError(" \n"), inflight.TaskLost, "a worker failed: ValueError: no reason given"),
+        (
+            Lost("\n the node is gone\nmore"),
+            inflight.TaskLost,
+            "the cluster lost a task 4 times: Lost: the node is gone",
+        ),
     ],
 )
 def test_how_tasks_fail(error: Exception, kind: type, words: str) -> None:
