@@ -80,10 +80,13 @@ def tie(table: Any) -> Tie:
 
 def count(head: str, param: Any, common: Mapping[str, Domain], let: Mapping[str, Sequence[str]]) -> Count:
     source, target = (template(expand(head, let, which)) for which in (0, 1))
-    numbers = [t.captures[-1] for t in (source, target) if t.captures]
-    if not numbers or any(common.get(n, Domain("int")).kind != "int" for n in numbers):
-        raise UsageError(f"count {head!r}: its last capture must be a number")
     where = {k: d for k, d in common.items() if k in (*source.captures, *target.captures)}
+    last = [t.parts[-1] for t in (source, target) if t.captures]
+    for p in last:
+        if isinstance(p, str) or p.kind == "..." or where.setdefault(p.name, Domain("int")).kind != "int":
+            raise UsageError(f"count {head!r}: it must end with a capture that is a number")
+    if not last:
+        raise UsageError(f"count {head!r}: it must end with a capture that is a number")
     return Count(source, target, str(expand(param, let, 0)), where)
 
 

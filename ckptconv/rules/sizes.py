@@ -80,13 +80,16 @@ class SizeFinder:
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""
-        found = self.known(name)
-        if found is None:
-            param = self.converter.params[name]
-            lacks = f"({self._config.lacks(param.config)})" if param.config else ""
-            self.missing[name] = f"{param.help} {lacks}".strip()
-            raise LayoutError(f"the parameter {name} is not given")
-        return found
+        if (found := self.known(name)) is not None:
+            return found
+        param = self.converter.params.get(name)
+        if param is None:
+            raise UsageError(
+                f"the converter {self.converter.name} refers to {name!r}, which is not one of its parameters"
+            )
+        lacks = f"({self._config.lacks(param.config)})" if param.config else ""
+        self.missing[name] = f"{param.help} {lacks}".strip()
+        raise LayoutError(f"the parameter {name} is not given")
 
     def known(self, name: str) -> int | None:
         """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
