@@ -149,6 +149,8 @@ def _tidy_when_ended() -> None:
 def _run(argv: list[str]) -> None:
     """Run a verb. Not by `app()`, which handles interrupts and closed pipes, and prints usage errors, by itself."""
     command = typer.main.get_command(app)
+    if argv[:1] in (["convert"], ["zoo"]):  # they multiply no matrices, and idle threads of NumPy for that would spin
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with command.make_context("ckptconv", argv) as context:
             command.invoke(context)
