@@ -71,23 +71,20 @@ class Shards:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""
         problems: list[str] = []
         kind: type[CkptError] = StorageError
-        entries: dict[int, list[tuple[bytes, BundleEntry]]] = {}
-        for key, entry in items.items():
-            if not entry.slices:
-                entries.setdefault(entry.shard_id, []).append((key, entry))
         for shard, url in sorted(self.urls.items()):
-            text = self._problem(shard, url, entries.get(shard, [])) if len(problems) < MAX_PROBLEMS else ""
+            text = self._problem(shard, url, items) if len(problems) < MAX_PROBLEMS else ""
             if text:
                 problems.append(text)
                 kind = kind if "is missing" in text else CorruptCheckpoint
         if problems:
             raise kind("\n".join(problems), url=self.index)
 
-    def _problem(self, shard: int, url: str, entries: list[tuple[bytes, BundleEntry]]) -> str:
-        file = split(url)[1]
+    def _problem(self, shard: int, url: str, items: dict[bytes, BundleEntry]) -> str:
+        file, entries = split(url)[1], ((k, e) for k, e in items.items() if e.shard_id == shard and not e.slices)
         if not exists(url):
-            names = listing(map(str, fold(_text(k) for k, _ in entries)))
-            return f"the shard {file} is missing; it holds {many(len(entries), 'tensor')}:\n{names}"
+            held = [_text(k) for k, _ in entries]
+            what = f"it holds {many(len(held), 'tensor')}:\n{listing(map(str, fold(held)))}"
+            return f"the shard {file} is missing; {what}"
         with Reader(url) as f:
             size = f.size
             head = f.read(0, min(64, size))
