@@ -23,7 +23,7 @@ from ckptconv.formats.containers import msgpack as walker
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import opcodes, pickle, walk
 from ckptconv.formats.tensorflow import locate
-from ckptconv.rules import axes, layout, library, pieces, templates, toml
+from ckptconv.rules import axes, entries, layout, library, pieces, templates, toml
 from ckptconv.storage import remote
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
@@ -101,7 +101,8 @@ LIMITS: dict[str, Case] = {
         templates, "MAX_ANY", 2, lambda _: templates.template("{a...}x{b...}"), "has more than 1 captures"
     ),
     "the text of a template": (
-        toml, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"), "grows beyond 7"
+        entries, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"),
+        "grows beyond 7"
     ),
     "the numbers of a fill": (
         toml, "MAX_FILL", 3, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nfill = { c = [1, 2, 3] }"), "nor a list of up to 2"
