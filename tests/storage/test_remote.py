@@ -172,7 +172,7 @@ def test_a_zoo_whose_server_is_killed_goes_on_where_it_was(
     first = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), each=each)
     s3.mend()
     assert first.failed
-    assert {e.error for e in first.failed} == {"StorageError"}
+    assert {e.error for e in first.failed} <= {"Unreachable", "StorageError"}  # the latter if a connection breaks
     assert first.done + len(first.failed) == whole.done == 5
     rest = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), resume=True)
     assert (rest.done, rest.skipped, rest.failed) == (len(first.failed), first.done, ())
