@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
-from ..engine import ray
 from ..engine.plan import Plan, compile_plan, shared_notes
-from ..engine.run import How, Metadata, Outcome, execute
+from ..engine.run import How, Map, Metadata, Outcome, execute
 from ..errors import UsageError
 from ..formats import companions, table
 from ..formats.hash_metadata import OPTIONS
@@ -134,6 +133,8 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     target, resources, many = found.target, found.resources, list_of(sources)
     began = time.monotonic()
     if resources.engine != "local":
+        from ..engine import ray
+
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
     with files.record_stamps() as stamps:
@@ -186,7 +187,7 @@ def write(
         sync=target.sync,
         resume=target.resume,
         digest=target.verify == "full" or _hashed(target, row),
-        map=resources.map or ray.engine(resources.engine),
+        map=resources.map or _engine(resources.engine),
         progress=resources.progress,
         metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
         stamps=stamps,
@@ -229,6 +230,15 @@ def _report(
         damaged={name: n.text for n in made.notes if n.kind == "damaged" for name in n.names},
         casts=Counter(f"{was} to {now}" for now, before in kinds for was in before),
     )
+
+
+def _engine(name: str) -> Map | None:
+    """The `map` of an engine; None for the threads of this process, which is what most runs use."""
+    if name == "local":
+        return None
+    from ..engine import ray
+
+    return ray.engine(name)
 
 
 def _log(done: Report) -> None:

@@ -15,7 +15,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from ..errors import StorageError, UsageError
@@ -212,6 +211,8 @@ def _spans(job: Job) -> list[Span]:
 
 def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
     """A hash of everything that determines which bytes are written where, and of the sources' sizes and times."""
+    from hashlib import blake2b  # brings OpenSSL
+
     h = blake2b(digest_size=16)
     urls = set[str]()
     h.update(repr((plan.placement.files, plan.placement.check, digest, plan.memory)).encode())

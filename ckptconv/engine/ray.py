@@ -47,10 +47,8 @@ def absolute(url: str) -> str:
     return url if files.is_remote(url) else os.path.abspath(files.local(url))
 
 
-def engine(name: str) -> Map | None:
-    """The `map` of an engine, None for this process's own threads."""
-    if name == "local":
-        return None
+def engine(name: str) -> Map:
+    """The `map` of the Ray cluster of that name: ray, or ray://HOST:PORT."""
     if name != "ray" and not name.startswith("ray://"):
         raise UsageError(f"unknown engine {name!r}; the engines are local, ray and ray://HOST:PORT")
 

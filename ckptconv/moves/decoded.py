@@ -7,7 +7,6 @@ Decoded(parts, sources)      the parts of a tensor that fill a range, for ranges
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from math import prod
 
@@ -56,6 +55,8 @@ class Pool:
         return Held(out)
 
     def _in_file(self, coded: Coded) -> Span:
+        import tempfile
+
         with spooling():
             if self._file is None:
                 self._out, path = tempfile.mkstemp(prefix="ckptconv-")

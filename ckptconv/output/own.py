@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from stat import S_ISDIR, S_ISREG
@@ -50,6 +49,8 @@ def _owned(found: os.stat_result, path: str) -> bool:
     """Whether it belongs to this user; some file systems give every file to one user, whoever makes it."""
     if not hasattr(os, "geteuid") or found.st_uid == os.geteuid():
         return True
+    import tempfile
+
     try:
         with tempfile.TemporaryFile(dir=os.path.dirname(path) or ".") as probe:
             return os.fstat(probe.fileno()).st_uid == found.st_uid

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,6 +71,8 @@ class Upload:
             raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=self._older[0])
         begun = {f.name: multipart.begin(join(folder, f.name), f.size, (tensors or {}).get(f.name, ())) for f in files}
         self._parts = {name: parts for name, parts in begun.items() if parts and name not in self._kept}
+        import tempfile
+
         with spooling():
             self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -88,6 +86,8 @@ def network(e: BaseException) -> str:
 
 def failure(e: BaseException) -> str:
     """How a connection failed, by this error alone: a key of WORDS, or '' if it did not."""
+    import socket
+
     name = type(e).__name__
     if isinstance(e, socket.gaierror) or "DNS" in name:
         return "host"
@@ -153,6 +153,8 @@ def spooling() -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        import tempfile
+
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 

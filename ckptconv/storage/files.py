@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -72,6 +71,8 @@ class Seen:
         """Names in the central directory if this is a zip, else ()."""
         if not self.is_zip:
             return ()
+        import zipfile
+
         try:
             with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
                 return tuple(z.namelist())

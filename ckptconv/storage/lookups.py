@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -237,7 +236,7 @@ def stat(url: str) -> Stat | None:
 
 def _stat(found: Info) -> Stat:
     when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
-    if isinstance(when, datetime):  # listings have fractions of a second that answers about a file lack
+    if hasattr(when, "timestamp"):  # listings have fractions of a second that answers about a file lack
         when = int(when.timestamp()) if "LastModified" in found else when.timestamp()
     time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
     return Stat(int(found.get("size") or 0), time, str(found.get("ETag") or found.get("etag") or ""))

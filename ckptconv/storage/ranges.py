@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, Protocol
@@ -75,6 +74,8 @@ class Spool:
     """
 
     def __init__(self, url: str = "") -> None:
+        import tempfile
+
         self.url, self.size = url, 0
         with spooling():
             self.fd, path = tempfile.mkstemp(prefix="ckptconv-")

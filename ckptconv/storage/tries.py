@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -59,6 +58,8 @@ class Tries:
 
     def pause(self, e: Exception) -> float:
         """Seconds to wait before the next try; if there is to be none, the error is raised."""
+        import random
+
         wait = max(self._pause * random.uniform(0.5, 1.0), wished(e))  # not all at once, if many were refused at once
         if not self._left or time.monotonic() + wait > self._end or not passes(e, known=self._known):
             raise e
