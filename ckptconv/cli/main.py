@@ -182,7 +182,7 @@ def fail(e: CkptError, *, as_json: bool) -> None:
 
         url = redacted(e.url or "") or None
         what = {
-            "kind": type(e).__name__,
+            "kind": next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__),  # a public one
             "message": spelled(e.message),
             "url": url,
             "tensor": e.tensor,

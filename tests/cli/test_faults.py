@@ -16,8 +16,9 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli.main import main
-from ckptconv.errors import CorruptCheckpoint
+from ckptconv.cli.main import fail, main
+from ckptconv.errors import CorruptCheckpoint, StorageError
+from ckptconv.storage.faults import Unreachable
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
 INDEX = "model_epoch_14_gs_27956.index"
@@ -226,6 +227,13 @@ def test_misuse_is_json_too(cli: Run) -> None:
     told = json.loads(done.stdout)["error"]
     assert (told["kind"], told["exit"]) == ("UsageError", 2)
     assert done.stderr == f"error: {told['message']}\n"
+
+
+def test_an_error_is_named_by_its_public_class(capsys: pytest.CaptureFixture[str]) -> None:
+    for e in (StorageError("no", url="u"), Unreachable("no", url="u")):
+        with pytest.raises(SystemExit):
+            fail(e, as_json=True)
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "StorageError"
 
 
 @pytest.mark.slow
