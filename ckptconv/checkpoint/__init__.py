@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+MUCH = 100_000  # new objects
 ROWS, HTML_ROWS = 20, 200  # tensors that are shown when a checkpoint is printed
 
 
@@ -34,8 +35,8 @@ ROWS, HTML_ROWS = 20, 200  # tensors that are shown when a checkpoint is printed
 def uncollected() -> Iterator[None]:
     """Pause the cyclic garbage collector, which would scan hundreds of thousands of new tensors repeatedly, in vain.
 
-    It took a quarter of the time to convert 200,000 tensors. What was made meanwhile counts as old afterwards, or else
-    the collector would scan it at once.
+    It took a quarter of the time to convert 200,000 tensors. If much was made meanwhile, it counts as old afterwards:
+    else the collector would scan it at once.
     """
     was = gc.isenabled()
     gc.disable()
@@ -43,7 +44,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # or else objects that somebody froze would thaw
+            if gc.get_count()[0] > MUCH and not gc.get_freeze_count():  # what somebody froze would thaw
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
