@@ -533,6 +533,18 @@ def test_what_is_inflated_is_bounded(pack: Any, piece: int, monkeypatch: pytest.
         inflated(packed + b"x", 90)
 
 
+@pytest.mark.parametrize("codec", ["zstd", "blosc", "gzip", "zlib"])
+def test_a_chunk_claims_no_more_than_its_codec_reaches(codec: str) -> None:
+    most = codecs.ratio([codec]) * 9 + 64
+    chunk: Any = SimpleNamespace(value=SimpleNamespace(size=9, url="x", start=3, data=None), codecs=[codec], shape=(1,))
+    array: Any = SimpleNamespace()
+    found = arrays._data(array, chunk, most, "w")
+    assert isinstance(found, Coded)
+    assert (found.key, found.size) == (f"{codec}:3+9", most)
+    with refused(f"a chunk of .* claims {most + 1} bytes, packed into 9"):
+        arrays._data(array, chunk, most + 1, "w")
+
+
 # --- large chunks -----------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from ckptconv.errors import UsageError
 from ckptconv.moves import read
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import checks, compared, pictures, spread, survey
+from ckptconv.reporting.stats import Stats
 from ckptconv.rules import passes
 from ckptconv.verification import places
 
@@ -564,3 +565,19 @@ def test_the_spread_of_values() -> None:
     assert spread.spread(powers[: spread.FEW - 1], 0.5) is None
     assert spread.spread(powers[: spread.FEW], 0.5) is not None
     assert spread.spread(np.ones(4 * spread.FEW), 0.5) is None
+
+
+@pytest.mark.parametrize("far", [(), (100.0,), (-100.0,), (-100.0, 100.0)])
+def test_a_histogram_is_of_what_most_values_span(far: tuple[float, ...]) -> None:
+    """A quarter more on both sides than 98 % of them, but no more than there is."""
+    sample = np.sort(np.array([*np.linspace(1, 3, 801), *far]))
+    measured = Stats(float(sample[0]), float(sample[-1]), 0.0, 1.0, 0, 0, 0)
+    first, last = np.quantile(sample, (0.01, 0.99))
+    more = (last - first) / 4
+    wanted = (max(sample[0], first - more), min(sample[-1], last + more)) if far else (1.0, 3.0)
+    assert spread.span_of(measured, sample, None) == pytest.approx(wanted)
+
+
+def test_a_histogram_of_nothing_has_no_span() -> None:
+    assert spread.span_of(Stats(None, None, None, None, 0, 3, 0), np.zeros(0), None) is None
+    assert spread.span_of(Stats(2.0, 2.0, 2.0, 0.0, 0, 0, 0), np.full(9, 2.0), None) == (2.0, 2.0)
