@@ -11,6 +11,7 @@ from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
 
 from ckptconv.dtypes import DTYPES
+from ckptconv.formats.pytorch import machine
 from ckptconv.formats.pytorch.arrays import ArrayType
 from ckptconv.formats.pytorch.flatten import jsonable
 from ckptconv.formats.pytorch.known import TORCH
@@ -545,3 +546,16 @@ def test_types_for_people_are_only_names(name: str) -> None:
     for other in (f"{name}_", "get_type_hints"):
         with refused("that a checkpoint of plain tensors does not need"):
             load(f"ctyping\n{other}\n.".encode(), allowed=TORCH)
+
+
+def test_what_calls_may_copy_is_counted() -> None:
+    made = machine.Machine(b"x" * 10, 0, TORCH, None, False, "u")
+    assert made.room == machine.COPIES * 10 + 2**20
+    made.room = 5
+    made.charge(([1, 2], (3,), 7, None))
+    assert made.room == 2
+    made.charge(([1, 2],))
+    made.charge(([], 7))
+    assert made.room == 0
+    with refused("uses the same values over and over"):
+        made.charge(([0],))
