@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,11 @@ def timed(what: str) -> Iterator[None]:
     import psutil  # which comes with Ray
 
     def together() -> float:
-        me = psutil.Process()
-        return sum(sum(p.cpu_times()[:2]) for p in (me, *me.children(recursive=True)))
+        me, total = psutil.Process(), 0.0
+        for p in (me, *me.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                total += sum(p.cpu_times()[:2])
+        return total
 
     began, caller, every = time.perf_counter(), time.process_time(), together()
     yield
