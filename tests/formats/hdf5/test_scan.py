@@ -282,6 +282,7 @@ def test_a_piped_file(reads: list[tuple[int, int]]) -> None:
     with pytest.MonkeyPatch.context() as m:
         m.setattr(inside, "BLOCK", 8)
         m.setattr(inside, "MAX_BLOCKS", 2)
+        m.setattr(inside, "headway", lambda: None)  # it limits the time of the process, which here is that of all tests
         parent = Parent(data)
         piped: Any = inside.Piped(parent, parent, 100)  # type: ignore[arg-type]
         for start, size in reads:
@@ -297,6 +298,7 @@ def test_a_piped_file(reads: list[tuple[int, int]]) -> None:
 def test_blocks_are_kept_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "BLOCK", 8)
     monkeypatch.setattr(inside, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(inside, "headway", lambda: None)
     parent = Parent(bytes(20))
     piped: Any = inside.Piped(parent, parent, 20)  # type: ignore[arg-type]
     for at in (0, 3, 8, 0, 16, 8, 0):
