@@ -28,6 +28,7 @@ from ..storage.files import is_remote
 from .plan import Job
 
 BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
+PAGE = 4096  # of the page cache; at multiples of BLOCK the kernel takes larger pages, which may not be at hand
 REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
 
 
@@ -143,13 +144,13 @@ def _decode(coded: Coded, job: Job, sink: Sink, log: Log) -> None:
 
 
 def _blocks(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
-    """Cut a range of a file at multiples of `block`; (place in the range, size) of each piece.
+    """Cut a range of a file where pages begin; (place in the range, size) of each piece, at most `block` bytes.
 
-    A page that two writes share is looked up and locked twice, and unaligned writes take half as long again.
+    A page that two writes share is looked up and locked twice, and such writes take a sixth longer.
     """
     at = 0
     while at < size:
-        step = min(block - (start + at) % block, size - at)
+        step = min(block - (start + at) % PAGE, size - at)
         yield at, step
         at += step
 
