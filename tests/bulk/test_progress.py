@@ -60,9 +60,10 @@ def test_what_a_page_says(tmp_path: Path) -> None:
     assert found["rate"] > 0
     assert found["formats"]["npz"][:2] == (3, sum((tmp_path / "in" / f"m{n}.npz").stat().st_size for n in range(3)))
     assert [large.at for large in found["biggest"]] == ["m2.safetensors", "m1.safetensors", "m0.safetensors"]
-    words = " ".join(shown(out).words)
+    words = " ".join(" ".join(shown(out).words).split())
     for text in (
         "3 of 4 checkpoints converted",
+        "By format of the source format converted read each per worker npz 3",
         "Failures by cause",
         "bad.npz",
         "Largest outputs",

@@ -66,6 +66,10 @@ def test_what_a_word_of_other_programs_leads_to(meant: str, words: str) -> None:
     assert elsewhere("no such word", options.KNOWN) == ""
 
 
+def test_options_of_two_words_are_known_by_words_of_other_programs() -> None:
+    assert option("--remove-prefix", ["--to", "--strip-prefix"]) == "; --strip-prefix does that"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

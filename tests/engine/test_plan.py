@@ -23,7 +23,7 @@ from ckptconv.formats import safetensors
 from ckptconv.messages import in_bytes
 from ckptconv.moves.budget import BASE_MEMORY, Budget
 from ckptconv.moves.log import CHUNK
-from ckptconv.moves.part import Span, c_strides
+from ckptconv.moves.part import Coded, Span, c_strides
 
 
 @st.composite
@@ -147,3 +147,14 @@ def test_a_plan_shows_itself_in_a_line() -> None:
     placement = safetensors.writer("o.safetensors").place(Checkpoint(tensors))
     plan = compile_plan(Checkpoint(tensors), placement, ".", Budget.of(2**25, 1))
     assert repr(plan) == "<Plan: 1 tensor, 12 B in 1 file; about 16 MB of memory>".replace("16 MB", in_bytes(2**24))
+
+
+def test_what_is_decoded_whole_is_one_job_and_what_is_copied_many(tmp_path: Path) -> None:
+    size = 100 * 2**20
+    copied = contiguous("copied", DTYPES["uint8"], (size,), Span("in.bin", 0, size))
+    coded = contiguous("coded", DTYPES["uint8"], (size,), Coded("x", "in.bin", "", size))
+    writer = safetensors.writer(str(tmp_path / "out.safetensors"))
+    found, memory = Checkpoint({t.name: t for t in (copied, coded)}), Budget.of(2**30, 1)
+    jobs = compile_plan(found, writer.place(found), str(tmp_path), memory).jobs
+    sizes = {name: [job.size for job in jobs if job.pieces[0].tensor == name] for name in found}
+    assert sizes == {"coded": [size], "copied": [memory.window] * (size // memory.window) + [size % memory.window]}

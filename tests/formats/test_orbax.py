@@ -20,7 +20,7 @@ import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs, items, locate, tree, wire, write
+from ckptconv.formats.orbax import arrays, btree, codecs, items, locate, tree, wire, write
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import crc
@@ -829,6 +829,14 @@ def test_the_msgpack_of_older_versions_has_the_same_tree(tmp_path: Path) -> None
     found = ckptconv.open(tmp_path / "x.orbax")
     assert_equal(found, expected(GOLDEN / "expected.npz"))
     assert not [n for n in found.notes if n.kind != "assumed"]
+
+
+def test_a_tree_of_several_levels_is_read_from_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(btree, "ENTRIES", 4)
+    arrays = {f"layer_{i}/w": np.full(3, i, "f4") for i in range(40)}
+    ckptconv.save(arrays, tmp_path / "deep.orbax", to="orbax")
+    found = ckptconv.open(tmp_path / "deep.orbax").numpy()
+    assert {name: a.tolist() for name, a in found.items()} == {name: a.tolist() for name, a in arrays.items()}
 
 
 def test_a_name_of_an_array_and_of_a_dictionary_is_refused(tmp_path: Path) -> None:

@@ -454,8 +454,9 @@ def test_the_state_file_is_no_checkpoint(tmp_path: Path) -> None:
         ckptconv.save({"w": np.ones(2)}, tmp_path / "checkpoint", format="tf")
 
 
-def test_interrupted_saving_is_named(tmp_path: Path) -> None:
-    (tmp_path / "m.ckpt.data-00000-of-00001.tempstate1").write_bytes(b"")
+@pytest.mark.parametrize("left", ["m.ckpt.data-00000-of-00001.tempstate1", "m.ckpt.data_temp"])
+def test_interrupted_saving_is_named(left: str, tmp_path: Path) -> None:
+    (tmp_path / left).write_bytes(b"")
     with refused("is incomplete: saving was interrupted, and there is no index, only parts: m.ckpt.data"):
         ckptconv.open(tmp_path / "m.ckpt", format="tf")
 
