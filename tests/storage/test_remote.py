@@ -522,6 +522,18 @@ def test_what_is_requested(case: str, bucket: str, monkeypatch: pytest.MonkeyPat
         assert asked == ([request] if request else []), (start, length)
 
 
+def test_what_is_large_is_filled_piece_by_piece(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEAD": 16, "TAIL": 8, "PIECE": 32}.items():
+        monkeypatch.setattr(remote, name, value)
+    raw = bytes(range(200))
+    fsspec.filesystem("memory").pipe("/bucket/x", raw)
+    f = remote.RemoteFile(f"{bucket}/x")
+    for start, size in ((0, 200), (20, 33), (20, 32), (101, 64), (7, 0)):
+        target = bytearray(size)
+        f.into(start, memoryview(target))
+        assert target == raw[start : start + size]
+
+
 def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in a run that keeps it, only if it is several files, and without a word about those that are missing."""
     ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
