@@ -203,7 +203,7 @@ def prove(found: Checkpoint) -> None:
     import safetensors
 
     files: dict[str, set[str]] = {}
-    if len(found.urls) == 1:
+    if len(found.urls) == 1:  # no part of a tensor need be made to know its file, and there may be a million
         files[found.urls[0]] = set(found.tensors)
     else:
         for name, t in found.tensors.items():

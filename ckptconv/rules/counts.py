@@ -137,9 +137,8 @@ class Lengths:
 
     def __init__(self, converter: Converter) -> None:
         self._axes = converter.axes
-        self._found: dict[str, dict[int, str]] = {
-            axis: {} for axis in converter.axes
-        }  # the first tensor of each length
+        # the first tensor of each length
+        self._found: dict[str, dict[int, str]] = {axis: {} for axis in converter.axes}
 
     def note(self, rule: Rule, sources: Sequence[Tensor], known: Mapping[str, int]) -> None:
         if rule.pattern is None or not (here := self._axes.keys() & rule.pattern.names):
