@@ -25,6 +25,8 @@ def sample() -> Any:
         "bert/embeddings/word_embeddings": (5, 4), "bert/encoder/layer_0/attention/self/query/kernel": (4, 4),
         "bert/encoder/layer_0/attention/self/query/bias": (4,), "bert/encoder/layer_1/output/LayerNorm/gamma": (4,),
         "model.layers.0.mlp.weight": (4, 2), "conv/kernel": (3, 3, 2, 4), "a" * 500: (1,),
+        "stack/q": (3, 4, 2, 2), "stack/kv": (3, 4, 1, 2), "layer_0/e_0/w": (4, 4), "layer_1/e_0/w": (4, 4),
+        "layer_1/e_1/w": (4, 2),
     }  # fmt: skip
     return Checkpoint({n: held(n, np.zeros(s, "f4")) for n, s in names.items()})
 
@@ -44,10 +46,46 @@ def attempt(data: bytes, home: Path) -> int:
     return len(made.rules)
 
 
+COUNTED = rb"""# what counts in the names of the sample, axes that are equally long, and what is another's model
+[params]
+heads = { of = "stack/q", axis = 2 }
+kv_heads = { of = "stack/kv", axis = -2 }
+layers = { config = "num_hidden_layers" }
+experts = { config = "experts" }
+head_size = { config = "head_dim" }
+width = { of = "stack/q", axis = 1 }
+[count]
+"model.layers.{l*}" = "layers"
+"layer_{l}" = "layers"
+"layer_{l}/e_{e}" = "experts"
+[axes]
+k = "head_size"
+d = "width"
+[[refuse]]
+equal = ["heads", "kv_heads"]
+why = "groups"
+[[refuse]]
+equal = ["width", 5]
+why = "sizes"
+[[rule]]
+from = "stack/{c}"
+to = "model.layers.{l*}.{c}.weight"
+layout = "l d h k -> (h k) d"
+[[rule]]
+from = "layer_{l}/e_{e}/w"
+to = "model.layers.{l}.experts.{e}.weight"
+layout = "d k -> k d"
+[[rule]]
+from = "{x...}"
+to = "{x...}"
+"""
+
+
 def seeds() -> Iterator[bytes]:
-    """The shipped converters, and rule files that attack."""
+    """The shipped converters, rule files that attack, and one that takes the sample."""
     files = [*sorted(CONVERTERS.glob("*.toml")), *globbed(["hostile/rules/*.toml"])]
-    return (s for p in files if len(s := p.read_bytes()) <= LARGEST)
+    yield COUNTED
+    yield from (s for p in files if len(s := p.read_bytes()) <= LARGEST)
 
 
 SPELLED = (
