@@ -215,7 +215,8 @@ def read_strings(t: Stored) -> Array:
     flat = np.empty(t.count, object)
     for part in t.parts:
         items = decode(part.data) if isinstance(part.data, Coded) else _held_strings(part)
-        for index, item in zip_longest(np.ndindex(*part.shape), items):
+        indices = np.ndindex(*part.shape) if all(part.shape) else ()  # (10**9, 0) has none, but ndindex lists the first
+        for index, item in zip_longest(indices, items):
             if index is None or item is None:
                 raise CorruptCheckpoint("holds another number of texts than its shape says", tensor=t.name)
             flat[part.start + sum(i * s for i, s in zip(index, part.steps, strict=True))] = item

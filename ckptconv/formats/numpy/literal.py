@@ -11,7 +11,7 @@ _PAIR = re.compile(
         (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
     re.VERBOSE,
 )
-_SIZE = re.compile(r"0+|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
+_SIZE = re.compile(r"0{1,19}|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
 
 
 def literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
