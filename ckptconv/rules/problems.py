@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from .converter import Converter
 
 MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
-MAX_COMPARED = 300  # characters of each that are compared: comparing takes a second per 100 KB of a name
+MAX_COMPARED = 300  # characters of names and rules that are compared
 
 
 @dataclass
@@ -64,12 +63,12 @@ def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assign
     if not found.unmatched:
         return
     lines = []
-    rules = {t.text: r.label for r in reversed(converter.rules) for t in reversed(r.sources)}
+    rules = [(_triples(t.text), r.label) for r in converter.rules for t in r.sources]
     for i, f in enumerate(fold(found.unmatched)):
         shape = list(checkpoint[f.names[0]].shape)
         why = found.reasons.get(f.names[0], "")
         if not why and i < MAX_NEAR and rules:
-            why = f"nearest rule: {_likest(f.text[:MAX_COMPARED], rules)}"
+            why = f"nearest rule: {_likest(f.text, rules)}"
         lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
     raise UnmatchedTensors(
         f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
@@ -87,5 +86,12 @@ def _advice(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> 
     return f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
 
 
-def _likest(text: str, rules: dict[str, str]) -> str:
-    return rules[max(reversed(rules), key=lambda t: SequenceMatcher(None, t, text, False).ratio())]
+def _triples(text: str) -> set[str]:
+    padded = f"  {text[:MAX_COMPARED]} "
+    return {padded[i : i + 3] for i in range(len(padded) - 2)}
+
+
+def _likest(text: str, rules: Sequence[tuple[set[str], str]]) -> str:
+    """The label of the rule that has the most in common with a name (Dice's coefficient): in time linear in both."""
+    mine = _triples(text)
+    return max(rules, key=lambda rule: len(mine & rule[0]) / (len(mine) + len(rule[0])))[1]
