@@ -52,9 +52,15 @@ def size(value: Any, side: Any) -> int | str | Of:
     """A number, a parameter's name, or the length of an axis of another tensor."""
     if isinstance(value, dict):
         known(value, {"of", "axis"}, "sizes")
-        return Of(side(value.get("of", ""), 0)[0], int(value.get("axis", 0)))
+        return Of(side(value.get("of", ""), 0)[0], _whole(value.get("axis", 0), "axis"))
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise UsageError(f"a size is a number, a parameter's name or {{ of, axis }}, not {value!r}")
+    return value
+
+
+def _whole(value: Any, key: str) -> int:
+    if type(value) is not int:
+        raise UsageError(f"{key} = {value!r}: give a whole number")
     return value
 
 
@@ -66,11 +72,12 @@ def param(name: str, value: Any) -> Param:
     if isinstance(value, int):
         return Param(default=value)
     known(value, {"of", "axis", "config", "default", "help"}, f"parameter {name}")
-    of = Of(template(value["of"]), int(value.get("axis", 0))) if "of" in value else None
+    of = Of(template(value["of"]), _whole(value.get("axis", 0), "axis")) if "of" in value else None
+    default = _whole(value["default"], "default") if "default" in value else None
     config = value.get("config", "")
     if not isinstance(config, str) or ("config" in value and not all(config.split("."))):
         raise UsageError(f'parameter {name}: {config!r} is not a key of config.json; write "heads" or "text.heads"')
-    return Param(value.get("default"), of, str(value.get("help", "")), config)
+    return Param(default, of, str(value.get("help", "")), config)
 
 
 def tie(table: Any) -> Tie:

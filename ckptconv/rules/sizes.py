@@ -73,10 +73,10 @@ class SizeFinder:
             return size
         if isinstance(size, str):
             return self._param(size)
-        shape = self.names.shapes.get(name := size.name.render(values))
-        if shape is None or size.axis >= len(shape):
+        shape = self.names.shapes.get(name := size.name.render(values), ())
+        if (length := size.length(shape)) is None:
             raise LayoutError(f"the size is an axis of {name}, which does not exist")
-        return shape[size.axis]
+        return length
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""
@@ -112,4 +112,4 @@ class SizeFinder:
     def _read_off(self, of: Of) -> int | None:
         pattern = Matcher([(of.name, {})])
         shapes = (shape for known, shape in self.names.shapes.items() if pattern.first(known))
-        return next((shape[of.axis] for shape in shapes if of.axis < len(shape)), None)
+        return next((n for n in map(of.length, shapes) if n is not None), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,10 @@ class Of(NamedTuple):
 
     name: Template
     axis: int
+
+    def length(self, shape: Sequence[int]) -> int | None:
+        """The length of the axis in a shape, counted from its end if negative; None if it has no such axis."""
+        return shape[self.axis] if -len(shape) <= self.axis < len(shape) else None
 
 
 class Resize(NamedTuple):

@@ -61,6 +61,24 @@ RULES: dict[str, tuple[str, Checkpoint, type[CkptError], str]] = {
         "[[rule]]\nfrom = 'b'\nto = 'd'",
         tensors((6,), (2,)), LayoutError, "axis of b, which does not exist|read off b, which is not there",
     ),
+    "a size of an axis too far from the end": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = -2 } }\n"
+        "[[rule]]\nfrom = 'b'\nto = 'd'",
+        tensors((6,), (2,)), LayoutError, "axis of b, which does not exist",
+    ),
+    "a parameter of an axis too far from the end": (
+        "[params]\nh = { of = 'b', axis = -2 }\n[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\n"
+        "sizes = { h = 'h' }\n[[rule]]\nfrom = 'b'\nto = 'd'",
+        tensors((6,), (2,)), UsageError, "needs param='h=NUMBER'",
+    ),
+    "an axis that is no whole number": (
+        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 0.5 } }",
+        tensors((6,), (2,)), UsageError, "axis = 0.5: give a whole number",
+    ),
+    "a default that is no number": (
+        "[params]\nh = { default = 'many' }\n[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\n"
+        "sizes = { h = 'h' }", tensors((6,)), UsageError, "default = 'many': give a whole number",
+    ),
     "a fill that does not divide": (
         "[[rule]]\nfrom = 'a'\nto = 'c'\nfill = { d = [0, 1, 2] }", tensors((4,)), LayoutError, "d: layout",
     ),
