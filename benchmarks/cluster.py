@@ -3,8 +3,9 @@
     python benchmarks/cluster.py [bare] [tasks] [plan] [kills]       prints rows of docs/scale.md, and JSON
 
 bare    tasks a second of Ray alone: a function that does nothing, submitted in a loop, so many at a time in flight
-tasks   tasks a second through the caller, with as many in flight as clusters of so many processors have; two processes
-        run them, and do nothing. Of both: processor time of the caller for each, and of all processes of Ray together
+tasks   tasks a second through the caller, with as many in flight as clusters of so many processors have, submitted one
+        by one and in packs; two processes run them, and do nothing. Of bare and tasks: processor time of the caller for
+        each, and of all processes of Ray together
 plan    500 GB on 100 nodes of 32 processors: its plan, and the caller's part in running it, with tasks that do nothing
 kills   a conversion on four nodes, each a Ray node of its own on this machine, of which one is killed and replaced 20
         times in the middle: is the output that of the local engine?
@@ -27,6 +28,7 @@ import ray
 from parts import of, row, run_parts
 
 import ckptconv
+from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
@@ -97,9 +99,11 @@ def bare(_: Path) -> None:
 def tasks(_: Path) -> None:
     ray.init(address="local", num_cpus=2, **SETTINGS)
     list(engine.apply(ray, nothing, None, range(500), 10**6))  # starts the processes
-    for processors in PROCESSORS:
-        with claimed(processors), timed(f"{2 * processors:,}, as of {processors:,} processors"):
-            assert sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6)) == TASKS
+    for together, how in ((1, "one by one"), (inflight.TOGETHER, "in packs")):
+        inflight.TOGETHER = together
+        for processors in PROCESSORS:
+            with claimed(processors), timed(f"{2 * processors:,}, as of {processors:,} processors, {how}"):
+                assert sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6)) == TASKS
     ray.shutdown()
 
 

@@ -1,9 +1,9 @@
-"""Convert many checkpoints on a cluster: some small ones in a task each, beside them large ones in many tasks each."""
+"""Convert many checkpoints on a cluster: small ones as a task each, beside them large ones in many tasks each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
@@ -21,13 +21,12 @@ from .work import LARGE, Done, WorkerConfig, work
 
 MAX_PROBES = 1000  # sources whose accessibility is checked on the workers beforehand
 AT_ONCE = 2  # large checkpoints at the same time, each in as many tasks as it has use for
-TOGETHER, SMALL = 16, 64 * 2**20  # checkpoints, and bytes of them, that are one task; a lost one repeats them all
 
 
 def run(
     todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
 ) -> Iterator[tuple[Conversion, Done | CkptError]]:
-    """Run a task for some checkpoints each, and meanwhile for each large one a task for each part of its output.
+    """Run a task for each checkpoint, and meanwhile for each large one a task for each part of its output.
 
     Workers that see the same ledger also see the same output folder.
     """
@@ -45,41 +44,19 @@ def run(
         reads = {url: status.size for found in some for url, status in found.files[:1]}
         beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
         ray_engine.probe(ray, reads | beside, list(beside))
-        most = min(TOGETHER, len(todo) // (ray_engine.TASKS * ray_engine.processors(ray)))
-        tasks = ray_engine.apply(ray, _each, config, groups(sent(False), most), config.memory + ray_engine.BESIDE)
-        with closing(_beside(_apart(tasks), partial(_spread, config, engine), sent(True))) as results:
+        memory = config.memory + ray_engine.BESIDE
+        tasks = ray_engine.apply(ray, _one, config, sent(False), memory, size=lambda i: i.found.size)
+        with closing(_beside(tasks, partial(_spread, config, engine), sent(True))) as results:
             for item, result in filter(None, guard.watch(results)):
                 yield todo[number[item.at]], result
 
 
-def groups(items: Iterable[Conversion], most: int) -> Iterator[list[Conversion]]:
-    """Neighbours that are one task: so many at most, and so many bytes unless one alone has more."""
-    some, size = list[Conversion](), 0
-    for item in items:
-        if some and (len(some) >= most or size + item.found.size > SMALL):
-            yield some
-            some, size = [], 0
-        some.append(item)
-        size += item.found.size
-    if some:
-        yield some
-
-
-def _each(config: WorkerConfig, items: Sequence[Conversion]) -> list[Done | CkptError]:
-    """On a worker: convert one after another; a failure does not stop the others."""
-    results = list[Done | CkptError]()
-    for item in items:
-        try:
-            results.append(work(config, item))
-        except CkptError as e:
-            results.append(e)
-    return results
-
-
-def _apart(tasks: Iterator[tuple[list[Conversion], Any]]) -> Iterator[tuple[Conversion, Any]]:
-    """The result of each checkpoint of each task; the failure of a task that was lost is that of all of them."""
-    for items, results in tasks:
-        yield from zip(items, [results] * len(items) if isinstance(results, CkptError) else results, strict=True)
+def _one(config: WorkerConfig, item: Conversion) -> Done | CkptError:
+    """On a worker: convert a checkpoint; its failure does not stop others, nor are they repeated."""
+    try:
+        return work(config, item)
+    except CkptError as e:
+        return e
 
 
 def _beside(
@@ -126,4 +103,4 @@ def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
     return found._replace(source=ray_engine.absolute(found.source), files=files)
 
 
-__all__ = ["groups", "run"]
+__all__ = ["run"]

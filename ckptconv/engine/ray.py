@@ -26,7 +26,7 @@ from ..messages import listing, version
 from ..moves.part import Coded, Held, Span
 from ..moves.prefetch import is_fetched_whole
 from ..storage import files
-from .inflight import RETRIES, InFlight, first_line
+from .inflight import RETRIES, InFlight, first_line, packs
 from .job import Receipt
 from .plan import Job
 from .run import Map, Work
@@ -36,8 +36,10 @@ PATIENCE = 120.0  # seconds a worker may take to answer the first question: it m
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
 BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
 TASKS = 8  # for each processor: more cost the caller time, fewer leave processors idle at the end
-MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task (1,500 a second)
+MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task (inflight.SUBMISSION)
 MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is lost
+ENOUGH = 5.0  # seconds after which a worker gives back the tasks of a pack that it has not begun
+LOOK = 0.1  # seconds of submitting after which the caller looks how long tasks last
 CENSUS = 5.0  # seconds after which the processors are counted again
 Task = TypeVar("Task")
 
@@ -61,7 +63,8 @@ def engine(name: str) -> Map:
         with cluster(name) as ray:
             probe(ray, _sources(jobs), list(do.sink.paths().values()))
             memory = do.memory.window + do.memory.whole + BESIDE
-            for some, result in apply(ray, _run, do, batches(jobs, processors(ray)), memory, overtake=True):
+            tasks = batches(jobs, processors(ray))
+            for some, result in apply(ray, _run, do, tasks, memory, size=_bytes, overtake=True):
                 if isinstance(result, CkptError):
                     raise result
                 for job, receipt in zip(some, cast(Sequence[Receipt], result), strict=True):
@@ -75,6 +78,10 @@ def _run(do: Work, jobs: Sequence[Job]) -> list[Receipt]:
     return [r._replace(job=r.job._replace(pieces=())) for r in do.each(jobs)]
 
 
+def _bytes(jobs: Sequence[Job]) -> int:
+    return sum(job.size for job in jobs)
+
+
 def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
     """Divide jobs, which are in the order of the output, into tasks for so many workers.
 
@@ -82,7 +89,7 @@ def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
     would be the slower, with fewer they would be. Jobs that read parts of one remote tensor which is fetched whole are
     one task, so that it is fetched once.
     """
-    whole = sum(job.size for job in jobs)
+    whole = _bytes(jobs)
     size = min(MAX_TASK, max(whole // (TASKS * max(1, workers)), isqrt(MEANWHILE * whole)))
     some, total, before = list[Job](), 0, ""
     for job in jobs:
@@ -155,27 +162,40 @@ def apply(
     tasks: Iterable[Task],
     memory: int,
     *,
+    size: Callable[[Task], int] = lambda _: 0,
     overtake: bool = False,
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
-    Twice as many tasks are submitted as run, so that no worker waits; none starts where `memory` is not to be had.
-    overtake: of the last tasks, run those that take much longer than the others a second time; what is done first
+    Short tasks are submitted in packs. Twice as many packs are submitted as run, so that no worker waits; none starts
+    where `memory` is not to be had.
+
+    size: bytes that a task moves.
+    overtake: of the last packs, run those that take much longer than the others a second time; what is done first
     counts.
     """
 
-    def run(task: Task) -> Any:  # what is shared travels with it, once to each worker: an argument would each time
-        return function(shared, task)
+    def run(pack: Sequence[Task]) -> tuple[list[Any], float]:  # what is shared travels with it, once to each worker
+        began, results, seconds = time.monotonic(), list[Any](), 0.0
+        for task in pack:
+            if seconds > ENOUGH:
+                break
+            results.append(function(shared, task))
+            seconds = time.monotonic() - began
+        return results, seconds
 
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
-    flying = InFlight(ray, ray.remote(num_cpus=1, memory=memory, **options)(run).remote)
-    limit, asked = 2 * processors(ray), time.monotonic()
+    flying = InFlight(ray, ray.remote(num_cpus=1, memory=memory, **options)(run).remote, processors(ray))
+    asked = looked = time.monotonic()
     try:
-        for task in tasks:
-            flying.start(task)
-            if time.monotonic() - asked > CENSUS:
-                limit, asked = 2 * processors(ray), time.monotonic()
-            while len(flying) >= limit:
+        for pack in packs(tasks, size, flying.together):
+            flying.start(pack)
+            if (now := time.monotonic()) - asked > CENSUS:
+                flying.workers, asked = processors(ray), now
+            if now - looked > LOOK:
+                yield from flying.landed(0)
+                looked = time.monotonic()
+            while len(flying) >= 2 * flying.workers:
                 yield from flying.landed()
         while flying:
             yield from flying.landed()

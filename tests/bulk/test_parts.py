@@ -358,44 +358,17 @@ def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them() -> None:
     assert stopped.is_set()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "most", "counts"),
-    [
-        ([], 4, []),
-        ([9] * 9, 4, [4, 4, 1]),
-        ([9] * 3, 0, [1, 1, 1]),
-        ([9] * 3, 1, [1, 1, 1]),
-        ([cluster.SMALL + 1, cluster.SMALL, 1, 9], 4, [1, 1, 2]),
-        ([cluster.SMALL // 2] * 5, 4, [2, 2, 1]),
-    ],
-)
-def test_some_small_ones_are_one_task(sizes: list[int], most: int, counts: list[int]) -> None:
-    items = [item(f"{n}", size) for n, size in enumerate(sizes)]
-    found = list(cluster.groups(iter(items), most))
-    assert [len(some) for some in found] == counts
-    assert [i for some in found for i in some] == items
+def test_a_failure_on_a_worker_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an error, which would repeat the other checkpoints of its pack."""
 
-
-def test_a_failure_in_a_task_is_that_of_one_and_a_lost_task_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def convert(_: object, i: Conversion) -> str:
         if i.at == "b":
             raise StorageError("no such file", url="b")
         return f"{i.at} done"
 
     monkeypatch.setattr(cluster, "work", convert)
-    some, config, lost = (
-        [item("a"), item("b"), item("c")],
-        work.WorkerConfig("/out", 0, 1, False, True),
-        CkptError("lost"),
-    )
-    results = cluster._each(config, some)
-    assert [str(r) for r in results] == ["a done", "b: no such file", "c done"]
-    tasks = iter([(some, results), ([item("d"), item("e")], lost)])
-    assert [(i.at, r) for i, r in cluster._apart(tasks)] == [
-        *zip("abc", results, strict=True),
-        ("d", lost),
-        ("e", lost),
-    ]
+    config = work.WorkerConfig("/out", 0, 1, False, True)
+    assert [str(cluster._one(config, item(at))) for at in "abc"] == ["a done", "b: no such file", "c done"]
 
 
 def test_a_large_one_has_all_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Cluster(ModuleType):
         self.answers, self.cpus, self.connected = answers or {}, cpus, connected
         self.said = list[Any]()
         self.flying, self.ended, self.stuck, self.at_once = set[int](), set[int](), set[int](), 1
-        self.most, self.count = 0, 0
+        self.most, self.count, self.patient = 0, 0, True
         self.tasks = dict[int, Any]()
 
     def is_initialized(self) -> bool:
@@ -102,7 +102,7 @@ class Cluster(ModuleType):
     ) -> tuple[list[int], list[int]]:
         assert set(references) == self.flying
         assert not fetch_local
-        assert timeout
+        assert timeout or not self.patient
         self.ended |= {*[r for r in references if r not in self.stuck][-self.at_once :]}
         ready = [r for r in references if r in self.ended][:num_returns]
         return ready, [r for r in references if r not in ready]
@@ -171,9 +171,10 @@ def test_a_share_of_the_tasks_in_flight_is_waited_for() -> None:
     """Of 64, four; of what ended earlier, the oldest."""
     ray = Cluster(cpus=32)
     ray.at_once = 5
-    found = engine.apply(ray, lambda shared, task: task, None, range(80), 1)
-    assert [next(found)[0] for _ in range(8)] == [59, 60, 61, 62, 63, 64, 65, 66]
-    assert sorted(task for task, _ in found) == sorted({*range(80)} - {*range(59, 67)})
+    found = engine.apply(ray, lambda shared, task: task, None, range(64), 1)
+    first = [next(found)[0] for _ in range(7)]
+    assert first == [59, 60, 61, 62, 55, 56, 57]
+    assert sorted(task for task, _ in found) == sorted({*range(64)} - {*first})
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -200,6 +201,99 @@ def test_what_may_not_run_twice_does_not() -> None:
     ray = Cluster()
     assert list(engine.apply(ray, lambda shared, task: task, None, iter("a"), 1)) == [("a", "a")]
     assert ray.count == 1
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "count"),
+    [
+        (None, 4000, 1),
+        (0.0, 1, 64),
+        (0.011, 2, 9),  # 0.1 s
+        (0.06, 2, 1),
+        (0.01, 155, 10),  # the caller submits to 155 in 0.103 s
+        (0.1, 1550, 10),
+        (0.1, 150_000, 64),
+        (2.0, 1500, 1),
+    ],
+)
+def test_short_tasks_are_submitted_together(each: float | None, workers: int, count: int) -> None:
+    flying = inflight.InFlight(None, lambda pack: None, workers)
+    flying._each = each
+    assert flying.together() == count
+
+
+def test_how_long_tasks_last_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what workers say; the latest counts an eighth."""
+    ray = Cluster()
+    flying = inflight.InFlight(ray, ray.remote()(lambda pack: (pack, 4.0)).remote, 1)
+    means = []
+    for pack in ("a", "bcde", "fg"):
+        flying.start(pack)
+        assert list(flying.landed()) == [(task, task) for task in pack]
+        means.append(flying._each)
+    assert means == [4.0, 4 - 3 / 8, (4 - 3 / 8) * 7 / 8 + 2 / 8]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "counts"),
+    [
+        ([], 4, []),
+        ([9] * 9, 4, [4, 4, 1]),
+        ([9] * 3, 1, [1, 1, 1]),
+        ([inflight.SMALL + 1, inflight.SMALL, 1, 9], 4, [1, 1, 2]),
+        ([inflight.SMALL // 2] * 5, 4, [2, 2, 1]),
+    ],
+)
+def test_neighbours_are_one_pack(sizes: list[int], most: int, counts: list[int]) -> None:
+    items = list(enumerate(sizes))
+    found = list(inflight.packs(items, lambda item: item[1], lambda: most))
+    assert [len(pack) for pack in found] == counts
+    assert [i for pack in found for i in pack] == items
+
+
+def test_a_pack_that_fails_is_taken_apart() -> None:
+    """One task loses its worker, another raises; both by themselves, and the others end."""
+    tried = list[str]()
+
+    def run(_: object, task: str) -> str:
+        tried.append(task)
+        if task == "d":
+            raise StorageError("the disk")
+        if task == "f":
+            raise Lost("the worker is gone")
+        return task.upper()
+
+    found = engine.apply(Cluster(cpus=1), run, None, "abcdefg", 1)
+    results = {task: str(result) for task, result in found}
+    lost = "the cluster lost a task 4 times: Lost: the worker is gone"
+    assert results == {**{t: t.upper() for t in "abceg"}, "d": "the disk", "f": lost}
+    assert len(tried) > 7
+
+
+def test_a_worker_gives_back_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the server of all checkpoints of a pack is gone: others try the rest of them at the same time."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(engine, "time", clock)
+    ray, told = Cluster(cpus=1), list[tuple[int, int]]()
+
+    def run(_: object, task: int) -> int:
+        clock.now += 3 if task > 1 else 0
+        told.append((ray.count, task))
+        return task
+
+    assert sorted(engine.apply(ray, run, None, range(9), 1)) == [(n, n) for n in range(9)]
+    together = [task for count, task in told if task > 1 and count == 3]
+    assert len(together) == 2  # of seven
+    assert ray.count == 3 + 5
+
+
+def test_while_the_caller_submits_it_looks_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LOOK", 0.0)
+    ray = Cluster(cpus=1000)
+    ray.patient = False
+    assert sorted(engine.apply(ray, lambda shared, task: task, None, range(100), 1)) == [(n, n) for n in range(100)]
+    assert ray.most == 1
+    assert ray.count < 10  # packs
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for n in range(40):  # two in a task
+    for n in range(40):  # several in a task
         path = tmp_path / "in" / f"m{n}.npz"
         path.parent.mkdir(exist_ok=True)
         ckptconv.save({"w": np.full(5, n)}, path)
@@ -278,7 +278,7 @@ def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:
             yield n
 
     def sleepy(_: object, n: int) -> int:
-        time.sleep(0.01)
+        time.sleep(1.2 * inflight.SHORT)  # a pack each
         return n
 
     got = []
