@@ -126,7 +126,7 @@ def plan(home: Path) -> None:
     with claimed(3200):
         some = list(engine.batches(jobs, 3200))
         began, cpu = time.perf_counter(), time.process_time()
-        for batch, result in engine.apply(ray, read_nothing, None, some, 10**6):
+        for batch, result in engine.apply(ray, read_nothing, None, some, 10**6, size=engine._bytes):
             assert len(batch) == len(result)
         took, used = time.perf_counter() - began, time.process_time() - cpu
     say(gigabytes=500, planned_s=round(planned, 1), jobs=len(jobs), tasks=len(some),
