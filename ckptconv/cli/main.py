@@ -127,10 +127,16 @@ def main(argv: list[str] | None = None) -> None:
         print("interrupted; nothing was written", file=sys.stderr)
         sys.exit(e.args[0] if e.args else 130)
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(141)
     except OSError as e:  # errors of the library are StorageErrors: this is our own output
+        _drop_output()
         fail(StorageError(f"cannot write the output of this command: {e.strerror or e}"), as_json=False)
+
+
+def _drop_output() -> None:
+    """Forget what is buffered: the interpreter writes it when it ends, and a failure then would be the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tidy_when_ended() -> None:

@@ -8,6 +8,7 @@ caller waits for a share of them and not for one.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ class InFlight:
         self._twins: dict[Any, Any] = {}  # the two references of a pack that runs twice
         self._ended, self._seconds = 0, 0.0
         self._each: float | None = None  # seconds that one task lasts on its worker, of late
+        self._apart = deque[Any]()  # tasks of packs that were taken apart, before others
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -63,6 +65,13 @@ class InFlight:
                 self._flying.pop(twin)
                 self._ray.cancel(twin, force=True)
             yield from self._of_each(pack, results[reference])
+        while self._apart and len(self._flying) < self.limit:
+            self.start([self._apart.popleft()])
+
+    @property
+    def limit(self) -> int:
+        """So many packs are in flight that no worker waits for the next one."""
+        return 2 * self.workers
 
     def together(self) -> int:
         """How many tasks are one pack; at first, when nobody knows how long they last, each is its own.
@@ -84,8 +93,7 @@ class InFlight:
         elif len(pack) == 1:
             yield pack[0], result
             done = 1
-        for task in pack[done:]:
-            self.start([task])
+        self._apart.extend(pack[done:])
 
     def _results(self, done: list[Any]) -> dict[Any, Any]:
         try:

@@ -195,7 +195,7 @@ def apply(
             if now - looked > LOOK:
                 yield from flying.landed(0)
                 looked = time.monotonic()
-            while len(flying) >= 2 * flying.workers:
+            while len(flying) >= flying.limit:
                 yield from flying.landed()
         while flying:
             yield from flying.landed()

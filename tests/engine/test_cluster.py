@@ -270,6 +270,21 @@ def test_a_pack_that_fails_is_taken_apart() -> None:
     assert len(tried) > 7
 
 
+def test_what_is_taken_apart_waits_for_its_turn() -> None:
+    ray, tried = Cluster(cpus=2), list[int]()
+
+    def run(_: object, task: int) -> int:
+        tried.append(task)
+        if task not in tried[:-1] and task > 3:
+            raise Lost("the worker is gone")  # of each pack, once
+        return task
+
+    found = sorted(engine.apply(ray, run, None, range(100), 1))
+    assert len(tried) > 100
+    assert [task for task, _ in found] == list(range(100))
+    assert ray.most == 4
+
+
 def test_a_worker_gives_back_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the server of all checkpoints of a pack is gone: others try the rest of them at the same time."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
