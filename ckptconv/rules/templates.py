@@ -76,14 +76,17 @@ class Template(NamedTuple):
         """The regular expression, and the captures in the order of its groups, which are numbered from `first`."""
         out = ""
         order: list[str] = []
+        names = [p.name for p in self.parts if not isinstance(p, str)]
         for p in self.parts:
             if isinstance(p, str):
                 out += re.escape(p)
             elif p.name in order:
-                out += f"(?:\\{first + order.index(p.name)})"
+                group = f"g{first + order.index(p.name)}"  # a name: \100 is a character, @
+                out += f"(?({group}){re.escape(p.before)}(?P={group}){re.escape(p.after)})"
             else:
                 order.append(p.name)
-                out += _expression(p, where)
+                repeated = names.count(p.name) > 1
+                out += _expression(p, where, f"(?P<g{first + len(order) - 1}>" if repeated else "(")
         return out, order
 
     def render(self, values: Mapping[str, str]) -> str:
@@ -100,12 +103,12 @@ class Template(NamedTuple):
         return out
 
 
-def _expression(p: Capture, where: Mapping[str, Domain]) -> str:
+def _expression(p: Capture, where: Mapping[str, Domain], group: str) -> str:
     if p.kind != "...":
-        return f"({where[p.name].pattern if p.name in where else Domain('int' if p.kind else 'text').pattern})"
+        return f"{group}{where[p.name].pattern if p.name in where else Domain('int' if p.kind else 'text').pattern})"
     if p.before or p.after:
-        return f"(?:{re.escape(p.before)}(.+){re.escape(p.after)})?"
-    return "(.*)"
+        return f"(?:{re.escape(p.before)}{group}.+){re.escape(p.after)})?"
+    return f"{group}.*)"
 
 
 def template(text: Any) -> Template:

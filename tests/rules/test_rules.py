@@ -624,6 +624,18 @@ def test_remembered_sizes_of_a_stranger(shapes: str) -> None:
 # --- names ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("repeated", ["{x}/{x}", "{x}/{y}/{y}", "{x...}/b/{x...}/w"])
+def test_repeated_captures_of_many_templates(repeated: str) -> None:
+    """In one regular expression, where \\100 is the character @ and not the hundredth group."""
+    templates = [template(f"layer{n}/{repeated}") for n in range(150)]
+    matcher = Matcher([(t, {}) for t in templates])
+    for n, t in enumerate(templates):
+        values = {name: f"{name}{n}" for name in t.captures}
+        found = matcher.first(t.render(values))
+        assert found is not None
+        assert (found.number, found.values) == (n, values)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "want"),
     [
