@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -136,7 +137,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _drop_output() -> None:
     """Forget what is buffered: the interpreter writes it when it ends, and a failure then would be the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # a stdout in memory has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tidy_when_ended() -> None:
