@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any
 
 from ..engine import ray as ray_engine
+from ..engine.run import Progress
 from ..errors import CkptError
 from ..storage import files
 from .breaker import Guard
@@ -51,10 +52,12 @@ def run(
                 yield todo[number[item.at]], result
 
 
-def _one(config: WorkerConfig, item: Conversion) -> Done | CkptError:
-    """On a worker: convert a checkpoint; its failure does not stop others, nor are they repeated."""
+def _one(
+    config: WorkerConfig, item: Conversion, engine: str = "local", progress: Progress | None = None
+) -> Done | CkptError:
+    """Convert a checkpoint; its failure is its result, so that it stops and repeats no others."""
     try:
-        return work(config, item)
+        return work(config, item, engine, progress)
     except CkptError as e:
         return e
 
@@ -92,10 +95,7 @@ def _spread(config: WorkerConfig, engine: str, stop: Event, item: Conversion) ->
         if stop.is_set():
             raise CkptError("the run was stopped")
 
-    try:
-        return work(config, item, engine, progress)
-    except CkptError as e:
-        return e
+    return _one(config, item, engine, progress)
 
 
 def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:

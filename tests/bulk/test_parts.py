@@ -361,7 +361,7 @@ def test_large_ones_are_seen_to_beside_tasks_and_stop_with_them() -> None:
 def test_a_failure_on_a_worker_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not an error, which would repeat the other checkpoints of its pack."""
 
-    def convert(_: object, i: Conversion) -> str:
+    def convert(_: object, i: Conversion, *beside: object) -> str:
         if i.at == "b":
             raise StorageError("no such file", url="b")
         return f"{i.at} done"
