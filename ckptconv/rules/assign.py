@@ -90,8 +90,7 @@ def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
 
 def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a tensor may have had, as far as its name, rank and shape determine them."""
-    m = inverse.matcher.first(name)
-    while m is not None:
+    for m in inverse.matcher.matches(name):
         rule, _ = _origin(inverse, m.number)
         values = translated(rule, m.values, inverse.separators)
         alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacks
@@ -100,7 +99,6 @@ def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[t
                 yield rule.targets[0].render(values), _moved(rule, shape)
             except LayoutError:  # only further sizes would determine it; a later rule would give another answer
                 return
-        m = inverse.matcher.after(name, m.number)
 
 
 def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -139,11 +137,11 @@ def assign(converter: Converter, checkpoint: Checkpoint, *, whole: bool = False)
     weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
     out = Assignment()
     position = {n: i for i, n in enumerate(weights)}
-    pending = [(n, names.canonical(n), -1) for n in weights]
+    pending = [(n, names.canonical(n), 0) for n in weights]
     while pending:
         partial: dict[Any, Group] = {}
-        for name, known, after in pending:
-            found = _take(names, name, known, after, out)
+        for name, known, begin in pending:
+            found = _take(names, name, known, begin, out)
             if found is None:
                 out.unmatched.append(name)
                 if whole:
@@ -174,11 +172,9 @@ def placed(where: Mapping[str, Domain], stacks: Sequence[str], values: Mapping[s
     return tuple(where[s].place(values[s]) if s in where else int(values[s]) for s in stacks)
 
 
-def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
-    """The number of the next template that takes a name, and its captures."""
-    matcher = names.converter.matcher
-    m = matcher.first(known) if after < 0 else matcher.after(known, after)
-    while m is not None:
+def _take(names: Names, name: str, known: str, begin: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
+    """The number of the first template from `begin` on that takes a name, and its captures."""
+    for m in names.converter.matcher.matches(known, begin):
         rule, k = _origin(names.converter, m.number)
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
         if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
@@ -189,7 +185,6 @@ def _take(names: Names, name: str, known: str, after: int, out: Assignment) -> t
         if not why:
             return m.number, m.values
         out.reasons.setdefault(name, f"{rule.label} {why}")
-        m = matcher.after(known, m.number)
     return None
 
 
@@ -232,16 +227,16 @@ def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tu
 def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assignment) -> list[tuple[str, str, int]]:
     """Keep the groups that are complete; offer the names of the others to later rules."""
     pending = []
+    ends = {r: i + 1 for i, (r, _) in enumerate(converter.origins)}
     for group in groups:
         rule = converter.rules[group.rule]
         missing = lacks(rule, group)
         if not missing:
             out.groups.append(group)
             continue
-        last = max(i for i, (r, _) in enumerate(converter.origins) if r == group.rule)
         for name in (n for m in group.members for n in m.values()):
             out.reasons.setdefault(name, f"{rule.label} lacks {missing}")
-            pending.append((name, names.canonical(name), last))
+            pending.append((name, names.canonical(name), ends[group.rule]))
     return pending
 
 

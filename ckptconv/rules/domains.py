@@ -53,6 +53,11 @@ class Domain(NamedTuple):
         return self.table[index][0] if self.kind == "table" else f"{index:0{self.width[0]}}"
 
     @property
+    def size(self) -> int:
+        """The characters of its table."""
+        return sum(len(a) + len(b) for a, b in self.table)
+
+    @property
     def inverse(self) -> Domain:
         table = tuple((b, a) for a, b in self.table)
         return Domain(self.kind, table, -self.shift, (self.times[1], self.times[0]), (self.width[1], self.width[0]))

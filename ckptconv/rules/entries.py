@@ -12,6 +12,7 @@ from .templates import template
 from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
 
 MAX_TEMPLATE = 1000  # characters, after `let` is expanded
+MAX_LISTED = 64  # entries of what is repeated for every rule, or looked at for every name
 
 Let = Mapping[str, Sequence[str]]
 
@@ -30,6 +31,13 @@ def known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
 def table(top: Mapping[str, Any], key: str) -> dict[str, Any]:
     """A table whose keys are the author's own."""
     return known(top.get(key, {}), top.get(key, {}), key)
+
+
+def short(table: Mapping[str, Any], most: int, *keys: str) -> None:
+    """Refuse long lists and tables: they are repeated for every rule, or looked at for every name."""
+    for key in keys:
+        if isinstance(value := table.get(key), list | dict) and len(value) > most:
+            raise UsageError(f"`{key}` has {len(value)} entries, more than {most}")
 
 
 def strings(value: Any) -> list[str]:
@@ -81,7 +89,8 @@ def param(name: str, value: Any) -> Param:
 
 
 def tie(table: Any) -> Tie:
-    names = strings(known(table, {"names", "apart", "if"}, "tie").get("names", []))
+    short(known(table, {"names", "apart", "if"}, "tie"), MAX_LISTED, "names", "if")
+    names = strings(table.get("names", []))
     return Tie(tuple(map(template, names)), bool(table.get("apart", False)), tuple(strings(table.get("if", []))))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
 from .assign import translated
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
     from .terms import Count
 
 MAX_SAMPLES = 64  # names tried per template
+MAX_TRIED = 10_000  # names tried in all: with more templates than a sensible file has, fewer of each
+Rank = int | Literal["any", "each"]  # of the tensors that a rule is for
+ANY: Rank = "any"  # the rules that are for any
+EACH: Rank = "each"  # all rules, of whatever rank
 
 
 def lint(converter: Converter) -> list[str]:
     """The faults of the rules, one sentence each; empty if there are none."""
     out = [f"rule {r.label}: {p}" for r in converter.rules for p in _rule(r, converter)]
     out += _unused(converter)
-    out += _shadowed(converter)
+    most = min(MAX_SAMPLES, max(MAX_TRIED // max(len(converter.origins), 1), 1))
+    out += _shadowed(converter, most)
     if not converter.one_way:
-        out += _way_back(converter)
+        out += _way_back(converter, most)
     return out
 
 
@@ -109,85 +115,81 @@ def _begins(rule: Rule, count: Count) -> bool:
 FREE: dict[CaptureKind, DomainKind] = {"": "text", "...": "any", "*": "int"}
 
 
-def samples(template: Template, where: Mapping[str, Domain]) -> list[str]:
-    """Names that a template takes: with every value of its tables, and a few of its free captures."""
+def samples(template: Template, where: Mapping[str, Domain], most: int = MAX_SAMPLES) -> list[str]:
+    """Up to `most` names that a template takes: with the values of its tables, and a few of its free captures."""
     values = []
     for name in template.captures:
         kind = next(p.kind for p in template.parts if isinstance(p, Capture) and p.name == name)
         free = Domain(FREE[kind])
         values.append((where.get(name) or free).samples())
-    picks = islice(product(*values), MAX_SAMPLES)
+    picks = islice(product(*values), most)
     return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
 
 
-def _plain(rule: Rule) -> bool:
-    """True if a rule depends on names only."""
-    conditions = (rule.having, rule.lacking, rule.kinds)
-    return len(rule.sources) == 1 and not any(rule.wanted) and not any(conditions)
+class _Unconditional:
+    """The rules that take a name whatever else is there, by the number of axes that they are for."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._kept: dict[Rank, list[int]] = {}
+        for i, r in enumerate(rules):
+            if len(r.sources) == 1 and not (r.having or r.lacking or r.kinds):
+                for rank in {EACH, *(r.wanted[0] or (ANY,))}:
+                    self._kept.setdefault(rank, []).append(i)
+        self._matchers = {
+            rank: Matcher([(rules[i].sources[0], rules[i].where) for i in kept]) for rank, kept in self._kept.items()
+        }
+
+    def first(self, name: str, *ranks: Rank) -> tuple[int, dict[str, str]] | None:
+        """The index of the first rule for tensors of these ranks that takes a name, and its captures."""
+        found = [(r, m) for r in ranks if r in self._matchers and (m := self._matchers[r].first(name))]
+        return min(((self._kept[r][m.number], m.values) for r, m in found), key=itemgetter(0), default=None)
 
 
-def _shadowed(converter: Converter) -> Iterator[str]:
-    """Rules that can never match because an earlier one takes all their names."""
-    at = 0
-    for rule in converter.rules:
-        for t in rule.sources:
-            takers = {_taker(converter, name, at, rule) for name in samples(t, rule.where)}
-            if "" not in takers:
-                yield f"rule {rule.label}: never matches, {min(takers)} takes all its names"
-            at += 1
+def _shadowed(converter: Converter, most: int) -> Iterator[str]:
+    """Rules that can never match because earlier ones take all their names."""
+    takers = _Unconditional(converter.rules)
+    for i, rule in enumerate(converter.rules):
+        for t, wanted in zip(rule.sources, rule.wanted, strict=True):
+            ranks: Sequence[Rank] = wanted or (ANY,)
+            found = [takers.first(name, r, ANY) for name in samples(t, rule.where, most) for r in ranks]
+            if all(m and m[0] < i for m in found):
+                first = min(converter.rules[m[0]].label for m in found if m)
+                yield f"rule {rule.label}: never matches, {first} takes all its names"
 
 
-def _taker(converter: Converter, name: str, at: int, rule: Rule) -> str:
-    """The label of an earlier rule that takes a name whatever its tensor, or ''."""
-    m = converter.matcher.first(name)
-    while m is not None and m.number < at:
-        earlier = converter.rules[converter.origins[m.number][0]]
-        if earlier is not rule:
-            same = earlier.wanted[0] == rule.wanted[0] and not (earlier.having or earlier.lacking or earlier.kinds)
-            if _plain(earlier) or (same and len(earlier.sources) == 1 and any(earlier.wanted)):
-                return earlier.label
-        m = converter.matcher.after(name, m.number)
-    return ""
-
-
-def _way_back(converter: Converter) -> Iterator[str]:
+def _way_back(converter: Converter, most: int) -> Iterator[str]:
     """Names that the inverse would not restore."""
     try:
         back = converter.inverse
     except UsageError as e:
         yield e.message
         return
+    takers = _Unconditional(back.rules)
     for rule in converter.rules:
         if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacks:
             continue
         if rule.targets[0].stacks or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
             continue
-        for name in samples(rule.sources[0], rule.where):
-            m = Matcher([(rule.sources[0], rule.where)]).first(name)
+        ranks: Sequence[Rank] = rule.inverse.wanted[0] or (EACH,)
+        own = Matcher([(rule.sources[0], rule.where)])
+        for name in samples(rule.sources[0], rule.where, most):
+            m = own.first(name)
             values = translated(rule, m.values, converter.separators) if m else None
             if values is None:
                 continue
-            if wrong := _astray(back, rule, rule.targets[0].render(values), name):
+            taken = takers.first(rule.targets[0].render(values), *ranks, ANY)
+            if taken and (wrong := _restored(back, *taken)) not in ("", name):
                 yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break
 
 
-def _astray(back: Converter, rule: Rule, made: str, name: str) -> str:
-    """The other name to which the inverse may lead, or ''."""
-    wants = rule.inverse.wanted[0]
-    m = back.matcher.first(made)
-    while m is not None:
-        taker = back.rules[back.origins[m.number][0]]
-        values = translated(taker, m.values, back.separators)
-        bound = values is not None and len(taker.targets) == 1 and set(taker.targets[0].captures) <= set(values)
-        returned = taker.targets[0].render(values or {}) if bound else name
-        if returned == name:
-            return ""
-        conditional = len(taker.sources) > 1 or taker.having or taker.lacking
-        if not conditional and (not taker.wanted[0] or not wants or set(wants) & set(taker.wanted[0])):
-            return returned
-        m = back.matcher.after(made, m.number)
-    return ""
+def _restored(back: Converter, index: int, captures: Mapping[str, str]) -> str:
+    """The name to which a rule of the inverse leads, or '' if it depends on more than a name."""
+    taker = back.rules[index]
+    values = translated(taker, captures, back.separators)
+    if values is None or len(taker.targets) != 1 or not set(taker.targets[0].captures) <= set(values):
+        return ""
+    return taker.targets[0].render(values)
 
 
 __all__ = ["lint", "samples"]

@@ -203,9 +203,8 @@ def _sound(row: Any, rules: Sequence[str]) -> bool:
 
 def _values(forward: Converter, names: Names, origins: tuple[str, ...], index: int) -> dict[str, str] | None:
     """The captures with which rule `index` took a name, translated to its targets; None if it cannot have taken it."""
-    m = forward.matcher.first(names.canonical(origins[0]))
-    while m is not None and forward.origins[m.number][0] != index:
-        m = forward.matcher.after(names.canonical(origins[0]), m.number)
+    matches = forward.matcher.matches(names.canonical(origins[0]))
+    m = next((m for m in matches if forward.origins[m.number][0] == index), None)
     if m is None:
         return None
     rule = forward.rules[index]

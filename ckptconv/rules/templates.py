@@ -16,8 +16,11 @@ expression without nested repeats, and names are at most MAX_NAME long, so match
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from ..errors import LayoutError, UsageError
@@ -26,6 +29,7 @@ from .domains import Domain
 MAX_NAME = 500  # characters; a longer name matches no rule
 MAX_ANY = 2  # {x...} per template
 MAX_STACKS = 2  # {x*} per template
+BLOCK = 64  # templates that one regular expression tries
 MAX_FREE = 3  # {x...} and {x} in one segment: each may begin at any character, so the cost grows with their power
 _SEPARATORS = "/."
 
@@ -186,57 +190,74 @@ class Match(NamedTuple):
     values: dict[str, str]
 
 
-Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
-
-
 class Matcher:
-    """Find the first of many templates that takes a name: one regular expression for each literal last segment.
+    """Find which of many templates take a name: those that end in its last segment, or in a capture.
 
     Templates without captures are looked up: a checkpoint whose names follow no pattern may have thousands of them.
     """
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
-        self._templates = templates
-        self._lasts = frozenset(t.last for t, _ in templates)
-        self._tables: dict[tuple[str, int], Table] = {}
+        self._series: dict[str, _Series] = {}
         self._spelled: dict[str, list[int]] = {}
-        for i, (t, _) in enumerate(templates):
-            if not t.captures:
+        for i, (t, where) in enumerate(templates):
+            if t.captures:
+                self._series.setdefault(t.last, _Series()).rows.append((i, t, where))
+            else:
                 self._spelled.setdefault(t.render({}), []).append(i)
 
-    def _table(self, last: str, begin: int) -> Table:
-        """All templates from `begin` on that may end in segment `last`, as alternatives, and where their groups are."""
-        rows, count = ["(?!)"], 0
-        groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
-        for i, (t, where) in enumerate(self._templates[begin:], begin):
-            if t.captures and t.last in ("", last):
-                text, order = t.regex(where, count + 2)
-                rows.append(f"({text})")
-                groups += [(i, count + 2, order)] * (len(order) + 1)
-                count += len(order) + 1
-        return re.compile("|".join(rows), re.DOTALL), groups
-
-    def first(self, name: str, begin: int = 0) -> Match | None:
-        """The first template, from number `begin` on, that takes the name."""
+    def matches(self, name: str, begin: int = 0) -> Iterator[Match]:
+        """The templates that take the name, in order, from number `begin` on."""
         if len(name) > MAX_NAME:
-            return None
+            return iter(())
         last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
-        key = (last if last in self._lasts else "", begin)
-        if key not in self._tables:
-            self._tables[key] = self._table(*key)
-        pattern, groups = self._tables[key]
-        spelled = next((i for i in self._spelled.get(name, ()) if i >= begin), None)
-        m = pattern.fullmatch(name)
-        if m is None:
-            return None if spelled is None else Match(spelled, {})
-        index, start, order = groups[m.lastindex or 0]
-        if spelled is not None and spelled < index:
-            return Match(spelled, {})
-        return Match(index, {c: m[start + k] or "" for k, c in enumerate(order)})
+        found = [s.matches(name, begin) for key in {last, ""} if (s := self._series.get(key))]
+        if spelled := self._spelled.get(name):
+            found.append(Match(i, {}) for i in spelled if i >= begin)
+        return found[0] if len(found) == 1 else merge(*found)
 
-    def after(self, name: str, index: int) -> Match | None:
-        """The next template after `index` that takes the name."""
-        return self.first(name, index + 1)
+    def first(self, name: str) -> Match | None:
+        """The first template that takes the name."""
+        return next(self.matches(name), None)
+
+
+Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
+
+
+class _Series:
+    """Templates in blocks of one regular expression each; after one that takes a name, the rest of its block singly.
+
+    So all expressions together are as long as the templates, however many of them take a name.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Template, Mapping[str, Domain]]] = []
+        self._tables: dict[int, Table] = {}
+
+    def matches(self, name: str, begin: int) -> Iterator[Match]:
+        at = bisect_left(self.rows, begin, key=itemgetter(0))
+        while at < len(self.rows):
+            size = 1 if at % BLOCK else BLOCK
+            if at not in self._tables:
+                self._tables[at] = self._table(at, at + size)
+            pattern, groups = self._tables[at]
+            m = pattern.fullmatch(name)
+            if m is None:
+                at += size
+                continue
+            row, start, order = groups[m.lastindex or 0]
+            yield Match(self.rows[row][0], {c: m[start + k] or "" for k, c in enumerate(order)})
+            at = row + 1
+
+    def _table(self, begin: int, end: int) -> Table:
+        """Some templates as alternatives, and for each group its template, and where the groups of that begin."""
+        texts, count = [], 0
+        groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
+        for row, (_, t, where) in enumerate(self.rows[begin:end], begin):
+            text, order = t.regex(where, count + 2)
+            texts.append(f"({text})")
+            groups += [(row, count + 2, order)] * (len(order) + 1)
+            count += len(order) + 1
+        return re.compile("|".join(texts), re.DOTALL), groups
 
 
 def any_taken(template: Template, where: Mapping[str, Domain], names: Collection[str]) -> bool:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ else:
     import tomli as tomllib
 
 MAX_FILE = 2**20  # bytes of a rule file
+MAX_CAPTURED = 2000  # names with captures, in sources and targets: each is tried on each name
+MAX_ENTRIES = 1000  # of a table that is looked at for every name
+MAX_WORDS = 2**18  # characters of the tables in `where`, written out for each rule
+MAX_INCLUDES = 16  # files in all
 MAX_FILL = 8  # blocks of a filled tensor
 MAX_MESSAGE = 4000  # characters of an error
 MAX_PARTS = 32  # of a dotted key
@@ -51,13 +55,22 @@ _RULE = {
 
 
 def parse(
-    text: str, name: str, *, folder: Path | None = None, depth: int = 0, let: Mapping[str, Sequence[str]] | None = None
+    text: str,
+    name: str,
+    *,
+    folder: Path | None = None,
+    let: Mapping[str, Sequence[str]] | None = None,
+    files: list[str] | None = None,
 ) -> Converter:
-    """Parse a rule file; UsageError, with the file's name, if it is invalid. `let` overrides the file's own."""
+    """Parse a rule file; UsageError, with the file's name, if it is invalid.
+
+    `let` overrides the file's own; `files` are those that were included so far, by whichever file.
+    """
     if _LONG_KEY.search(_QUOTED.sub("", text)):  # the parser takes time quadratic in the parts of a key
         raise UsageError(f"converter {name}: a key has more than {MAX_PARTS} parts")
     try:
-        return _converter(entries.known(tomllib.loads(text), _TOP, "the file"), name, folder, depth, let or {})
+        top = entries.known(tomllib.loads(text), _TOP, "the file")
+        return _converter(top, name, folder, let or {}, [] if files is None else files)
     except tomllib.TOMLDecodeError as e:
         raise UsageError(f"converter {name}: not valid TOML: {e}") from e
     except RecursionError as e:
@@ -70,20 +83,22 @@ def parse(
 
 
 def _converter(
-    top: dict[str, Any], name: str, folder: Path | None, depth: int, outer: Mapping[str, Sequence[str]]
+    top: dict[str, Any], name: str, folder: Path | None, outer: Mapping[str, Sequence[str]], files: list[str]
 ) -> Converter:
+    entries.short(top, entries.MAX_LISTED, "let", "where")
+    entries.short(top, MAX_ENTRIES, "params", "rewrite", "tie", "count", "axes", "refuse")
     let = {k: entries.strings(v) for k, v in entries.table(top, "let").items()} | dict(outer)
-    shared = [_included(i, folder, depth, let) for i in entries.strings(top.get("include", []))]
+    shared = [_included(i, folder, let, files) for i in entries.strings(top.get("include", []))]
     common = {k: entries.spelled(v, let) for k, v in entries.table(top, "where").items()}
-    rules = [_with_common(r, common) for table in top.get("rule", []) for r in _rules(table, let)]
     detect = entries.known(top.get("detect", {}), {"all", "none", "where"}, "detect")
+    entries.short(detect, entries.MAX_LISTED, "all", "none", "where")
     spoken = common | {k: domain(v) for k, v in detect.get("where", {}).items()}
     separators = entries.strings(top.get("separators", list(shared[0].separators) if shared else ["/", "."]))
     if len(separators) != 2:
         raise UsageError("separators must be two strings: that of the source and that of the target")
     own = Converter(
         name=name,
-        rules=tuple(rules),
+        rules=_limited(_with_common(r, common) for table in top.get("rule", []) for r in _rules(table, let)),
         title=str(top.get("title", "")),
         source=str(top.get("source", "")),
         target=str(top.get("target", "")),
@@ -103,11 +118,26 @@ def _converter(
     return _joined(own, shared)
 
 
+def _limited(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Refuse rules, before all are made, that would take long to compile or to try."""
+    out: list[Rule] = []
+    captured = words = 0
+    for rule in rules:
+        out.append(rule)
+        captured += sum(bool(t.captures) for t in (*rule.sources, *rule.targets))
+        words += sum(d.size for d in rule.where.values())
+        if captured > MAX_CAPTURED:
+            raise UsageError(f"the rules have more than {MAX_CAPTURED} names with captures")
+        if words > MAX_WORDS:
+            raise UsageError(f"the tables of `where`, for all rules, have more than {MAX_WORDS} characters")
+    return tuple(out)
+
+
 def _joined(own: Converter, shared: Sequence[Converter]) -> Converter:
     """Append the rules of the included converters to those of the converter itself."""
     return replace(
         own,
-        rules=(*own.rules, *(r for s in shared for r in s.rules)),
+        rules=_limited((*own.rules, *(r for s in shared for r in s.rules))),
         params={k: v for s in shared for k, v in s.params.items()} | dict(own.params),
         rewrites=(*own.rewrites, *(r for s in shared for r in s.rewrites)),
         ties=(*own.ties, *(t for s in shared for t in s.ties)),
@@ -117,11 +147,12 @@ def _joined(own: Converter, shared: Sequence[Converter]) -> Converter:
     )
 
 
-def _included(name: str, folder: Path | None, depth: int, let: Mapping[str, Sequence[str]]) -> Converter:
-    if depth > 4:
-        raise UsageError(f"include {name!r}: files include each other")
+def _included(name: str, folder: Path | None, let: Mapping[str, Sequence[str]], files: list[str]) -> Converter:
+    if len(files) >= MAX_INCLUDES:
+        raise UsageError(f"include {name!r}: files include each other, or more than {MAX_INCLUDES} of them")
     path = beside(name, folder)
-    return parse(read(path), name, folder=path.parent, depth=depth + 1, let=let)
+    files.append(name)
+    return parse(read(path), name, folder=path.parent, let=let, files=files)
 
 
 def beside(name: str, folder: Path | None) -> Path:
@@ -139,10 +170,12 @@ def beside(name: str, folder: Path | None) -> Path:
 def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
     """The rules of one [[rule]]: one, or one for each pair of `names`."""
     entries.known(table, _RULE, "rule")
+    entries.short(table, entries.MAX_LISTED, *_RULE - {"from", "to", "names"})
     pairs = [*([(table["from"], table.get("to"))] if "from" in table else ()), *table.get("names", {}).items()]
     if not pairs or any(b is None for _, b in pairs):
         raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
-    rules = [_rule(a, b, table, let) for a, b in pairs]
+    common = _nameless(table, let)
+    rules = [_named(common, _side(a, 0, let), _side(b, 1, let)) for a, b in pairs]
     return _narrowed(rules) if len(rules) > 1 else rules
 
 
@@ -162,15 +195,16 @@ def _with_common(rule: Rule, common: Mapping[str, Domain]) -> Rule:
     return replace(rule, where={**{k: v for k, v in common.items() if k in own}, **rule.where}) if common else rule
 
 
-def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
-    def side(texts: Any, which: int) -> tuple[Template, ...]:
-        return tuple(template(entries.expand(t, let, which)) for t in entries.strings(texts))
+def _side(texts: Any, which: int, let: Mapping[str, Sequence[str]]) -> tuple[Template, ...]:
+    return tuple(template(entries.expand(t, let, which)) for t in entries.strings(texts))
 
-    sources, targets = side(source, 0), side(target, 1)
-    layout = " ".join(entries.expand(str(table.get("layout", "")), let, 0).split())
+
+def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
+    """What a [[rule]] says of all its names."""
+    side = partial(_side, let=let)
     rank = table.get("rank", [])
-    rule = Rule(
-        sources, targets, layout if targets else "",
+    return Rule(
+        (), (), " ".join(entries.expand(str(table.get("layout", "")), let, 0).split()),
         where={k: entries.spelled(v, let) for k, v in entries.table(table, "where").items()},
         sizes={k: entries.size(entries.expand(v, let, 0), side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(entries.strings(table.get("op", []))),
@@ -185,8 +219,13 @@ def _rule(source: Any, target: Any, table: dict[str, Any], let: Mapping[str, Seq
         doubts=entries.known(table.get("doubts", {}), ("class", "flatten"), "doubts"),
         refuse=str(table.get("refuse", "")),
     )  # fmt: skip
+
+
+def _named(common: Rule, sources: tuple[Template, ...], targets: tuple[Template, ...]) -> Rule:
+    """A rule for some names; UsageError if what was said of all of them does not fit."""
+    rule = replace(common, sources=sources, targets=targets, layout=common.layout if targets else "")
     try:
-        rule.check(layout)
+        rule.check(common.layout)
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule

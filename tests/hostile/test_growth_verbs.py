@@ -78,6 +78,19 @@ def rows(folder: Path, n: int) -> Path:
     return folder / "m.jsonl"
 
 
+def rules_of(entry: Callable[[int], str], count: int) -> Callable[[Path, int], Path]:
+    def make(folder: Path, n: int) -> Path:
+        (folder / "r.toml").write_text("".join(entry(i) for i in range(count * n)))
+        return folder / "r.toml"
+
+    return make
+
+
+def conditional(i: int) -> str:
+    """A rule that takes the same names as all others, and depends on what else is there."""
+    return f'[[rule]]\nfrom = "{{x}}/{{y}}"\nto = "{{x}}/{{y}}/q{i}"\nwhere = {{ x = ["a", "b"] }}\nif = ["g{i % 7}"]\n'
+
+
 def command(*args: str) -> None:
     out, ended = io.StringIO(), contextlib.suppress(SystemExit)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), ended:
@@ -100,6 +113,9 @@ CASES: dict[str, tuple[Callable[[Path, int], Path], Work]] = {
     "a glob that fits nothing": (alike, lambda p: command("inspect", str(p), "--include", "b" * 40)),
     "match by names": (lambda f, n: (other(f, n), flat(f, n))[1],
                        lambda p: command("match", str(p), str(p.with_name("o.safetensors")))),
+    "lint, rules for the same names": (rules_of(conditional, 250), lambda p: command("converters", "lint", str(p))),
+    "lint, names without captures": (rules_of(lambda i: f'[[rule]]\nfrom = "a{i}/w"\nto = "b{i}.w"\n', 2000),
+                                     lambda p: command("converters", "lint", str(p))),
     "report": (flat, lambda p: command("report", str(p), "-o", str(p.with_name("r.html")), "--force")),
     "zoo planning": (tree, lambda p: bulk.zoo_plan(p, p.parent / "out")),
     "zoo planning, folders": (wholes, lambda p: bulk.zoo_plan(p, p.parent / "out")),

@@ -104,6 +104,22 @@ LIMITS: dict[str, Case] = {
         entries, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"),
         "grows beyond 7"
     ),
+    "the names with captures": (
+        toml, "MAX_CAPTURED", 3, rules("[[rule]]\nfrom = ['a{x}', 'b{x}']\nto = 'c{x}'\nlayout = 'a, b -> (a + b)'"),
+        "more than 2 names with captures"
+    ),
+    "the values of captures": (
+        toml, "MAX_WORDS", 6, rules("[[rule]]\nwhere = { x = ['abc'] }\nnames = { '{x}' = 'c{x}', 'd' = 'e' }"),
+        "have more than 5 characters"
+    ),
+    "the entries of a table": (
+        toml, "MAX_ENTRIES", 2, rules("params = { a = 1, b = 2 }\n[[rule]]\nfrom = 'a'\nto = 'b'"),
+        "`params` has 2 entries, more than 1"
+    ),
+    "the conditions of a rule": (
+        entries, "MAX_LISTED", 2, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nif = ['c', 'd']"),
+        "`if` has 2 entries, more than 1"
+    ),
     "the numbers of a fill": (
         toml, "MAX_FILL", 3, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nfill = { c = [1, 2, 3] }"), "nor a list of up to 2"
     ),
