@@ -421,6 +421,9 @@ def test_load_names_the_near_ones(tmp_path: Path) -> None:
     assert len(library.load(tmp_path / "_16.toml").rules) == 1
     with pytest.raises(UsageError, match="include each other"):
         library.load(tmp_path / "_17.toml")
+    (tmp_path / "wide.toml").write_text(f"include = {['_0'] * 17}\n")
+    with pytest.raises(UsageError, match="more than 16 of them"):
+        library.load(tmp_path / "wide.toml")
     with pytest.raises(UsageError, match="no such file"):
         library.load(str(tmp_path / "none.toml"))
 
