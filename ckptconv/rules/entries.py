@@ -40,11 +40,25 @@ def short(table: Mapping[str, Any], most: int, *keys: str) -> None:
             raise UsageError(f"`{key}` has {len(value)} entries, more than {most}")
 
 
+def flag(table: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    """true or false: "no" would be true."""
+    if not isinstance(value := table.get(key, default), bool):
+        raise UsageError(f"{key} = {value!r}: give true or false")
+    return value
+
+
 def strings(value: Any) -> list[str]:
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise UsageError(f"{value!r} must be a string or a list of strings")
     return value
+
+
+def spellings(name: str, value: Any) -> list[str]:
+    """One entry of `let`."""
+    if len(found := strings(value)) not in (1, 2):
+        raise UsageError(f"let {name}: give one text, or two, that of the source and that of the target")
+    return found
 
 
 def expand(text: Any, let: Mapping[str, Sequence[str]], which: int) -> Any:
@@ -60,13 +74,16 @@ def size(value: Any, side: Any) -> int | str | Of:
     """A number, a parameter's name, or the length of an axis of another tensor."""
     if isinstance(value, dict):
         known(value, {"of", "axis"}, "sizes")
-        return Of(side(value.get("of", ""), 0)[0], _whole(value.get("axis", 0), "axis"))
+        if not isinstance(value.get("of"), str):
+            raise UsageError(f"a size is the length of an axis of one tensor: {{ of = NAME, axis = 0 }}, not {value!r}")
+        return Of(side(value["of"], 0)[0], whole(value.get("axis", 0), "axis"))
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise UsageError(f"a size is a number, a parameter's name or {{ of, axis }}, not {value!r}")
     return value
 
 
-def _whole(value: Any, key: str) -> int:
+def whole(value: Any, key: str) -> int:
+    """Refuse what is not a whole number: 2.7 would become 2."""
     if type(value) is not int:
         raise UsageError(f"{key} = {value!r}: give a whole number")
     return value
@@ -80,8 +97,8 @@ def param(name: str, value: Any) -> Param:
     if isinstance(value, int):
         return Param(default=value)
     known(value, {"of", "axis", "config", "default", "help"}, f"parameter {name}")
-    of = Of(template(value["of"]), _whole(value.get("axis", 0), "axis")) if "of" in value else None
-    default = _whole(value["default"], "default") if "default" in value else None
+    of = Of(template(value["of"]), whole(value.get("axis", 0), "axis")) if "of" in value else None
+    default = whole(value["default"], "default") if "default" in value else None
     config = value.get("config", "")
     if not isinstance(config, str) or ("config" in value and not all(config.split("."))):
         raise UsageError(f'parameter {name}: {config!r} is not a key of config.json; write "heads" or "text.heads"')
@@ -91,7 +108,7 @@ def param(name: str, value: Any) -> Param:
 def tie(table: Any) -> Tie:
     short(known(table, {"names", "apart", "if"}, "tie"), MAX_LISTED, "names", "if")
     names = strings(table.get("names", []))
-    return Tie(tuple(map(template, names)), bool(table.get("apart", False)), tuple(strings(table.get("if", []))))
+    return Tie(tuple(map(template, names)), flag(table, "apart"), tuple(strings(table.get("if", []))))
 
 
 def count(head: str, param: Any, common: Mapping[str, Domain], let: Mapping[str, Sequence[str]]) -> Count:

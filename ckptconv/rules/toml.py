@@ -87,7 +87,7 @@ def _converter(
 ) -> Converter:
     entries.short(top, entries.MAX_LISTED, "let", "where")
     entries.short(top, MAX_ENTRIES, "params", "rewrite", "tie", "count", "axes", "refuse")
-    let = {k: entries.strings(v) for k, v in entries.table(top, "let").items()} | dict(outer)
+    let = {k: entries.spellings(k, v) for k, v in entries.table(top, "let").items()} | dict(outer)
     shared = [_included(i, folder, let, files) for i in entries.strings(top.get("include", []))]
     common = {k: entries.spelled(v, let) for k, v in entries.table(top, "where").items()}
     detect = entries.known(top.get("detect", {}), {"all", "none", "where"}, "detect")
@@ -111,7 +111,7 @@ def _converter(
         refusals=tuple(entries.refusal(t) for t in top.get("refuse", [])),
         present=tuple((template(t), spoken) for t in entries.strings(detect.get("all", []))),
         absent=tuple((template(t), spoken) for t in entries.strings(detect.get("none", []))),
-        optional=bool(top.get("optional", any(s.optional for s in shared))),
+        optional=entries.flag(top, "optional", any(s.optional for s in shared)),
         one_way=str(top.get("one_way", "")),
         notes=tuple(entries.strings(top.get("notes", []))),
     )
@@ -208,14 +208,14 @@ def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
         where={k: entries.spelled(v, let) for k, v in entries.table(table, "where").items()},
         sizes={k: entries.size(entries.expand(v, let, 0), side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(entries.strings(table.get("op", []))),
-        ranks=tuple(int(r) for r in (rank if isinstance(rank, list) else [rank])),
+        ranks=tuple(entries.whole(r, "rank") for r in (rank if isinstance(rank, list) else [rank])),
         having=side(table.get("if", []), 0),
         lacking=side(table.get("unless", []), 0),
         kinds=tuple(entries.strings(table.get("kind", []))),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         resize=entries.resize(table, side),
-        same=bool(table.get("same", False)), sum=str(table.get("sum", "")), shared=bool(table.get("shared", False)),
-        optional=bool(table.get("optional", False)), note=str(table.get("note", "")),
+        same=entries.flag(table, "same"), sum=str(table.get("sum", "")), shared=entries.flag(table, "shared"),
+        optional=entries.flag(table, "optional"), note=str(table.get("note", "")),
         doubts=entries.known(table.get("doubts", {}), ("class", "flatten"), "doubts"),
         refuse=str(table.get("refuse", "")),
     )  # fmt: skip
@@ -224,6 +224,8 @@ def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
 def _named(common: Rule, sources: tuple[Template, ...], targets: tuple[Template, ...]) -> Rule:
     """A rule for some names; UsageError if what was said of all of them does not fit."""
     rule = replace(common, sources=sources, targets=targets, layout=common.layout if targets else "")
+    if not sources:
+        raise UsageError("a rule has no name in `from`")
     try:
         rule.check(common.layout)
     except (UsageError, LayoutError) as e:
