@@ -232,8 +232,8 @@ class Converter:
                 rules += [rule.inverse] if rule.targets else []
             except UsageError as e:
                 bad.append(f"{rule.label}: {e.message}")
-        made = [Rule((t,), (), optional=True) for r in self.rules for t, _ in r.fills]
-        rules += {r.label: r for r in made}.values()
+        filled = {t.text: t for r in self.rules for t, _ in r.fills}
+        rules += (Rule((t,), (), optional=True) for t in filled.values())
         if bad:
             raise UsageError(f"the converter {self.name} cannot be inverted:\n{listing(bad)}")
         return replace(

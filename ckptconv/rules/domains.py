@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import UsageError
 
+MAX_COUNTED = 1000  # numbers of `int in`
+
 DomainKind = Literal["text", "int", "table", "any"]
 
 
@@ -90,6 +92,8 @@ def _numbers(spec: str) -> Domain | None:
     if m := re.fullmatch(r"(?:([1-9])\*)?int([+-][0-9]{1,6})?(?::([1-9]))?", spec):
         return Domain("int", shift=int(m[2] or 0), times=(int(m[1] or 1), 1), width=(int(m[3] or 0), 0))
     if m := re.fullmatch(r"int in ([0-9]{1,3}(?: +[0-9]{1,3}){0,63}) *", spec):
+        if not 0 < sum(map(int, m[1].split())) <= MAX_COUNTED:
+            raise UsageError(f"where {spec!r}: counts through 1 to {MAX_COUNTED} numbers")
         blocks = [f"{b}.{i}" for b, size in enumerate(m[1].split()) for i in range(int(size))]
         return Domain("table", tuple((str(n), place) for n, place in enumerate(blocks)))
     return None

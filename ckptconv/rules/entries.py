@@ -139,6 +139,7 @@ def rewrite(value: Any) -> Rewrite:
     parsed = template(source[start : len(source) - end])
     if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
         raise UsageError(f"rewrite {source!r}: it may contain text and {{x}} only")
+    short(value, MAX_LISTED, "where")
     where = {k: domain(v) for k, v in value.get("where", {}).items()}
     given = template(value["if"]) if "if" in value else None
     made = Rewrite(parsed, template(target), start, end, where, str(value.get("one", "")), given)

@@ -31,7 +31,8 @@ def lint(converter: Converter) -> list[str]:
     """The faults of the rules, one sentence each; empty if there are none."""
     out = [f"rule {r.label}: {p}" for r in converter.rules for p in _rule(r, converter)]
     out += _unused(converter)
-    most = min(MAX_SAMPLES, max(MAX_TRIED // max(len(converter.origins), 1), 1))
+    captured = sum(bool(t.captures) for r in converter.rules for t in r.sources)
+    most = min(MAX_SAMPLES, MAX_TRIED // max(captured, 1))  # a converter of a file has at most MAX_CAPTURED
     out += _shadowed(converter, most)
     if not converter.one_way:
         out += _way_back(converter, most)
@@ -152,7 +153,7 @@ def _shadowed(converter: Converter, most: int) -> Iterator[str]:
         for t, wanted in zip(rule.sources, rule.wanted, strict=True):
             ranks: Sequence[Rank] = wanted or (ANY,)
             found = [takers.first(name, r, ANY) for name in samples(t, rule.where, most) for r in ranks]
-            if all(m and m[0] < i for m in found):
+            if found and all(m and m[0] < i for m in found):
                 first = min(converter.rules[m[0]].label for m in found if m)
                 yield f"rule {rule.label}: never matches, {first} takes all its names"
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint, Note, origin
+from ..errors import LayoutError
 from . import provenance
 from .assign import Names
 from .templates import Matcher, Template
 
 if TYPE_CHECKING:
     from .converter import Converter
+
+MAX_ADDED = 100_000  # names that share a tensor
 
 
 def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[list[str]]:
@@ -42,6 +45,8 @@ def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Ch
             added = [n for n in group if n not in tensors]
             tensors |= {n: tensors[first].renamed(n) for n in added}
             copies |= dict.fromkeys(added, first)
+            if len(copies) > MAX_ADDED:
+                raise LayoutError(f"the ties of {converter.name} add more than {MAX_ADDED} names to this checkpoint")
             ties += [(first, *added)] if added else []
             apart += added if tie.apart else []
     if apart:

@@ -35,6 +35,9 @@ else:
 
 MAX_FILE = 2**20  # bytes of a rule file
 MAX_CAPTURED = 2000  # names with captures, in sources and targets: each is tried on each name
+MAX_TOTAL = 100_000  # rules
+MAX_TOGETHER = 500  # names of one side of a rule; a layout of MAX_PATTERN characters has no more
+MAX_SPELLED = 2**22  # characters of the names of one [[rule]]
 MAX_ENTRIES = 1000  # of a table that is looked at for every name
 MAX_WORDS = 2**18  # characters of the tables in `where`, written out for each rule
 MAX_INCLUDES = 16  # files in all
@@ -85,8 +88,8 @@ def parse(
 def _converter(
     top: dict[str, Any], name: str, folder: Path | None, outer: Mapping[str, Sequence[str]], files: list[str]
 ) -> Converter:
-    entries.short(top, entries.MAX_LISTED, "let", "where")
-    entries.short(top, MAX_ENTRIES, "params", "rewrite", "tie", "count", "axes", "refuse")
+    entries.short(top, entries.MAX_LISTED, "let", "where", "rewrite", "tie", "count")
+    entries.short(top, MAX_ENTRIES, "params", "axes", "refuse")
     let = {k: entries.spellings(k, v) for k, v in entries.table(top, "let").items()} | dict(outer)
     shared = [_included(i, folder, let, files) for i in entries.strings(top.get("include", []))]
     common = {k: entries.spelled(v, let) for k, v in entries.table(top, "where").items()}
@@ -124,10 +127,15 @@ def _limited(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     captured = words = 0
     for rule in rules:
         out.append(rule)
+        found = [c for t in (*rule.sources, *rule.targets) for c in t.captures]
         captured += sum(bool(t.captures) for t in (*rule.sources, *rule.targets))
-        words += sum(d.size for d in rule.where.values())
+        words += sum(d.size * max(found.count(c), 1) for c, d in rule.where.items())
+        if len(out) > MAX_TOTAL:
+            raise UsageError(f"there are more than {MAX_TOTAL} rules, those of included files counted")
         if captured > MAX_CAPTURED:
-            raise UsageError(f"the rules have more than {MAX_CAPTURED} names with captures")
+            raise UsageError(
+                f"the rules have more than {MAX_CAPTURED} names with captures; one rule can take many by `where`"
+            )
         if words > MAX_WORDS:
             raise UsageError(f"the tables of `where`, for all rules, have more than {MAX_WORDS} characters")
     return tuple(out)
@@ -171,11 +179,18 @@ def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
     """The rules of one [[rule]]: one, or one for each pair of `names`."""
     entries.known(table, _RULE, "rule")
     entries.short(table, entries.MAX_LISTED, *_RULE - {"from", "to", "names"})
+    entries.short(table, MAX_TOGETHER, "from", "to")
     pairs = [*([(table["from"], table.get("to"))] if "from" in table else ()), *table.get("names", {}).items()]
     if not pairs or any(b is None for _, b in pairs):
         raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
     common = _nameless(table, let)
-    rules = [_named(common, _side(a, 0, let), _side(b, 1, let)) for a, b in pairs]
+    rules: list[Rule] = []
+    spelled = 0
+    for a, b in pairs:
+        rules.append(_named(common, _side(a, 0, let), _side(b, 1, let)))
+        spelled += sum(len(t.text) for t in (*rules[-1].sources, *rules[-1].targets))
+        if spelled > MAX_SPELLED:
+            raise UsageError(f"the names of a rule have more than {MAX_SPELLED} characters after `let` is expanded")
     return _narrowed(rules) if len(rules) > 1 else rules
 
 
