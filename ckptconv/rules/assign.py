@@ -13,8 +13,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..errors import LayoutError
-from .templates import any_taken
+from ..errors import LayoutError, UsageError
+from .templates import MAX_NAME, any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
@@ -73,17 +73,18 @@ def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
     if step.given and not any_taken(step.given, {}, known.values()):
         return
     pattern, order = step.compiled
+    found = {name: text for name, text in known.items() if step.literal in text and len(text) <= MAX_NAME}
     if step.one:
         group = order.index(step.one) + 1
-        if len({m[group] for n in known.values() if step.literal in n for m in pattern.finditer(n)}) != 1:
+        if len({m[group] for text in found.values() for m in pattern.finditer(text)}) != 1:
             return
-    for name, text in known.items():
-        if step.literal not in text:
-            continue
+    for name, text in found.items():
         for _ in range(1 if step.anchored else MAX_AGAIN):
             new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
             if new == text:
                 break
+            if len(new) > MAX_NAME:
+                raise UsageError(f"rewrite {step.source.text!r}: makes a name of more than {MAX_NAME} characters")
             text = new
         known[name] = text
 

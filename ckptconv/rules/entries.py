@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UsageError
 from ..messages import did_you_mean
 from .domains import Domain, domain
-from .templates import template
+from .templates import MAX_FREE, check_free, template
 from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
 
 MAX_TEMPLATE = 1000  # characters, after `let` is expanded
@@ -139,6 +139,8 @@ def rewrite(value: Any) -> Rewrite:
     parsed = template(source[start : len(source) - end])
     if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
         raise UsageError(f"rewrite {source!r}: it may contain text and {{x}} only")
+    begins = start or source.startswith("/")  # else it is tried at each character, as if a capture were before it
+    check_free(source, parsed.parts, MAX_FREE - 1 - (not begins), "/")
     short(value, MAX_LISTED, "where")
     where = {k: domain(v) for k, v in value.get("where", {}).items()}
     given = template(value["if"]) if "if" in value else None

@@ -167,19 +167,19 @@ def _check(text: str, parts: Sequence[str | Capture]) -> None:
         raise UsageError(f"template {text!r}: has more than {MAX_STACKS} captures {{x*}}")
     if re.search(r"\.\.\.\}[/.]\{[A-Za-z0-9_]+\.\.\.\}", text):
         raise UsageError(f"template {text!r}: more than a separator must stand between two {{x...}}")
-    _check_free(text, parts, MAX_FREE - max(anys, 1))
+    check_free(text, parts, MAX_FREE - max(anys, 1))
 
 
-def _check_free(text: str, parts: Sequence[str | Capture], most: int) -> None:
+def check_free(text: str, parts: Sequence[str | Capture], most: int, separators: str = _SEPARATORS) -> None:
     """Refuse more than `most` captures {x} in one segment."""
     free = 0
     for p in parts:
         if isinstance(p, str):
-            free = 0 if any(s in p for s in _SEPARATORS) else free
+            free = 0 if any(s in p for s in separators) else free
         else:
             free += p.kind == ""
             if free > most:
-                raise UsageError(f"template {text!r}: has more than {MAX_FREE} captures in one segment")
+                raise UsageError(f"template {text!r}: has more captures in one segment than {most}")
 
 
 # --- many templates at once -------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ def parse(
 def _converter(
     top: dict[str, Any], name: str, folder: Path | None, outer: Mapping[str, Sequence[str]], files: list[str]
 ) -> Converter:
-    entries.short(top, entries.MAX_LISTED, "let", "where", "rewrite", "tie", "count")
-    entries.short(top, MAX_ENTRIES, "params", "axes", "refuse")
+    entries.short(top, entries.MAX_LISTED, "let", "where", "tie", "count")
+    entries.short(top, MAX_ENTRIES, "params", "rewrite", "axes", "refuse")
     let = {k: entries.spellings(k, v) for k, v in entries.table(top, "let").items()} | dict(outer)
     shared = [_included(i, folder, let, files) for i in entries.strings(top.get("include", []))]
     common = {k: entries.spelled(v, let) for k, v in entries.table(top, "where").items()}

@@ -18,6 +18,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError, UnmatchedTensors, UsageError
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
+from ckptconv.rules.assign import Names
 
 NAMES = {
     "escape": "\x1b[2J\x1b]0;owned\x07w",
@@ -165,6 +166,21 @@ def test_rules_take_linear_time(pattern: str, text: str) -> None:
     except CkptError:
         pass
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("pattern", ["{a}x", "x{a}y", "/{a}x{b}y", "^{a}x{b}y"])
+def test_rewrites_take_linear_time(pattern: str) -> None:
+    made = library.parse(f"rewrite = [['{pattern}', 'z']]\n[[rule]]\nfrom = 'a'\nto = 'b'", "slow")
+    names = [*("/x" + "a" * n for n in (490, 20_000, 1_000_000)), *("x" * 490 + str(n) for n in range(10)), "/" * 490]
+    began = time.process_time()
+    Names(made, Checkpoint({n: held("x", np.zeros(1, "f4")) for n in names}))
+    assert time.process_time() - began < 2
+
+
+def test_a_rewrite_that_makes_names_longer_and_longer_is_refused() -> None:
+    made = library.parse("rewrite = [['a', 'aaaaaaaaaa']]\n[[rule]]\nfrom = 'a'\nto = 'b'", "grows")
+    with pytest.raises(UsageError, match="rewrite 'a': makes a name of more than 500 characters"):
+        Names(made, Checkpoint({"a": held("a", np.zeros(1, "f4"))}))
 
 
 @pytest.mark.parametrize("glob", ["*" * 40 + "x", "*a*a*a*a*a*a*a*a*b", "[!a]*[!b]*", "?" * 5000])

@@ -109,12 +109,16 @@ LIMITS: dict[str, Case] = {
         "more than 2 names with captures"
     ),
     "the values of captures": (
-        toml, "MAX_WORDS", 6, rules("[[rule]]\nwhere = { x = ['abc'] }\nnames = { '{x}' = 'c{x}', 'd' = 'e' }"),
-        "have more than 5 characters"
+        toml, "MAX_WORDS", 12, rules("[[rule]]\nwhere = { x = ['abc'] }\nnames = { '{x}' = 'c{x}', 'd' = 'e' }"),
+        "have more than 11 characters"
     ),
     "the entries of a table": (
         toml, "MAX_ENTRIES", 2, rules("params = { a = 1, b = 2 }\n[[rule]]\nfrom = 'a'\nto = 'b'"),
         "`params` has 2 entries, more than 1"
+    ),
+    "the rewrites": (
+        toml, "MAX_ENTRIES", 2, rules("rewrite = [['a', 'b'], ['c', 'd']]\n[[rule]]\nfrom = 'a'\nto = 'b'"),
+        "`rewrite` has 2 entries, more than 1"
     ),
     "the conditions of a rule": (
         entries, "MAX_LISTED", 2, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nif = ['c', 'd']"),

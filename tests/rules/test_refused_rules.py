@@ -135,6 +135,8 @@ FILES: dict[str, tuple[str, str]] = {
     "a rewrite of a table": ("rewrite = [['{x...}', 'a']]", "text and {x}|{x} only"),
     "a rewrite of nothing": ("rewrite = [['', 'a']]", "text and {x}|{x} only"),
     "a rewrite to what it does not bind": ("rewrite = [['a{x}', 'b{y}']]", "rewrite 'a{x}': {y} is not in it"),
+    "a rewrite that could begin anywhere": ("rewrite = [['{a}x{b}y', 'z']]", "captures in one segment than 1"),
+    "a rewrite over points": ("rewrite = [['^{a}.{b}.{c}', 'z']]", "captures in one segment than 2"),
     "one of what it does not bind": (
         "rewrite = [{ from = 'a{x}', to = 'b{x}', one = 'z' }]", "rewrite 'a{x}': {z} is not in it"
     ),
