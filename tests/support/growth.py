@@ -1,0 +1,189 @@
+"""What it takes to open a file, or to do something with it: worst cases of N, 2N and 4N, each in a process of its own.
+
+Peak memory grows by at most `FACTOR` times the bytes that are read and written. A doubling takes at most `DOUBLING`
+times the processor time, on the average of two, since caches that overflow at one of them are no fault. A refusal is an
+answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FACTOR = 64
+SLACK = 24 << 20  # bytes by which two processes that do the same may differ
+DOUBLING = 2.4
+SHORTEST = 0.1  # seconds of processor time: what takes less is taken to last as long
+TRIES = 3  # of a machine that is busy, the best counts
+
+Make = Callable[[Path, int], Path]  # write a source of size n into a folder, and say what to open
+Work = tuple[str, ...]  # "open" and a format, "serve", or what follows `ckptconv`; {p}, {d}: the source and its folder
+NEEDS = os.access("/proc/self/clear_refs", os.W_OK)
+OUTPUT = "out-"  # how the names of outputs begin
+WHY = "only Linux resets a peak"
+
+
+class Took(NamedTuple):
+    size: int  # of the source and of what is written, in bytes, as they are packed
+    peak: int
+    seconds: float
+    said: str
+
+
+def fault(make: Make, folder: Path, work: Work) -> str:
+    """What grows too fast, with the figures, or ''."""
+    homes = [folder / str(n) for n in (1, 2, 4)]
+    for home in homes:
+        home.mkdir()
+    made = [str(make(home, int(home.name))) for home in homes]
+    best: list[Took] = []
+    for _ in range(TRIES):
+        done = subprocess.run(
+            [sys.executable, __file__, json.dumps([work, made])],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        took = [Took(*json.loads(line)) for line in done.stdout.splitlines()]
+        best = [a if a.seconds < b.seconds else b for a, b in zip(best or took, took, strict=True)]
+        if not (found := _judged(best)):
+            return ""
+    return found + "".join(f"\n{t.size:>10} bytes: {t.peak >> 20} MB, {t.seconds:.2f} s, {t.said}" for t in best)
+
+
+def _judged(took: Sequence[Took]) -> str:
+    """Which bound is exceeded, or ''."""
+    first, last = took[0], took[-1]
+    if last.peak - first.peak > FACTOR * (last.size - first.size) + SLACK:
+        return "memory"
+    if last.said == first.said and last.seconds > DOUBLING**2 * max(first.seconds, SHORTEST):
+        return "time"
+    return ""
+
+
+def layers(folder: Path, n: int) -> Path:
+    """Layers of a legacy file of Keras, a weight in each."""
+    import h5py
+    import numpy as np
+
+    with h5py.File(folder / "x.h5", "w") as f:
+        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(500 * n)])
+        for i in range(500 * n):
+            group = f.create_group(f"d{i}")
+            group.attrs["weight_names"] = np.array([b"d%d/kernel:0" % i])
+            group.create_dataset(f"d{i}/kernel:0", (0,), "f4")
+    return folder / "x.h5"
+
+
+# --- in the child ----------------------------------------------------------------------------------------------------
+
+
+def _done(work: Work, source: str, output: str) -> str:
+    """Do it, and say how it ended."""
+    from ckptconv.errors import CkptError
+
+    try:
+        if work[0] == "open":
+            _opened(source, work[1])
+        elif work[0] == "serve":
+            _served(source)
+        else:
+            folder = os.path.dirname(source)
+            argv = [w.replace("{p}", source).replace("{d}", folder).replace("{o}", output) for w in work]
+            return f"exit {_ran(argv)}"
+    except CkptError as e:
+        return type(e).__name__
+    return "opened"
+
+
+def _opened(source: str, kind: str) -> None:
+    """Open a source, and read some of its tensors."""
+    from ckptconv.formats.detect import open_checkpoint
+    from ckptconv.formats.reading import Reading
+
+    found = open_checkpoint(source, Reading(opaque=True), format=kind)
+    for name in list(found)[:: max(1, len(found) // 50)]:
+        found[name].numpy()
+
+
+def _served(source: str) -> None:
+    """The page of a checkpoint, as `serve` answers it."""
+    import http.client
+    import threading
+
+    from ckptconv.api import Select
+    from ckptconv.reporting import server, shelf
+
+    made = server.Server(shelf.Shelf(lambda: [shelf.Offered(source, "x", 1, "")], Select()))
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    port = made.server_address[1]
+    for path in ("", "0/"):
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        line.request("GET", f"/{made.token}/{path}", headers={"Host": f"127.0.0.1:{port}"})
+        answer = line.getresponse()
+        assert answer.status in (200, 303), answer.read()
+        while answer.read(1 << 16):
+            pass
+    made.shutdown()
+    made.server_close()
+
+
+def _ran(argv: list[str]) -> object:
+    """The exit code of the command line, whose output is dropped."""
+    from contextlib import redirect_stderr, redirect_stdout
+
+    from ckptconv.cli.main import main
+
+    with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null):
+        try:
+            main(argv)
+        except SystemExit as e:
+            return e.code
+    return 0
+
+
+def _kilobytes(what: str) -> int:
+    with open("/proc/self/status") as f:
+        return int(f.read().split(f"{what}:")[1].split()[0])
+
+
+def _measured(work: Work, first: str, source: str) -> Took:
+    """Peak bytes above what this process takes anyway, seconds, and how it ended; children are included."""
+    import resource
+
+    folder, name = os.path.dirname(source), f"{OUTPUT}{os.getpid()}"
+    _done(work, first, os.path.join(folder, OUTPUT + name))
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # the peak starts again from here
+    before, began = _kilobytes("VmRSS"), sum(os.times()[:4])
+    said = _done(work, source, os.path.join(folder, name))
+    spent = sum(os.times()[:4]) - began
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    kept = [p for p in Path(folder).iterdir() if p.name.startswith(name) or not p.name.startswith(OUTPUT)]
+    size = sum(p.stat().st_size for top in kept for p in (top, *top.rglob("*")) if p.is_file())
+    return Took(size, 1024 * (_kilobytes("VmHWM") - before + children), spent, said)
+
+
+def _child(work: Work, made: Sequence[str]) -> None:
+    import google.protobuf.text_format  # noqa: F401 - what cases have in common is imported once
+    import h5py  # noqa: F401
+
+    import ckptconv.cli.main  # noqa: F401
+
+    for source in made:
+        if not (pid := os.fork()):
+            os.write(1, json.dumps(_measured(work, made[0], source)).encode() + b"\n")
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0, f"{work} of {source} ended without a word"
+
+
+if __name__ == "__main__":
+    _child(*json.loads(sys.argv[1]))
