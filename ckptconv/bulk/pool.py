@@ -11,6 +11,7 @@ library runs in processes of another kind, without rights: see formats/hdf5/chil
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -92,6 +93,19 @@ def _main_hidden() -> Iterator[None]:
         main.__dict__.update(hidden)
 
 
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Let what multiprocessing starts, servers and trackers too, look for no module in the working folder: it may be a
+    stranger's. What the parent has in `sys.path` is passed on later. Python 3.10 has -I for that, which omits more."""
+    util: Any = multiprocessing.util
+    flags = util._args_from_interpreter_flags
+    util._args_from_interpreter_flags = lambda: [*flags(), "-P" if sys.version_info >= (3, 11) else "-I"]
+    try:
+        yield
+    finally:
+        util._args_from_interpreter_flags = flags
+
+
 class _Worker:
     """One process and the pipe to it."""
 
@@ -99,7 +113,7 @@ class _Worker:
         context = _context()
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, do, dict(os.environ)), daemon=True)
-        with _main_hidden():
+        with _main_hidden(), _apart():
             self._process.start()
         theirs.close()
         self.give(task)

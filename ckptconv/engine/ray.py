@@ -117,7 +117,9 @@ def cluster(name: str) -> Iterator[Any]:
     if mine:
         _knock(name)
         try:
-            ray.init(address="auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(
+                "auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR, **_apart(name)
+            )
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise _silent(str(e).split("\n")[0]) from e
     try:
@@ -125,6 +127,20 @@ def cluster(name: str) -> Iterator[Any]:
     finally:
         if mine:
             ray.shutdown()
+
+
+def _apart(name: str) -> dict[str, Any]:
+    """Options by which workers look for no module in the working folder of this process: it may be a stranger's.
+
+    Ray adds it unless a job brings its own. The client's jobs (ray://) do not have it.
+    """
+    from ray.job_config import JobConfig
+
+    class Apart(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return {} if name.startswith("ray://") else {"job_config": Apart()}
 
 
 def _silent(why: str) -> UsageError:

@@ -1,0 +1,50 @@
+"""The folder that ckptconv runs in may be a stranger's: no module is imported from there, by no process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptconv
+
+BINARY = Path(sys.executable).with_name("ckptconv")
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="ckptconv is not installed beside this Python")
+KEPT = {"sitecustomize", "usercustomize", "antigravity", "this"}  # what Python itself imports, or nobody
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints, and modules named like all that can be imported, each of which leaves a trace."""
+    made = tmp_path_factory.mktemp("strangers")
+    trap = 'open(__file__ + ".ran", "w").close()\nraise ImportError("a trap")\n'
+    names = {*sys.stdlib_module_names, *(m.partition(".")[0] for m in sys.modules), "ckptconv", "h5py", "google"} - KEPT
+    for name in names:
+        (made / f"{name}.py").write_text(trap)
+    (made / "in").mkdir()
+    for name in ("a.npz", "b.hdf5", "c.safetensors"):
+        ckptconv.save({"w": np.arange(6.0)}, made / "in" / name)
+    return made
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "zoo in -o out -j 2",
+        "convert in/b.hdf5 -o b.npz",
+        "convert in/a.npz -o a.h5 --to hdf5",
+        "diff in/a.npz in/b.hdf5",
+        "report in/a.npz -o r.html",
+        "match in/a.npz in/c.safetensors",
+        "inspect in/c.safetensors --stats",
+    ],
+)
+def test_nothing_is_imported_from_it(command: str, home: Path) -> None:
+    done = subprocess.run(
+        [BINARY, *command.split()], cwd=home, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not [p.name for p in home.glob("*.ran")]
+    assert done.returncode == 0, done.stderr
