@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import StorageError, UsageError
-from ..moves.log import Loss, Read, Written
+from ..moves.log import CHUNK, Loss, Read, Written
 from ..moves.part import Held, Span
 from ..moves.sources import Sources
 from ..output import own, publish
@@ -30,6 +30,7 @@ from .plan import Job, Plan
 
 MARK = "resume"
 BEGIN = b'{"plan":"'  # of every journal
+MAX_HEAD = 1 << 20  # bytes of the first line, which names the files
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 
@@ -63,14 +64,14 @@ class Journal:
 
     def _take_up(self, plan: Plan, mark: str) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
-        raw = list(self._lines.read())
-        first = b"".join(raw[:1])
-        lines = list(_parsed(raw))
-        head = lines[0][0] if lines else {}
+        first = next(self._lines.read(MAX_HEAD), b"")
         if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
+        head = next((made for made, _ in _parsed([first])), {})
+        same = head.get("plan") == mark and self._lines.size <= MAX_HEAD + _room(plan)
+        lines = list(_parsed(self._lines.read())) if same else []
         renaming = any(line.get("publish") for line, _ in lines)
-        known = head.get("plan") == mark and (renaming or self._there(plan))
+        known = bool(lines) and (renaming or self._there(plan))
         if not (self._force or (known and renaming)):
             self._names.check_free()
         if not known:
@@ -169,7 +170,15 @@ class NoJournal:
         """Nothing is open."""
 
 
-def _parsed(raw: Sequence[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+def _room(plan: Plan) -> int:
+    """More bytes than the lines of a whole run of this plan have: a stranger's journal may be of any size."""
+    parts = sum(1 + len(piece.parts) for job in plan.jobs for piece in job.pieces)
+    names = sum(len(piece.tensor) for job in plan.jobs for piece in job.pieces)
+    chunks = sum(job.size // CHUNK for job in plan.jobs)
+    return 2 * (200 * len(plan.jobs) + 500 * parts + 12 * names + 200 * chunks)
+
+
+def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """The complete lines, each with its end, up to the first damaged one."""
     at = 0
     for line in raw:

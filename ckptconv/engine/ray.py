@@ -118,7 +118,7 @@ def cluster(name: str) -> Iterator[Any]:
         _knock(name)
         try:
             ray.init(
-                "auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR, **_apart(name)
+                "auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR, **_apart(ray, name)
             )
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise _silent(str(e).split("\n")[0]) from e
@@ -129,18 +129,16 @@ def cluster(name: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _apart(name: str) -> dict[str, Any]:
+def _apart(ray: Any, name: str) -> dict[str, Any]:
     """Options by which workers look for no module in the working folder of this process: it may be a stranger's.
 
     Ray adds it unless a job brings its own. The client's jobs (ray://) do not have it.
     """
-    from ray.job_config import JobConfig
-
-    class Apart(JobConfig):
-        def _runtime_env_has_working_dir(self) -> bool:
-            return True
-
-    return {} if name.startswith("ray://") else {"job_config": Apart()}
+    if name.startswith("ray://"):
+        return {}
+    config = ray.job_config.JobConfig()
+    config._runtime_env_has_working_dir = lambda: True
+    return {"job_config": config}
 
 
 def _silent(why: str) -> UsageError:

@@ -180,7 +180,8 @@ def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
 def _permissions(plan: Plan, how: How) -> int:
     """The permissions that all local sources have: what only its owner may read stays so, as with `cp`."""
     spans = (p.data for t in plan.tensors.values() for p in t.parts)
-    urls = {*(how.stamps or ()), *(data.url for data in spans if not isinstance(data, Held))}
+    urls = {*(how.stamps or ()), *plan.placement.copied}
+    urls |= {data.url for data in spans if not isinstance(data, Held)}
     return own.shared(urls)
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CkptError, CorruptCheckpoint
 from ..output.destination import OutputFile
-from ..storage.files import Reader, is_remote, join, local, names, sibling, split, stat
+from ..storage.files import Reader, Stamp, is_remote, join, local, names, sibling, split, stat
 from .placement import Patch, Placement, Writer
 
 MAX_SIZE = 64 * 2**20  # bytes of a file; the largest known tokenizer.json has 35 MB
@@ -28,13 +29,19 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
+class Companion(NamedTuple):
+    url: str
+    size: int  # in bytes
+    stamp: Stamp
+
+
 @dataclass(frozen=True)
 class Along:
-    """A folder writer that also copies other files, given by name with URL and size in bytes."""
+    """A folder writer that also copies other files, given by name as they were when they were checked."""
 
     inside: Writer
     at: str
-    found: Mapping[str, tuple[str, int]]
+    found: Mapping[str, Companion]
     notes: Sequence[Note]
 
     def cannot_hold(self, tensor: Tensor) -> str:
@@ -42,17 +49,18 @@ class Along:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         placed = self.inside.place(checkpoint)
-        beside = [OutputFile(self.at + name, size, shared=True) for name, (_, size) in self.found.items()]
-        return placed._replace(files=[*beside, *placed.files], notes=(*placed.notes, *self.notes))
+        beside = [OutputFile(self.at + name, c.size, shared=True) for name, c in self.found.items()]
+        notes, copied = (*placed.notes, *self.notes), [c.url for c in self.found.values()]
+        return placed._replace(files=[*beside, *placed.files], notes=notes, copied=copied)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        copied = [Patch(self.at + name, 0, _content(*at)) for name, at in self.found.items()]
+        copied = [Patch(self.at + name, 0, _content(c)) for name, c in self.found.items()]
         return [*copied, *self.inside.seal(checks, metadata)]
 
 
 def along(writer: Writer, url: str, source: str) -> Writer:
     """Extend the writer of the folder `url` by the small files of the folder `source`."""
-    found: dict[str, tuple[str, int]] = {}
+    found: dict[str, Companion] = {}
     left: list[str] = []
     wanted = [name for name in names(source) if name in KNOWN]
     present = frozenset(names(url)) if wanted else ()
@@ -68,7 +76,8 @@ def along(writer: Writer, url: str, source: str) -> Writer:
         if status is None or not regular or status.size > MAX_SIZE:
             left.append(name)
         else:
-            found[name] = path, status.size
+            with Reader(path) as f:
+                found[name] = Companion(path, f.size, f.stamp)
     notes = [Note("hint", "copied beside the weights as they are", tuple(found))] if found else []
     if there:
         notes.append(Note("hint", "there already, and not replaced", there))
@@ -78,11 +87,11 @@ def along(writer: Writer, url: str, source: str) -> Writer:
     return Along(writer, split(url.rstrip("/"))[1] + "/", found, notes) if notes else writer
 
 
-def _content(url: str, size: int) -> bytes:
-    with Reader(url) as f:
-        if f.size != size:
-            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
-        return f.read(0, size)
+def _content(of: Companion) -> bytes:
+    with Reader(of.url) as f:
+        if f.stamp != of.stamp:  # also where a link took the place of the file
+            raise CorruptCheckpoint("changed while it was read; nothing was written", url=of.url)
+        return f.read(0, of.size)
 
 
 __all__ = ["along"]

@@ -56,6 +56,7 @@ class Placement(NamedTuple):
     unit: the output is a folder without an index, which is replaced as a whole.
     renamed: what a tensor will be called when it is read, where the format does not keep its name.
     notes: what the user should know about this layout, such as an order that was guessed.
+    copied: the urls of other files that are copied into it.
     """
 
     files: Sequence[OutputFile]
@@ -66,6 +67,7 @@ class Placement(NamedTuple):
     unit: bool = False
     renamed: Mapping[str, str] = {}
     notes: Sequence[Note] = ()
+    copied: Sequence[str] = ()
 
     def named(self, found: Checkpoint) -> Checkpoint:
         """The checkpoint that was read back, under the names that its tensors had when they were placed."""

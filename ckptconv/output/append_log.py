@@ -17,11 +17,11 @@ from . import own
 LONGEST = 2**26  # bytes of a line
 
 
-def lines(file: IO[bytes], path: str) -> Iterator[bytes]:
+def lines(file: IO[bytes], path: str, longest: int = LONGEST) -> Iterator[bytes]:
     """The lines of such a file; a stranger's may be a single one of a terabyte that takes no room."""
-    while line := file.readline(LONGEST + 1):
-        if len(line) > LONGEST:
-            raise CorruptCheckpoint(f"has a line of more than {LONGEST} bytes, which ckptconv did not write", url=path)
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise CorruptCheckpoint(f"has a line of more than {longest} bytes, which ckptconv did not write", url=path)
         yield line
 
 
@@ -56,11 +56,11 @@ class AppendLog:
         """Its size in bytes."""
         return os.fstat(self._fd).st_size
 
-    def read(self) -> Iterator[bytes]:
+    def read(self, longest: int = LONGEST) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:
             f.seek(0)
-            yield from lines(f, self.path)
+            yield from lines(f, self.path, longest)
 
     def read_at(self, start: int, size: int) -> bytes:
         """Up to so many bytes from a place on."""

@@ -19,7 +19,7 @@ from ..errors import StorageError
 from ..messages import listing
 from ..storage.faults import refused
 from ..storage.files import local
-from ..storage.paths import beginning
+from ..storage.paths import beginning, inside
 from . import listed, own, publish
 from .publish import Publication, part
 
@@ -34,6 +34,9 @@ class OutputFile(NamedTuple):
     name: str
     size: int
     shared: bool = False
+
+
+LEADS_OUT = "is a link out of its folder: name the folder that it leads to, or list that in CKPTCONV_LINKS"
 
 
 class Destination(Protocol):
@@ -184,8 +187,12 @@ class OutputNames:
     def check_possible(self) -> None:
         """Refuse what cannot be a destination, whatever exists there."""
         for name, path in self.final.items():
-            if {"", ".", ".."} & set(name.split("/")):
+            words = name.split("/")
+            if {"", ".", ".."} & set(words):
                 raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")
+            for at in (os.path.join(self.folder, *words[:n]) for n in range(1, len(words))):
+                if os.path.islink(at) and not inside(at, os.path.dirname(at) or "."):
+                    raise StorageError(LEADS_OUT, url=at)
             if not os.path.lexists(path) or own.is_file(path):
                 continue
             if os.path.isdir(path) and not os.path.islink(path):

@@ -10,15 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from stat import S_ISDIR, S_ISREG
+from stat import S_IMODE, S_ISDIR, S_ISREG
 
-from ..errors import UsageError
+from ..errors import StorageError, UsageError
 from ..storage.paths import is_remote, local
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MARKER = ".ckptconv"
+PATIENCE = 60.0  # seconds; a publication takes milliseconds
 Identity = list[int]  # device, number, and for a file the time of its last change in ns
 
 
@@ -78,6 +80,18 @@ def is_file(path: str) -> bool:
 def audience(mode: int) -> int:
     """All permissions of those who may read what has this mode, its owner always."""
     return 0o700 | (0o070 if mode & 0o040 else 0) | (0o007 if mode & 0o004 else 0)
+
+
+def of_folder(mode: int) -> int:
+    """The permissions of a folder of files that have these: who may read them may enter it, and its owner always."""
+    return 0o700 | mode | (mode & 0o044) >> 2
+
+
+def restrict(path: str | int, mode: int) -> None:
+    """Take from a file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
+    found = S_IMODE((os.stat(path) if isinstance(path, int) else os.lstat(path)).st_mode)
+    if found & ~mode & 0o777:
+        os.chmod(path, found & (mode | 0o7000))
 
 
 def shared(urls: Iterable[str]) -> int:
@@ -153,16 +167,21 @@ def lock(fd: int) -> bool:
 
 @contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """Wait until no other run publishes in this folder."""
-    try:
-        import fcntl
-    except ImportError:
+    """Wait until no other run publishes in this folder; StorageError if it is still locked after `PATIENCE` seconds.
+
+    Whoever may list the folder can lock it.
+    """
+    if os.name == "nt":  # it opens no folders
         yield
         return
     fd = os.open(folder or ".", os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            end = time.monotonic() + PATIENCE
+            while not lock(fd):
+                if time.monotonic() > end:
+                    raise StorageError(f"another process has kept it locked for {PATIENCE:.0f} seconds", url=folder)
+                time.sleep(0.02)
         yield
     finally:
         os.close(fd)

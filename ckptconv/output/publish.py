@@ -28,7 +28,7 @@ from . import listed, own
 MARK = r"[0-9a-f]{8}"
 PART = re.compile(rf"\.(.+)\.({MARK})\.part", re.DOTALL)
 NOTE = re.compile(rf"\.(.+)\.({MARK})\.publish", re.DOTALL)
-MOST = 1 << 26  # bytes of a note
+MOST = 1 << 23  # bytes of a note; 20,000 shards have 5 MB
 LONGEST = 200  # bytes of a title: a file's name has at most 255
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ..errors import StorageError
 from ..storage.faults import refused
 from . import listed, own, publish
 from .destination import OutputFile, OutputNames
@@ -19,6 +21,7 @@ from .destination import OutputFile, OutputNames
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
+TRIES = 200  # to make and lock a temporary folder
 OPEN = 256  # files of an output whose descriptors are kept open
 
 
@@ -67,25 +70,31 @@ class Output:
         """Make and lock the temporary folders."""
         for path in self._to.stages:
             try:
-                while not self._whole or os.path.lexists(path):
+                for _ in range(TRIES):
+                    if self._whole and not os.path.lexists(path):
+                        break
                     self._folders(os.path.dirname(path))
                     self._make(path)
                     fd = own.lock_folder(path)
                     if fd >= 0:
                         self._locks.append(fd)
                         break
+                    time.sleep(0.01)  # who clears litter is about to remove it
+                else:
+                    raise StorageError("another process has this temporary folder open", url=path)
             except OSError as e:
                 raise refused(e, os.path.dirname(path) or ".") from e
 
     def _make(self, stage: str) -> None:
         """Make a temporary folder; where its name is one that a later run knows, it may be there."""
         try:
-            os.mkdir(stage, self._mode)
+            os.mkdir(stage, own.of_folder(self._mode))
             self._made.append(stage)
             own.mark(stage)
         except FileExistsError:
             if not self._stays:
                 raise
+            own.restrict(stage, own.of_folder(self._mode))
 
     def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""
@@ -103,6 +112,8 @@ class Output:
             fd = own.open_file(path, os.O_RDWR | how, self._mode & 0o666)
             self._fds[f.name] = fd
             self._ready.append(f.name)
+            if self._stays:  # it may have been there
+                own.restrict(fd, self._mode & 0o666)
             if f.size and not self._whole:
                 os.ftruncate(fd, f.size)
             if not self._few:

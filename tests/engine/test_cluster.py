@@ -64,8 +64,11 @@ class Cluster(ModuleType):
     def is_initialized(self) -> bool:
         return self.connected
 
-    def init(self, **how: Any) -> None:
-        self.said.append(("init", how["address"]))
+    job_config = SimpleNamespace(JobConfig=SimpleNamespace)
+
+    def init(self, address: str, **how: Any) -> None:
+        self.said.append(("init", address))
+        assert address.startswith("ray://") or how["job_config"]._runtime_env_has_working_dir()
         if isinstance(self.answers, Exception):
             raise self.answers
 

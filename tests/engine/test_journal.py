@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import journal
 from ckptconv.engine.job import Receipt
-from ckptconv.engine.journal import Journal, fingerprint
+from ckptconv.engine.journal import MAX_HEAD, Journal, fingerprint
 from ckptconv.engine.plan import Plan, compile_plan
 from ckptconv.errors import CkptError, StorageError, UsageError
 from ckptconv.formats import safetensors
@@ -152,6 +153,32 @@ def test_what_is_taken_up(plan: Plan, sources: Sources, change: Any, count: int,
         assert j.receipts == receipts(plan)[:count]
         assert j.publishing is publishing
     assert path.read_bytes().splitlines(keepends=True) == [before[0], *changed[1:lines]]
+
+
+def test_what_follows_the_head_of_a_strangers_journal_is_not_read(plan: Plan, sources: Sources) -> None:
+    """It may be holes, which take no room where they come from, and lines without number."""
+    path = Path(plan.folder, JOURNAL)
+    path.write_bytes(b'{"plan":"another","files":[]}\n')
+    os.truncate(path, 2**28)
+    tracemalloc.start()
+    try:
+        with Journal(plan, sources, digest=False) as j:
+            assert not j.receipts
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size < 1000
+    path.write_bytes(b'{"plan":"' + b"a" * MAX_HEAD)
+    with pytest.raises(CkptError, match=f"has a line of more than {MAX_HEAD} bytes"):
+        Journal(plan, sources, digest=False)
+
+
+def test_a_journal_that_is_longer_than_its_plan_can_make_it_is_not_taken_up(plan: Plan, sources: Sources) -> None:
+    path = stopped(plan, sources)
+    with path.open("ab") as f:
+        f.write(b'{"other":1}\n' * (MAX_HEAD // 12) + b"{}\n" * 10_000)
+    with Journal(plan, sources, digest=False) as j:
+        assert not j.receipts
 
 
 @pytest.mark.parametrize("text", [b"precious", b'{"plan": "', b"\n", b'{"PLAN":"x"}\n', b'[]\n{"plan":"'])

@@ -61,18 +61,6 @@ def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, t
     assert len(seen) > 4
 
 
-def test_a_job_of_ours_brings_no_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers would look there first for modules; the cluster of these tests is one that its caller has connected to."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **more: given.update(more))
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with ray_engine.cluster("ray"):
-        pass
-    assert given["job_config"]._runtime_env_has_working_dir()
-    assert not given["job_config"].runtime_env
-
-
 def test_relative_paths_mean_the_callers_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckptconv.convert("in/m.ckpt", "out/m.npz", resources=CLUSTER)

@@ -421,13 +421,18 @@ def test_a_stranger_in_the_folder_stays(sources: list[Path], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_folder_on_another_file_system(
-    kind: str, sources: list[Path], wanted: dict[str, tuple[Names, Names]], tmp_path: Path
+    kind: str,
+    sources: list[Path],
+    wanted: dict[str, tuple[Names, Names]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A link leads there: what is renamed must not cross over."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no other file system at hand (/dev/shm)")
     far = Path(tempfile.mkdtemp(dir=shm))
+    monkeypatch.setenv("CKPTCONV_LINKS", str(far))
     try:
         name, _ = TARGETS[kind]
         inside = "folder" in kind

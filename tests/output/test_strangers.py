@@ -7,8 +7,8 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +331,69 @@ def test_what_is_private_stays_private(to: str, name: str, resume: bool, tmp_pat
                 out.rmdir()
     finally:
         os.umask(before)
+
+
+def test_what_a_stranger_laid_open_is_closed_before_it_is_filled(tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "src.npz")
+    (tmp_path / "src.npz").chmod(0o600)
+    stage = tmp_path / ".out.npz.resume.part"
+    stage.mkdir()
+    (stage / "out.npz").write_bytes(b"")
+    stage.chmod(0o777)
+    (stage / "out.npz").chmod(0o666)
+    seen = set[str]()
+
+    def progress(*_: int) -> None:
+        seen.update(oct(mode(p)) for p in (stage, stage / "out.npz") if p.exists())
+
+    given = {"target": api.Target(resume=True), "resources": api.Resources(progress=progress)}
+    api.convert(tmp_path / "src.npz", tmp_path / "out.npz", **given)
+    assert mode(tmp_path / "out.npz") == 0o600
+    assert seen <= {"0o700", "0o600"}
+
+
+@pytest.mark.parametrize("allowed", [0o777, 0o750, 0o600, 0o666])
+def test_its_owner_can_enter_a_temporary_folder(allowed: int, tmp_path: Path) -> None:
+    with staging.Output(str(tmp_path), [OutputFile("a", 1)], mode=allowed) as out:
+        assert mode(Path(out.paths()["a"]).parent) & 0o700 == 0o700
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """As any other user can, who may open it."""
+    fcntl = pytest.importorskip("fcntl")
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    yield
+    os.close(fd)
+
+
+def test_a_lock_of_somebody_else_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "PATIENCE", 0.1)
+    monkeypatch.setattr(staging, "TRIES", 3)
+    ckptconv.save(values(), tmp_path / "src.npz")
+    stage = tmp_path / "out" / ".out.npz.resume.part"
+    stage.mkdir(parents=True)
+    for at, resume, words in (
+        (tmp_path / "out", False, "another process has kept it locked"),
+        (stage, True, "another process has this temporary folder open"),
+    ):
+        with locked(at), pytest.raises(StorageError, match=words):
+            api.convert(tmp_path / "src.npz", tmp_path / "out" / "out.npz", target=api.Target(resume=resume))
+        assert not (tmp_path / "out" / "out.npz").exists()
+
+
+@pytest.mark.parametrize("to", ["npy", "hf", "orbax"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_is_a_link_is_not_written_into(to: str, force: bool, tmp_path: Path) -> None:
+    ckptconv.save(values(), tmp_path / "src.npz")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "model-00001-of-00003.safetensors").write_text("mine")
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "out").symlink_to("../victim")
+    with pytest.raises(StorageError, match="out: is a link out of its folder"):
+        api.convert(tmp_path / "src.npz", tmp_path / "repo" / "out", target=api.Target(to, force=force))
+    assert os.listdir(tmp_path / "victim") == ["model-00001-of-00003.safetensors"]
 
 
 @pytest.mark.parametrize("verb", ["report", "match"])
