@@ -207,12 +207,15 @@ class OutputNames:
             if at and not os.path.isdir(at):
                 raise StorageError("is not a folder; what is there must be moved away first", url=at)
 
-    def check_free(self) -> None:
-        """Refuse a destination that is taken."""
-        taken = [p for n in self._own if os.path.lexists(p := self.final[n])]
+    def check_free(self, *, renaming: bool = False) -> None:
+        """Refuse a destination that is taken. renaming: an earlier run found it free, and what it renamed is ours."""
+        taken = [
+            path for n in self._own
+            if os.path.lexists(path := self.final[n]) and not (renaming and not os.path.lexists(self.temporary(n)))
+        ]  # fmt: skip
         if taken:
             raise StorageError("already exists; force=True replaces it", url=taken[0])
-        if older := self.older():
+        if older := () if renaming else self.older():
             where = os.path.join(self.folder, older[0])
             raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=where)
 

@@ -63,8 +63,8 @@ class Output:
 
     def _free(self) -> None:
         """Refuse a destination that is taken, before any work."""
-        if not (self._force or self._whole):
-            self._to.check_free()
+        if not self._force:
+            self._to.check_free(renaming=self._whole)
 
     def _stage(self) -> None:
         """Make and lock the temporary folders."""

@@ -135,6 +135,27 @@ def test_stopped_while_the_files_were_renamed(
     assert got == want
 
 
+def test_what_came_there_since_it_was_stopped_is_not_replaced(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: str) -> None:
+        raise Stop
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(Stop):
+        convert(source, tmp_path / "out.npz", resume=True)
+    monkeypatch.undo()
+    (tmp_path / "out.npz").write_text("mine")
+    with pytest.raises(StorageError, match=r"out\.npz: already exists; force=True replaces it"):
+        convert(source, tmp_path / "out.npz", resume=True)
+    assert (tmp_path / "out.npz").read_text() == "mine"
+    (tmp_path / "out.npz").unlink()
+    none: list[Job] = []
+    convert(source, tmp_path / "out.npz", counting(none), resume=True)
+    assert none == []
+    assert ckptconv.verify(source, tmp_path / "out.npz")
+
+
 def test_starts_over_when_the_source_changed(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "m.npz"
     with pytest.raises(Stop):
