@@ -82,7 +82,9 @@ def _cut(text: str, mark: str) -> tuple[str, str, str]:
 
 
 # Where a url in a text ends nobody knows: in quotes at the closing one, else at a space that is not in its password.
-_SCHEME = r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:://|%3[Aa]%2[Ff]%2[Ff])|(?:https?:/|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
+_SCHEME = (
+    r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:://|%3[Aa]%2[Ff]%2[Ff])|(?:https?:/|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
+)
 _QUOTED = "|".join(rf"(?<={q}){_SCHEME}[^\n]{{0,2000}}?(?={q}[,.;:)\]}}]*(?:[\s`]|$))" for q in ("'", '"', "`"))
 _URL = re.compile(rf"{_QUOTED}|{_SCHEME}(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{{0,100}}@)?\S*")
 _HINT = re.compile("//|:/|%2f", re.I)

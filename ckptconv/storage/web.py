@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from ..errors import CorruptCheckpoint, StorageError
 from .faults import spooling
+from .paths import is_http
 from .tries import TIMES, Tries, again, seconds
 
 USUAL = 2**23  # bytes of a request whose size is not known here
@@ -48,6 +49,16 @@ def bounded(fs: Any, what: str, size: int, path: Any, *args: Any, known: bool = 
         return sync(fs.loop, coroutine, path, *args, timeout=seconds(size), **options)
 
     return again(str(path if isinstance(path, str) else path[0]), size, request, known=known)
+
+
+def fetched(fs: Any, path: str, some: Sequence[tuple[int, int]], info: Mapping[str, Any]) -> list[bytes]:
+    """Read some ranges (start, size) of a file in any file system, at once if it can; NoRanges as `ranges`."""
+    if is_http(path):
+        return ranges(fs, path, some, info)
+    paths, starts, ends = [path] * len(some), [a for a, _ in some], [a + n for a, n in some]
+    exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
+    total = sum(n for _, n in some)
+    return list(bounded(fs, "cat_ranges", total, paths, starts, ends, known=True, on_error="raise", **exact))
 
 
 def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: Mapping[str, Any]) -> list[bytes]:
@@ -174,7 +185,7 @@ def _client(limit: float) -> dict[str, Any]:
         return {}
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_redirected)
-    # for requests of other file systems, zip:// for instance; those of this module have a time limit of their own
+    # for the requests that fsspec makes by itself; those of this module have a time limit of their own
     timeout = aiohttp.ClientTimeout(total=limit, sock_connect=30)
     options = {"trace_configs": [trace], "timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
     return {"client_kwargs": {**options, "auto_decompress": False}}
@@ -203,4 +214,4 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
         )
 
 
-__all__ = ["NoRanges", "bounded", "client", "may_lead", "ranges", "whole"]
+__all__ = ["NoRanges", "bounded", "client", "fetched", "may_lead", "ranges", "whole"]
