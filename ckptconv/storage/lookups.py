@@ -194,7 +194,7 @@ def _listed(folder: str) -> dict[str, Info]:
         with asking(folder):
             found = web.bounded(fs, "ls", 0, path, detail=True)
     except StorageError as e:
-        raise e.__cause__ if isinstance(e.__cause__, OSError) else e from None
+        raise e.__cause__ if isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)) else e from None
     ordered = sorted(found, key=lambda i: i.get("type") != "directory")
     named = {str(i["name"]).rstrip("/").rpartition("/")[2]: i for i in ordered}
     return {name: i for name, i in named.items() if name}

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +22,7 @@ import ckptconv
 from ckptconv.bulk import discover, run
 from ckptconv.errors import CkptError, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
-from ckptconv.storage import files, paths, tries, web
+from ckptconv.storage import faults, files, paths, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
@@ -380,6 +381,47 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert redacted(url) == redacted(redacted(url)) == shown
     assert "hush" not in str(StorageError(f"refused {url} just now", url=url))
     assert scrubbed(f"GET '{url}' failed") == f"GET '{shown}' failed" or "://" not in url
+
+
+def test_no_traceback_shows_secrets(serve: Serve) -> None:
+    """The cause of an error is kept, as a built-in one, its text without secrets."""
+
+    class Refusing(Quiet):
+        def do_GET(self) -> None:
+            self.answer(403)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        closed = f"127.0.0.1:{door.getsockname()[1]}"
+    for host, kind in (
+        (closed, "ConnectionRefusedError"), ("no-such-host.invalid", "OSError"), ("h:99999", "ValueError"),
+        (serve(Refusing), "ClientResponseError"), (serve(holding({})), "StorageError"),
+    ):  # fmt: skip
+        for chain in ("", "zip://w.npy::"):
+            with pytest.raises(CkptError) as refused:
+                ckptconv.open(f"{chain}http://me:hu'sh-hush@{host}/m.npz?sig=hush and hush")
+            e = refused.value
+            shown = "".join(traceback.format_exception(type(e), e, e.__traceback__))
+            raised = [line for line in shown.split("\n") if not line.startswith(" ")]
+            assert "hush" not in "".join(raised)
+            assert chain or kind in "".join(raised)
+
+
+def test_a_cause_keeps_its_kind() -> None:
+    url = "http://u:hush@h/x y?a=hush b"
+    for e in (
+        FileNotFoundError(url), PermissionError(13, f"no {url}"), KeyError(url), ValueError(url),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, url), ckptconv.StorageError(url, url=url),
+    ):  # fmt: skip
+        out = faults.told(e, url)
+        assert isinstance(out, type(e)) or type(out) in (RuntimeError, Exception)
+        assert "hush" not in repr(out) + str(out)
+        assert "http://h/x y?..." in str(out)
+    inner: Exception | None = None
+    for _ in range(100):
+        inner, before = ValueError(url), inner
+        inner.__cause__ = before
+    assert inner is not None
+    assert len(list(faults.causes(faults.told(inner, url)))) == 9
 
 
 @pytest.mark.slow
