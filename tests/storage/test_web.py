@@ -20,9 +20,9 @@ from kit import Run
 
 import ckptconv
 from ckptconv.bulk import discover, run
-from ckptconv.errors import CkptError, StorageError, UnsafeCheckpoint
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
-from ckptconv.storage import faults, files, paths, tries, web
+from ckptconv.storage import faults, files, lookups, paths, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
@@ -268,6 +268,42 @@ def test_a_server_that_lies_is_not_read_to_its_end(name: str, serve: Serve) -> N
     with pytest.raises(CkptError, match=says):
         ckptconv.open(f"http://{serve(liar)}/m.npz")
     assert liar.sent < ENDLESS / 4  # what the buffers of the system hold
+
+
+@pytest.mark.parametrize("version", ["ETag", "Last-Modified", "both", "length", ""])
+@pytest.mark.parametrize("head", [True, False])
+def test_a_file_that_changes_is_an_error(version: str, head: bool, serve: Serve, tmp_path: Path) -> None:
+    """Also if only the answers with ranges name a version; of a server that names none it cannot be seen."""
+    ckptconv.save({"w": np.zeros(2**20, np.uint8)}, tmp_path / "m.safetensors", hash=False)
+    old = (tmp_path / "m.safetensors").read_bytes()
+    count = [0]
+
+    class Changing(Quiet):
+        def do_GET(self) -> None:
+            count[0] += 1
+            later = count[0] > 4
+            raw = old + b"x" * (later and version == "length")
+            stamps = {"ETag": f'"{int(later)}"'} if version in ("ETag", "both") else {}
+            if version in ("Last-Modified", "both"):  # of two machines that serve one file, ETags are the same
+                stamps["Last-Modified"] = (
+                    f"Tue, 24 Nov 2026 08:0{count[0] % 7 if version == 'both' else int(later)}:00 GMT"
+                )
+            if wanted := self.headers.get("Range"):
+                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                part = raw[first : last + 1]
+                self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(raw)}", **stamps)
+            else:
+                self.answer(200, raw, **(stamps if head else {}))
+
+    url = f"http://{serve(Changing)}/m.safetensors"
+    with lookups.once(), files.Reader(url) as f:
+        f.read(2**18, 9)
+        count[0] = 9
+        if not version:
+            f.read(2**19, 9)
+            return
+        with pytest.raises(CorruptCheckpoint, match="changed while it was read"):
+            f.read(2**19, 9)
 
 
 def test_a_page_of_links_is_not_a_folder(serve: Serve) -> None:
