@@ -36,7 +36,7 @@ class CkptError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, url: str | None = None, tensor: str | None = None) -> None:
-        message = scrubbed(message)
+        message = scrubbed(message.replace(url, redacted(url)) if url else message)
         super().__init__(message)
         self.message = message
         self.url = url

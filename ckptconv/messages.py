@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
+from urllib.parse import unquote
 
 MAX_CELL = 300  # characters of a name in a table
 NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
@@ -19,22 +20,56 @@ def version() -> str:
     return str(sys.modules["ckptconv"].__version__)
 
 
+ARCHIVES = ("zip://", "tar://", "libarchive://", "reference://")  # such a link ends at `::`, and another one follows
+_CACHE = re.compile("[a-z0-9]+::")
+_ESCAPED = re.compile("[a-z][a-z0-9+.-]*%3a%2f%2f", re.I)
+_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?/{0,2})(?=[^/\s@:]+:[^/\s@]*@)")
+_PORT = re.compile(r"(?:^|@)(?:[^:@\[\]]*|\[[0-9A-Fa-f:.%]*\])(?::[0-9]*)?$")
+
+
+def links(url: str) -> list[str]:
+    """The links of a chain, `ARCHIVE://MEMBER::URL` or `CACHE::URL`; any `::` in the last one is its own."""
+    out, at = list[str](), 0
+    while (end := url.find("::", at)) >= 0:
+        if not (url.startswith(ARCHIVES, at) or _CACHE.match(url, at, end + 2)):
+            break
+        out.append(url[at:end])
+        at = end + 2
+    return [*out, url[at:]]
+
+
 def redacted(url: str) -> str:
     """A url without what opens doors, each link of a chain: name and password before the host, and what is signed."""
-    return "::".join(map(_redacted, url.split("::"))) if "://" in url else url
+    if "://" in url:
+        return "::".join(map(_redacted, links(url)))
+    if _ESCAPED.match(url):
+        return redacted(unquote(url))
+    if bare := _LOGIN.match(url):  # a mistake in the scheme, or none
+        return (bare[1] or "...@") + _redacted(f"https://{url[bare.end() :]}").removeprefix("https://")
+    return url
 
 
 def _redacted(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
+    is_web = scheme.lower() in ("http", "https")
     place, asks, query = _cut(rest, "?")
-    place, _, _ = _cut(place, "#") if scheme.lower() in ("http", "https") else (place, "", "")
-    if asks and scheme.lower() not in ("http", "https") and "=" not in query and "@" not in query:
+    place, _, _ = _cut(place, "#") if is_web else (place, "", "")
+    if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
         place, asks = rest, ""  # of other schemes a question mark may belong to a name
     host, slash, path = place.partition("/")
-    if ":" in host and not host.rpartition(":")[2].isdigit() and "@" in path:  # a slash in the password
-        host, slash, path = place.rpartition("@")[2].partition("/")
+    if ":" in host and "@" in path:
+        after = place.rpartition("@")[2]
+        if _PORT.search(host):
+            path = f"...@{after}"
+        else:  # a slash in the password
+            host, slash, path = after.partition("/")
+    if 0 <= (inner := path.find("://")) < (login := path.rfind("@")):  # another url in the path
+        path = path[: inner + 3] + path[login + 1 :]
+    signs = re.search(";|%3f", path, re.I) if is_web else None
+    if signs and re.search("=|%3d", path[signs.end() :], re.I):
+        path = path[: signs.end()] + "..."
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?..." if asks else "")
 
 
@@ -46,12 +81,28 @@ def _cut(text: str, mark: str) -> tuple[str, str, str]:
     return (text[:at], mark, text[at + 1 :]) if at >= 0 else (text, "", "")
 
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+# Where a url in a text ends nobody knows: in quotes at the closing one, else at a space that is not in its password.
+_SCHEME = (
+    r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:://|%3[Aa]%2[Ff]%2[Ff])|(?:https?:/|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
+)
+_QUOTED = "|".join(rf"(?<={q}){_SCHEME}[^\n]{{0,2000}}?(?={q}[,.;:)\]}}]*(?:[\s`]|$))" for q in ("'", '"', "`"))
+_URL = re.compile(rf"{_QUOTED}|{_SCHEME}(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{{0,100}}@)?\S*")
+_HINT = re.compile("//|:/|%2f", re.I)
+_ASKED = re.compile(r"\?[\w.~-]+=\S*")
 
 
 def scrubbed(text: str) -> str:
     """Text of others (a library's error) with each url in it redacted."""
-    return _URL.sub(lambda m: redacted(m[0]), text) if "://" in text else text
+    if not _HINT.search(text):
+        return text
+    out, count = _URL.subn(_shown, text)
+    return _ASKED.sub("?...", out) if count else text
+
+
+def _shown(found: re.Match[str]) -> str:
+    url = found[0].rstrip("'\"`<>)],;:!")
+    url = url if url.endswith("...") else url.rstrip("'\"`<>)],;:!.")
+    return redacted(url) + found[0][len(url) :]
 
 
 # letters and marks that Unicode calls printable and nobody sees: Hangul fillers, Braille blank, variation selectors

@@ -20,6 +20,7 @@ BLOB = "https://github.com/ckptconv/ckptconv/blob/main/"
 ENVIRONMENT = {
     "CKPTCONV_LINKS": "Folders, separated as in PATH, into which links in a checkpoint's folder may lead.",
     "CKPTCONV_REDIRECTS": "Hosts and .domains, separated by commas, to which a web server may redirect.",
+    "CKPTCONV_SCHEMES": "More kinds of URLs, separated by commas, that fsspec may open: abfs,sftp.",
     "CKPTCONV_TIMEOUT": "Seconds after which a request to a server ends (60).",
     "NO_COLOR": "If it is set, output has no colours.",
     "TMPDIR": "Where temporary files go.",

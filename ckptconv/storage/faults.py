@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ..errors import CkptError, StorageError
-from ..messages import scrubbed
+from ..messages import redacted, scrubbed
 
 STATUS = {
     401: "the server wants a login",
@@ -137,14 +137,33 @@ def asking(url: str) -> Iterator[None]:
         ours = next((c for c in causes(e) if isinstance(c, CkptError)), None)
         if ours is not None:
             raise ours from None
-        if isinstance(e, OSError):
-            raise refused(e, url) from e
-        if reason := network(e):
-            raise _failed(reason, url) from e
-        if isinstance(e, NotImplementedError):
-            raise StorageError("this kind of storage cannot do that (read-only?)", url=url) from e
-        text = scrubbed(str(e).split("\n")[0])[:300]
-        raise StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url) from e
+        raise _ours(e, url) from told(e, url)
+
+
+def _ours(e: Exception, url: str) -> CkptError:
+    if isinstance(e, OSError):
+        return refused(e, url)
+    if reason := network(e):
+        return _failed(reason, url)
+    if isinstance(e, NotImplementedError):
+        return StorageError("this kind of storage cannot do that (read-only?)", url=url)
+    text = scrubbed(str(e).split("\n")[0])[:300]
+    return StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url)
+
+
+def told(e: BaseException, url: str, depth: int = 8) -> BaseException:
+    """The same error and its causes without secrets of urls, as built-in kinds: what the traceback of ours shows."""
+    kind = next(k for k in type(e).__mro__ if k.__module__ == "builtins")
+    text = scrubbed(str(e).replace(url, redacted(url)))
+    if kind is not type(e):
+        text = f"{type(e).__module__}.{type(e).__name__}: {text}"
+    try:
+        out: BaseException = kind(e.errno, text) if isinstance(e, OSError) and e.errno else kind(text)
+    except TypeError:  # UnicodeError wants more
+        out = RuntimeError(text)
+    if (inner := e.__cause__ or (None if e.__suppress_context__ else e.__context__)) and depth:
+        out.__cause__ = told(inner, url, depth - 1)
+    return out.with_traceback(e.__traceback__)
 
 
 @contextmanager

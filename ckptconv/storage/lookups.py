@@ -10,7 +10,6 @@ of a file is not asked again where listings are known to say the same as the ans
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ..errors import MissingExtra, StorageError
+from ..messages import links
 from . import web
+from .connections import Connections, connected
 from .faults import STATUS, asking
 from .paths import is_http, join
 
@@ -49,7 +50,7 @@ class Lookups:
     def __init__(self) -> None:
         self.infos: dict[str, Info | None] = {}
         self.folders: dict[str, frozenset[str]] = {}
-        self.emptied: set[Any] = set()  # file systems that keep listings, whose own were thrown away
+        self.connections = Connections()
         self._ends: OrderedDict[str, list[tuple[int, bytes]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -57,7 +58,7 @@ class Lookups:
         with self._lock:
             self.infos.clear()
             self.folders.clear()
-            self.emptied.clear()
+            self.connections.clear()
             self._ends.clear()
 
     def learn(self, folder: str, children: Mapping[str, Info], *, whole: bool) -> None:
@@ -129,31 +130,15 @@ def filesystem(url: str) -> tuple[Any, str]:
         try:
             fs, path = _connected(url)
         except ImportError as e:
-            scheme = url.split("://")[0]
+            scheme = links(url)[-1].split("://")[0]
             extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
             raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
     return fs, str(path)
 
 
 def _connected(url: str) -> tuple[Any, Any]:
-    import fsspec
-
-    schemes = {link.partition("://")[0] for link in url.split("::")}
-    if "reference" in schemes:  # a stranger's list of other urls, local ones among them
-        raise StorageError("reference:// leads to urls that nobody typed, and is not opened", url=url)
-    if schemes & {"gs", "gcs"}:  # otherwise gcsfs asks for the kind of the bucket, which public ones tell nobody
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    options = {scheme: dict(web.client()) for scheme in schemes & {"http", "https"} if web.client()}
-    try:
-        found: tuple[Any, Any] = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-    except ValueError as e:
-        raise StorageError(f"cannot be opened: {e}", url=url) from e
     run = _RUN.get()
-    if "hf" in schemes and not (run and found[0] in run.emptied):
-        found[0].invalidate_cache()  # the Hub's file system keeps listings whatever it is told
-        if run:
-            run.emptied.add(found[0])
-    return found
+    return connected(url, run.connections if run else None)
 
 
 def info(url: str) -> Info | None:
@@ -209,7 +194,7 @@ def _listed(folder: str) -> dict[str, Info]:
         with asking(folder):
             found = web.bounded(fs, "ls", 0, path, detail=True)
     except StorageError as e:
-        raise e.__cause__ if isinstance(e.__cause__, OSError) else e from None
+        raise e.__cause__ if isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)) else e from None
     ordered = sorted(found, key=lambda i: i.get("type") != "directory")
     named = {str(i["name"]).rstrip("/").rpartition("/")[2]: i for i in ordered}
     return {name: i for name, i in named.items() if name}
@@ -274,7 +259,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     while todo:
         at = todo.pop()
         folders, inside = sorted(tree[at][0]), dict(sorted(tree[at][1].items()))
-        url = f"{folder.rstrip('/')}/{at}" if at else folder
+        url = join(folder, at) if at else folder
         if run is not None:
             run.learn(url, {**{name: {"type": "directory"} for name in folders}, **inside}, whole=True)
         yield url, folders, {name: _stat(what) for name, what in inside.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from ..errors import UnsafeCheckpoint
-from ..messages import printable, redacted
+from ..messages import links, printable, redacted
 
 
 def is_remote(url: str) -> bool:
@@ -31,7 +31,7 @@ def host(url: str) -> str:
     """
     if not is_remote(url):
         return ""
-    scheme, _, rest = redacted(url.rpartition("::")[2]).partition("://")
+    scheme, _, rest = redacted(links(url)[-1]).partition("://")
     name = rest.partition("/")[0] if scheme != "hf" else ""
     return name if scheme in ("http", "https") else f"{scheme}://{name}"
 
@@ -43,13 +43,13 @@ def split(url: str) -> tuple[str, str]:
     of a web address what its query follows.
     """
     if is_remote(url):
-        first, chain, rest = url.partition("::")
+        first, rest = _first(url)
         if "://" not in first:
-            head, base = split(rest)
-            return first + chain + head, base
+            head, base = split(rest[2:])
+            return f"{first}::{head}", base
         end = min([i for c in "?#" if (i := first.find(c)) >= 0] or [len(first)]) if is_http(first) else len(first)
         head, _, base = first[:end].rpartition("/")
-        return (f"{head}/" if head.endswith(":/") else head) + chain + rest, base + first[end:]
+        return (f"{head}/" if head.endswith(":/") else head) + rest, base + first[end:]
     head, base = os.path.split(local(url))
     return head or ".", base
 
@@ -57,18 +57,24 @@ def split(url: str) -> tuple[str, str]:
 def file_name(url: str) -> str:
     """The name of a file without what a web address says beside it, a signature for instance."""
     base = split(url)[1]
-    return base.partition("?")[0].partition("#")[0] if is_http(url.partition("::")[0]) else base
+    return base.partition("?")[0].partition("#")[0] if is_http(url) else base
 
 
 def join(folder: str, *names: str) -> str:
     """Join a folder and names, local or remote."""
     if not is_remote(folder):
         return os.path.join(local(folder), *names)
-    first, chain, rest = folder.partition("::")
+    first, rest = _first(folder)
     if "://" not in first:
-        return first + chain + join(rest, *names)
+        return f"{first}::{join(rest[2:], *names)}"
     first = first if first.endswith("://") else f"{first.rstrip('/')}/"
-    return first + "/".join(names) + chain + rest
+    return first + "/".join(names) + rest
+
+
+def _first(url: str) -> tuple[str, str]:
+    """The first link of a chain, and what follows it, from `::` on."""
+    first = links(url)[0]
+    return first, url[len(first) :]
 
 
 def beginning(names: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """Remote files, read through fsspec's file systems in few requests, with their errors turned into ours.
 
-    s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH     and all others of fsspec
+    s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH
 
 `RemoteFile` fetches ranges; small reads near one another share a window, which doubles while it is read in order.
 Credentials are left to the file systems (environment, configuration files); those in a url are never shown: see
@@ -163,22 +163,16 @@ class RemoteFile:
     def _get(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         """Request some ranges at once."""
         with asking(self.url):
-            if self._copy is None and is_http(self.url):
-                found = self._from_web(some)
-            elif self._copy is None:
-                paths, starts, ends = [self._path] * len(some), [a for a, _ in some], [a + n for a, n in some]
-                total = sum(n for _, n in some)
-                exact = {} if getattr(self._fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
-                where = (paths, starts, ends)
-                found = web.bounded(self._fs, "cat_ranges", total, *where, known=True, on_error="raise", **exact)
+            if self._copy is None:
+                found = self._fetched(some)
             else:
                 found = [self._copy.read(*one) for one in some]
         return [_sized(data, start, size, self.url) for (start, size), data in zip(some, found, strict=True)]
 
-    def _from_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Ranges from a web server; the first request shows whether it sends any, and else the whole file is copied."""
+    def _fetched(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Ranges; of a web server the first request shows whether it sends any, and else the whole file is copied."""
         try:
-            found = web.ranges(self._fs, self._path, some, self._info)
+            found = web.fetched(self._fs, self._path, some, self._info)
         except web.NoRanges as e:
             if self._ranged:
                 raise StorageError("the server sends ranges of the file no more", url=self.url) from e

@@ -17,8 +17,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from ..errors import CorruptCheckpoint, StorageError
 from .faults import spooling
+from .paths import is_http
 from .tries import TIMES, Tries, again, seconds
 
+VERSIONS = ("ETag", "Last-Modified")  # the first that an answer has decides
 USUAL = 2**23  # bytes of a request whose size is not known here
 PIECE = 2**20  # bytes read at once
 # where well-known hosts keep their files
@@ -50,7 +52,17 @@ def bounded(fs: Any, what: str, size: int, path: Any, *args: Any, known: bool = 
     return again(str(path if isinstance(path, str) else path[0]), size, request, known=known)
 
 
-def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: Mapping[str, Any]) -> list[bytes]:
+def fetched(fs: Any, path: str, some: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
+    """Read some ranges (start, size) of a file in any file system, at once if it can; NoRanges as `ranges`."""
+    if is_http(path):
+        return ranges(fs, path, some, info)
+    paths, starts, ends = [path] * len(some), [a for a, _ in some], [a + n for a, n in some]
+    exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
+    total = sum(n for _, n in some)
+    return list(bounded(fs, "cat_ranges", total, paths, starts, ends, known=True, on_error="raise", **exact))
+
+
+def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
     """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
 
     NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `info` tells of.
@@ -78,7 +90,7 @@ def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: Mapping[
     return list(_timed(fs, TIMES * seconds(total), all_of_them))
 
 
-async def _range(fs: Any, path: str, start: int, size: int, info: Mapping[str, Any]) -> bytes:
+async def _range(fs: Any, path: str, start: int, size: int, info: dict[str, Any]) -> bytes:
     out = bytearray()
     async with _asked(fs, path, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
@@ -86,14 +98,23 @@ async def _range(fs: Any, path: str, start: int, size: int, info: Mapping[str, A
             raise NoRanges("the server does not send ranges of files")
         if int(sent[1]) != start:
             raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=path)
-        known, now = info.get("ETag"), answer.headers.get("ETag")
-        if (known and now and known != now) or (sent[2] and sent[2] != str(info.get("size"))):
+        if _changed(info, answer.headers) or (sent[2] and sent[2] != str(info.get("size"))):
             raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=path)
         while piece := await answer.content.read(PIECE):
             out += piece
             if len(out) > size:
                 raise CorruptCheckpoint(f"{size} bytes at {start} were requested, more came", url=path)
     return bytes(out)
+
+
+def _changed(info: dict[str, Any], now: Mapping[str, str]) -> bool:
+    """Whether an answer is about another version than `info`, or than the first answer, which `info` then keeps."""
+    first = info.setdefault("first answer", {k: now[k] for k in VERSIONS if k in now})
+    for k in VERSIONS:
+        known = {said[k] for said in (info, first, now) if said.get(k)}
+        if k in now and known:
+            return len(known) > 1
+    return False
 
 
 def whole(fs: Any, path: str, size: int, file: IO[bytes]) -> None:
@@ -174,7 +195,7 @@ def _client(limit: float) -> dict[str, Any]:
         return {}
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_redirected)
-    # for requests of other file systems, zip:// for instance; those of this module have a time limit of their own
+    # for the requests that fsspec makes by itself; those of this module have a time limit of their own
     timeout = aiohttp.ClientTimeout(total=limit, sock_connect=30)
     options = {"trace_configs": [trace], "timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
     return {"client_kwargs": {**options, "auto_decompress": False}}
@@ -203,4 +224,4 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
         )
 
 
-__all__ = ["NoRanges", "bounded", "client", "may_lead", "ranges", "whole"]
+__all__ = ["NoRanges", "bounded", "client", "fetched", "may_lead", "ranges", "whole"]

@@ -68,6 +68,8 @@ PARTS = {  # folder, base name, and the name of the file itself
     "https://h/b/a?sig=1/2#z": ("https://h/b", "a?sig=1/2#z", "a"),
     "https://h/b/a#z?y/": ("https://h/b", "a#z?y/", "a"),
     "http://h/a?q": ("http://h", "a?q", "a"),
+    "http://[::1]:8/b/a?q::r/s": ("http://[::1]:8/b", "a?q::r/s", "a"),
+    "zip://b/a::http://[::1]/c.zip": ("zip://b::http://[::1]/c.zip", "a", "a"),
     "zip://b/a::https://h/c.zip?q=1": ("zip://b::https://h/c.zip?q=1", "a", "a"),
     "zip://a::s3://k/c.zip": ("zip://::s3://k/c.zip", "a", "a"),
 }

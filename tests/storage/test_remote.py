@@ -381,8 +381,10 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_scheme() -> None:
-    with pytest.raises(StorageError, match="cannot be opened"):
+    with pytest.raises(UsageError, match=r"gopher:// is not opened, only s3://.*CKPTCONV_SCHEMES=gopher"):
         ckptconv.open("gopher://bucket/m.npz")
+    with pytest.raises(UsageError, match=r"HTTPS:// is not opened.*did you mean https\?"):
+        ckptconv.open("HTTPS://host/m.npz")
 
 
 def test_ranges_close_together_are_joined() -> None:

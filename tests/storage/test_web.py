@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -19,9 +20,9 @@ from kit import Run
 
 import ckptconv
 from ckptconv.bulk import discover, run
-from ckptconv.errors import CkptError, StorageError, UnsafeCheckpoint
+from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
-from ckptconv.storage import files, paths, tries, web
+from ckptconv.storage import faults, files, lookups, paths, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
@@ -207,7 +208,7 @@ def test_a_server_that_drips_or_is_silent_ends(
 ) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
     monkeypatch.setattr(tries, "RATE", 10**9)
-    with pytest.raises(StorageError, match=r"timed out|support range requests"):
+    with pytest.raises(StorageError, match=r"timed out|sends no ranges"):
         ckptconv.open(f"{chain}http://{serve(handler)}/m.npz")
 
 
@@ -267,6 +268,42 @@ def test_a_server_that_lies_is_not_read_to_its_end(name: str, serve: Serve) -> N
     with pytest.raises(CkptError, match=says):
         ckptconv.open(f"http://{serve(liar)}/m.npz")
     assert liar.sent < ENDLESS / 4  # what the buffers of the system hold
+
+
+@pytest.mark.parametrize("version", ["ETag", "Last-Modified", "both", "length", ""])
+@pytest.mark.parametrize("head", [True, False])
+def test_a_file_that_changes_is_an_error(version: str, head: bool, serve: Serve, tmp_path: Path) -> None:
+    """Also if only the answers with ranges name a version; of a server that names none it cannot be seen."""
+    ckptconv.save({"w": np.zeros(2**20, np.uint8)}, tmp_path / "m.safetensors", hash=False)
+    old = (tmp_path / "m.safetensors").read_bytes()
+    count = [0]
+
+    class Changing(Quiet):
+        def do_GET(self) -> None:
+            count[0] += 1
+            later = count[0] > 4
+            raw = old + b"x" * (later and version == "length")
+            stamps = {"ETag": f'"{int(later)}"'} if version in ("ETag", "both") else {}
+            if version in ("Last-Modified", "both"):  # of two machines that serve one file, ETags are the same
+                stamps["Last-Modified"] = (
+                    f"Tue, 24 Nov 2026 08:0{count[0] % 7 if version == 'both' else int(later)}:00 GMT"
+                )
+            if wanted := self.headers.get("Range"):
+                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                part = raw[first : last + 1]
+                self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(raw)}", **stamps)
+            else:
+                self.answer(200, raw, **(stamps if head else {}))
+
+    url = f"http://{serve(Changing)}/m.safetensors"
+    with lookups.once(), files.Reader(url) as f:
+        f.read(2**18, 9)
+        count[0] = 9
+        if not version:
+            f.read(2**19, 9)
+            return
+        with pytest.raises(CorruptCheckpoint, match="changed while it was read"):
+            f.read(2**19, 9)
 
 
 def test_a_page_of_links_is_not_a_folder(serve: Serve) -> None:
@@ -380,6 +417,47 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert redacted(url) == redacted(redacted(url)) == shown
     assert "hush" not in str(StorageError(f"refused {url} just now", url=url))
     assert scrubbed(f"GET '{url}' failed") == f"GET '{shown}' failed" or "://" not in url
+
+
+def test_no_traceback_shows_secrets(serve: Serve) -> None:
+    """The cause of an error is kept, as a built-in one, its text without secrets."""
+
+    class Refusing(Quiet):
+        def do_GET(self) -> None:
+            self.answer(403)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        closed = f"127.0.0.1:{door.getsockname()[1]}"
+    for host, kind in (
+        (closed, "ConnectionRefusedError"), ("no-such-host.invalid", "OSError"), ("h:99999", "ValueError"),
+        (serve(Refusing), "ClientResponseError"), (serve(holding({})), "StorageError"),
+    ):  # fmt: skip
+        for chain in ("", "zip://w.npy::"):
+            with pytest.raises(CkptError) as refused:
+                ckptconv.open(f"{chain}http://me:hu'sh-hush@{host}/m.npz?sig=hush and hush")
+            e = refused.value
+            shown = "".join(traceback.format_exception(type(e), e, e.__traceback__))
+            raised = [line for line in shown.split("\n") if not line.startswith(" ")]
+            assert "hush" not in "".join(raised)
+            assert chain or kind in "".join(raised)
+
+
+def test_a_cause_keeps_its_kind() -> None:
+    url = "http://u:hush@h/x y?a=hush b"
+    for e in (
+        FileNotFoundError(url), PermissionError(13, f"no {url}"), KeyError(url), ValueError(url),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, url), ckptconv.StorageError(url, url=url),
+    ):  # fmt: skip
+        out = faults.told(e, url)
+        assert isinstance(out, type(e)) or type(out) in (RuntimeError, Exception)
+        assert "hush" not in repr(out) + str(out)
+        assert "http://h/x y?..." in str(out)
+    inner: Exception | None = None
+    for _ in range(100):
+        inner, before = ValueError(url), inner
+        inner.__cause__ = before
+    assert inner is not None
+    assert len(list(faults.causes(faults.told(inner, url)))) == 9
 
 
 @pytest.mark.slow
