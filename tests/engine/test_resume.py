@@ -153,7 +153,8 @@ def test_what_came_there_since_it_was_stopped_is_not_replaced(
     none: list[Job] = []
     convert(source, tmp_path / "out.npz", counting(none), resume=True)
     assert none == []
-    assert ckptconv.verify(source, tmp_path / "out.npz")
+    convert(source, tmp_path / "want" / "out.npz")
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "want" / "out.npz").read_bytes()
 
 
 def test_starts_over_when_the_source_changed(source: Path, tmp_path: Path) -> None:
