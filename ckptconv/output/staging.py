@@ -219,7 +219,8 @@ class Output:
 
     def _sync_stages(self) -> None:
         for folder in self._to.stages:
-            publish.sync(folder)
+            if os.path.lexists(folder):  # an earlier run may have renamed all and removed it
+                publish.sync(folder)
 
     def _sync(self, sync: bool) -> None:
         if sync:

@@ -16,7 +16,7 @@ import pytest
 
 import ckptconv
 from ckptconv import api
-from ckptconv.engine import run
+from ckptconv.engine import journal, run
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
 from ckptconv.errors import CkptError, StorageError, UsageError
@@ -130,6 +130,27 @@ def test_stopped_while_the_files_were_renamed(
     monkeypatch.setattr(os, "replace", real)
     none: list[Job] = []
     convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, format="tf", max_shard_size=6_000_000)
+    assert none == []
+    want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
+    assert got == want
+
+
+@pytest.mark.parametrize("name", ["out.npz", "m.ckpt"])
+def test_stopped_between_the_last_rename_and_the_end_of_the_journal(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> None:
+        raise Stop
+
+    how = {} if name.endswith("npz") else {"format": "tf"}
+    convert(source, tmp_path / "want" / name, **how)
+    monkeypatch.setattr(journal.Journal, "remove", stop)
+    with pytest.raises(Stop):
+        convert(source, tmp_path / "out" / name, resume=True, **how)
+    monkeypatch.undo()
+    assert [p for p in (tmp_path / "out").iterdir() if p.name.endswith(".resume.journal")]
+    none: list[Job] = []
+    convert(source, tmp_path / "out" / name, counting(none), resume=True, **how)
     assert none == []
     want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
     assert got == want
