@@ -15,6 +15,7 @@ from ckptconv.cli.main import VERBS
 from ckptconv.formats.table import TABLE
 
 pytestmark = pytest.mark.slow
+COUNT = 800  # tensors of the smallest case
 
 
 def file(path: Path, names: list[str], axis: int = 1) -> Path:
@@ -25,17 +26,17 @@ def file(path: Path, names: list[str], axis: int = 1) -> Path:
     return path
 
 
-def flat(folder: Path, n: int) -> Path:
-    return file(folder / "m.safetensors", [f"layer_{i}/part_{i % 7}/w{i}" for i in range(1500 * n)])
+def flat(folder: Path, n: int, count: int = COUNT) -> Path:
+    return file(folder / "m.safetensors", [f"layer_{i}/part_{i % 7}/w{i}" for i in range(count * n)])
 
 
-def named(name: str) -> growth.Make:
+def named(name: str, count: int = COUNT) -> growth.Make:
     """Names of one pattern."""
-    return lambda folder, n: file(folder / "m.safetensors", [name.format(i) for i in range(1500 * n)])
+    return lambda folder, n: file(folder / "m.safetensors", [name.format(i) for i in range(count * n)])
 
 
-def other(folder: Path, n: int) -> Path:
-    return file(folder / "o.safetensors", [f"block.{i}.{'abcdefg'[i % 7]}.weight" for i in range(1500 * n)])
+def other(folder: Path, n: int, count: int) -> Path:
+    return file(folder / "o.safetensors", [f"block.{i}.{'abcdefg'[i % 7]}.weight" for i in range(count * n)])
 
 
 def deep(folder: Path, n: int) -> Path:
@@ -43,15 +44,19 @@ def deep(folder: Path, n: int) -> Path:
     return file(folder / "m.safetensors", ["/".join(["d"] * k) for k in range(1, 60)] + ["e/" * (500 * n) + "w"])
 
 
-def both(folder: Path, n: int) -> Path:
+def both(folder: Path, n: int, count: int = COUNT) -> Path:
     """A checkpoint, and one of other names beside it."""
-    other(folder, n)
-    return flat(folder, n)
+    other(folder, n, count)
+    return flat(folder, n, count)
+
+
+def few(folder: Path, n: int) -> Path:
+    return both(folder, n, 300)
 
 
 def alike(folder: Path, n: int) -> Path:
     """Names that differ in one letter, the nearest of which messages look for."""
-    return file(folder / "m.safetensors", [f"{'a' * 40}{i:06d}" for i in range(1500 * n)])
+    return file(folder / "m.safetensors", [f"{'a' * 40}{i:06d}" for i in range(COUNT * n)])
 
 
 def tree(home: Path, n: int) -> Path:
@@ -85,14 +90,14 @@ def tied(folder: Path, n: int) -> Path:
     """Many names of one tensor, as PyTorch has them."""
     torch = pytest.importorskip("torch")
     one = torch.zeros(3)
-    torch.save({f"layer.{i}.weight": one for i in range(1500 * n)}, folder / "m.pt")
+    torch.save({f"layer.{i}.weight": one for i in range(COUNT * n)}, folder / "m.pt")
     return folder / "m.pt"
 
 
 def cut(folder: Path, n: int) -> Path:
     """A PyTorch file that lacks its end."""
     torch = pytest.importorskip("torch")
-    torch.save({f"w{i}": torch.zeros(1) for i in range(1500 * n)}, folder / "m.pt")
+    torch.save({f"w{i}": torch.zeros(1) for i in range(COUNT * n)}, folder / "m.pt")
     data = (folder / "m.pt").read_bytes()
     (folder / "m.pt").write_bytes(data[: len(data) // 2])
     return folder / "m.pt"
@@ -111,7 +116,9 @@ def conditional(i: int) -> str:
     return f'[[rule]]\nfrom = "{{x}}/{{y}}"\nto = "{{x}}/{{y}}/q{i}"\nwhere = {{ x = ["a", "b"] }}\nif = ["g{i % 7}"]\n'
 
 
-SOURCES = {"keras3": named("layers/d{}/vars/0"), "keras": growth.layers}  # where other names or orders are refused
+SOURCES = {  # where other names or orders are refused, or each tensor is a file
+    "keras3": named("layers/d{}/vars/0"), "keras": growth.layers, "npy": named("layer.{}.weight", 200),
+}  # fmt: skip
 CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "inspect": (flat, ("inspect", "{p}")),
     "inspect --tree, deep": (deep, ("inspect", "{p}", "--tree")),
@@ -125,8 +132,8 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "diff, nothing in common": (both, ("diff", "{p}", "{d}/o.safetensors")),
     "verify": (flat, ("verify", "{p}")),
     "verify against another": (both, ("verify", "{p}", "{d}/o.safetensors")),
-    "match by names": (both, ("match", "{p}", "{d}/o.safetensors", "--no-values")),
-    "match by values": (both, ("match", "{p}", "{d}/o.safetensors")),
+    "match by names": (few, ("match", "{p}", "{d}/o.safetensors", "--no-values")),
+    "match by values": (few, ("match", "{p}", "{d}/o.safetensors")),
     "convert --dry-run": (flat, ("convert", "{p}", "-o", "{o}.npz", "--dry-run")),
     "convert --dry-run, deep": (deep, ("convert", "{p}", "-o", "{o}.npz", "--dry-run")),
     "convert --dry-run --json": (flat, ("convert", "{p}", "-o", "{o}.npz", "--dry-run", "--json")),
