@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, NoReturn
 
 from ...storage.ranges import FileObject
 from . import jail
-from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MEMORY, RECORD_RATIO
+from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MAX_DATA, MEMORY, RECORD_RATIO
 from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
-MOST = 1 << 27  # bytes of a frame with data
+MAX_MESSAGE = 2000  # characters
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -206,10 +206,10 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
                 send(ask, kind, body)
             send(ask, b".")
         except Refused as e:
-            send(ask, b"E", json.dumps(list(e.args)).encode())
+            send(ask, b"E", json.dumps([text[:MAX_MESSAGE] for text in e.args]).encode())
         except Exception as e:  # a damaged file can raise anything in the library
             text = f"is not valid HDF5: {type(e).__name__}: {e}"
-            send(ask, b"E", json.dumps(["corrupt", text[:2000]]).encode())
+            send(ask, b"E", json.dumps(["corrupt", text[:MAX_MESSAGE]]).encode())
     os._exit(0)
 
 
@@ -219,14 +219,26 @@ def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes
         room = RECORD_RATIO * size + 2**20
         for record in tree(file, size):
             body = json.dumps(record).encode()
-            room -= len(body)
+            room -= FRAME.size + len(body)
             if room < 0:  # many names with one long path, or attributes that share texts
                 raise Refused("unsafe", f"its names and attributes unfold without bound in a file of {size} bytes")
             yield b"R", body
         return
     for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):
-            for at in range(0, len(piece), MOST):
-                yield b"D", piece[at : at + MOST]
+            for at in range(0, len(piece), MAX_DATA):
+                yield b"D", piece[at : at + MAX_DATA]
         else:
-            yield b"S", b"".join(struct.pack("<I", len(s)) + s for s in piece)
+            yield from _texts(piece)
+
+
+def _texts(items: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Strings in frames of which each is full with its last one."""
+    body = bytearray()
+    for item in items:
+        body += struct.pack("<I", len(item)) + item
+        if len(body) >= MAX_DATA:
+            yield b"S", bytes(body)
+            body.clear()
+    if body:
+        yield b"S", bytes(body)

@@ -23,6 +23,7 @@ UNSTABLE = {4, 6}  # szip expects chunks of equal size; after scaleoffset they v
 RATIO = 1100  # deflate reaches 1032:1
 SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were never written consist of their fill value
 SLAB = 8 << 20
+POINTER = 16  # bytes that a string counts for at least, as one of variable length does in the file
 TEXT_SIZE = 8 << 10  # the assumed size of a string, whose length is unknown until it is read
 MAX_CHUNK_ROW = 256 << 20  # if one row of chunks is larger, its chunks are decoded more than once
 MAX_DEPTH = 64
@@ -56,6 +57,8 @@ def tree(file: Any, size: int) -> Iterator[Record]:
         text = name.decode("utf-8", "surrogateescape")
         here = f"{path}/{text}" if path else text
         _hard(kind, here)
+        if b"/" in name or name in (b"", b"."):  # the library would take it for a path, and open something else
+            raise Refused("corrupt", f"the group /{path} has a link named {text!r}, which is not a name")
         thing = h5py.h5o.open(group, name)
         if isinstance(thing, h5py.h5g.GroupID):
             if at in first:
@@ -133,7 +136,7 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     kind, swap, note = element(stored_type, attrs)
     stored = int(thing.get_storage_size())
     record: Record = {"path": here, "shape": shape, "dtype": kind, "swap": swap, "attrs": attrs, "stored": stored}
-    record["bytes"] = prod(shape) * max(1, int(stored_type.get_size()))
+    record["bytes"] = prod(shape) * least(int(stored_type.get_size()), text=kind == "string")
     record["offset"] = -1
     if note:
         record["skip" if not kind else "note"] = note
@@ -144,6 +147,11 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     if layout == h5py.h5d.CONTIGUOUS and kind != "string":
         _place(thing, record, size)
     return record
+
+
+def least(size: int, *, text: bool) -> int:
+    """The bytes that an element of `size` bytes counts for, where declared bytes are compared with stored ones."""
+    return max(size, POINTER if text else 1)
 
 
 def _place(thing: Any, record: Record, size: int) -> None:
@@ -223,7 +231,7 @@ def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
     text = kind.get_class() == h5py.h5t.STRING
     small = kind.get_class() == h5py.h5t.FLOAT and element(kind, {})[0].startswith(("bfloat16", "float8"))
     total = 0
-    for slab in slabs(stored.shape, stored.chunks, TEXT_SIZE if text else int(kind.get_size())):
+    for slab in slabs(stored.shape, stored.chunks, max(int(kind.get_size()), TEXT_SIZE if text else 0)):
         array = _bits(stored, slab, kind) if small else np.asarray(stored[slab])
         if text:
             items = [_item(v) for v in array.reshape(-1).tolist()]

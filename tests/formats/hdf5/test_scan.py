@@ -310,7 +310,7 @@ def test_blocks_are_kept_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_records_have_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(json.dumps({"path": ""}))
+    size = FRAME.size + len(json.dumps({"path": ""}))
     monkeypatch.setattr(inside, "RECORD_RATIO", 1 - 2**20)
     for more, fits in ((2 * size, True), (2 * size - 1, False)):
         monkeypatch.setattr(inside, "tree", lambda *_: iter([{"path": ""}] * 2))
@@ -323,9 +323,9 @@ def test_records_have_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_data_comes_in_frames_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "MOST", 4)
-    monkeypatch.setattr(inside, "pieces", lambda *_: iter([b"abcdefghi", b"", b"abcd", [b"x", b"", b"yz"]]))
+    monkeypatch.setattr(inside, "MAX_DATA", 4)
+    monkeypatch.setattr(inside, "pieces", lambda *_: iter([b"abcdefghi", b"", b"abcd", [b"", b"x", b"yz"], [], [b""]]))
     assert list(inside.serve(None, {"do": "read", "path": "w"}, 1)) == [
         (b"D", b"abcd"), (b"D", b"efgh"), (b"D", b"i"), (b"D", b"abcd"),
-        (b"S", b"\1\0\0\0x\0\0\0\0\2\0\0\0yz"),
+        (b"S", b"\0\0\0\0"), (b"S", b"\1\0\0\0x"), (b"S", b"\2\0\0\0yz"), (b"S", b"\0\0\0\0"),
     ]  # fmt: skip
