@@ -84,13 +84,20 @@ def headway() -> None:
 
 def limit() -> None:
     """Limit memory and forbid writing files, where the system has resource limits."""
+    lower(AS=MEMORY, CORE=0, FSIZE=0)
+
+
+def lower(**bounds: int) -> None:
+    """Lower limits of this process for good, each by itself: systems differ in those that can be set."""
     try:
         import resource
     except ImportError:
         return
-    for what, bound in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+    for name, bound in bounds.items():
+        what = getattr(resource, f"RLIMIT_{name}")
+        soft, hard = (bound if n == resource.RLIM_INFINITY else min(n, bound) for n in resource.getrlimit(what))
         try:
-            resource.setrlimit(what, (bound, bound))
+            resource.setrlimit(what, (soft, hard))
         except (ValueError, OSError):
             pass
 
@@ -111,20 +118,17 @@ def rehearse() -> None:
 
 
 def seal(size: int) -> None:
-    """Forbid opening files, after all imports, and bound memory by the size of the file."""
-    try:
-        import resource
+    """Forbid opening files, after all imports, and bound memory by the size of the file; then enter the jail.
 
-        most = min(MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-        total = int(time.process_time()) + CPU_TOTAL + CPU_PER_MB * (size >> 20)
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        total = total if most == resource.RLIM_INFINITY else min(total, most)
-        resource.setrlimit(resource.RLIMIT_CPU, (total, total))
-    except (ImportError, ValueError, OSError):
-        pass
-    jail.enter()
+    Refused where a system that has the jail does not let this process enter it.
+    """
+    most = min(MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
+    lower(AS=most, NOFILE=0, CPU=int(time.process_time()) + CPU_TOTAL + CPU_PER_MB * (size >> 20))
+    try:
+        jail.enter()
+    except OSError as e:
+        text = f"is not read: this system does not let the process of the HDF5 library give up its rights ({e})"
+        raise Refused("unsafe", text) from None
 
 
 def main() -> None:
@@ -194,10 +198,14 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     if missing or "size" not in first:
         send(ask, b"E", json.dumps(["missing", missing]).encode())
         os._exit(0)
-    seal(first["size"])
+    size, file = first["size"], None
+    try:
+        seal(size)
+    except Refused as e:
+        send(ask, b"E", failure(e))
+        os._exit(0)
     import h5py
 
-    size, file = first["size"], None
     headway()
     for line in answer:
         try:
@@ -205,12 +213,15 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
             for kind, body in serve(file, json.loads(line), size):
                 send(ask, kind, body)
             send(ask, b".")
-        except Refused as e:
-            send(ask, b"E", json.dumps([text[:MAX_MESSAGE] for text in e.args]).encode())
         except Exception as e:  # a damaged file can raise anything in the library
-            text = f"is not valid HDF5: {type(e).__name__}: {e}"
-            send(ask, b"E", json.dumps(["corrupt", text[:MAX_MESSAGE]]).encode())
+            send(ask, b"E", failure(e))
     os._exit(0)
+
+
+def failure(e: Exception) -> bytes:
+    """The body of an error's frame."""
+    said = e.args if isinstance(e, Refused) else ("corrupt", f"is not valid HDF5: {type(e).__name__}: {e}")
+    return json.dumps([text[:MAX_MESSAGE] for text in said]).encode()
 
 
 def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes, bytes]]:

@@ -370,6 +370,7 @@ def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
 def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child.prepare()  # what starts children does not answer at once
     monkeypatch.setattr(child, "SILENCE", 0.0)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
@@ -463,6 +464,8 @@ def test_a_child_that_serves_is_in_jail(forked: bool, tmp_path: Path, monkeypatc
     proc = Path(f"/proc/{process._pid if isinstance(process, child.Forked) else process.pid}")
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {int(status[f"Cap{of}"], 16) for of in ("Inh", "Prm", "Eff")} == {0}
+    assert len(list((proc / "fd").iterdir())) == 5  # nothing three times, and its pipes
     limits = (proc / "limits").read_text()
     for what in ("core file size", "file size", "open files"):
         assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)
