@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
 from ...dtypes import DTYPES
-from ...errors import CkptError, CorruptCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ..reading import Reading
@@ -135,7 +135,11 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
+    room = records.MEMORY * seen.size + records.MORE_MEMORY
     for _, body in child.ask(seen, do="scan"):
+        room -= records.weight(body)
+        if room < 0:
+            raise UnsafeCheckpoint("its groups and attributes would take much more memory than it has bytes", url=url)
         record = records.parse(body, seen.size, url)
         path = record.path
         first = datasets.get(record.same)

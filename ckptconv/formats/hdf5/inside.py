@@ -24,6 +24,7 @@ from .scan import RATIO, Refused, pieces, tree
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
 MAX_MESSAGE = 2000  # characters
+DIRECTORY, MORE_DIRECTORY = 48, 128 << 20  # bytes of memory to read it: for each byte of the file, and in addition
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -78,6 +79,27 @@ def headway() -> None:
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
         soon = int(time.process_time()) + CPU_STEP + 1
         resource.setrlimit(resource.RLIMIT_CPU, (soon if most == resource.RLIM_INFINITY else min(soon, most), most))
+    except (ImportError, ValueError, OSError):
+        pass
+
+
+def taken() -> int:
+    """The bytes of address space in use, 0 if the system does not say."""
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def allow(memory: int) -> None:
+    """Bound the address space for a while; 0: only as `seal` did. Attributes that share a text unfold it."""
+    try:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        memory = memory or most
+        resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
     except (ImportError, ValueError, OSError):
         pass
 
@@ -199,6 +221,7 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
         send(ask, b"E", json.dumps(["missing", missing]).encode())
         os._exit(0)
     size, file = first["size"], None
+    before = taken()
     try:
         seal(size)
     except Refused as e:
@@ -208,9 +231,11 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
 
     headway()
     for line in answer:
+        request = json.loads(line)
+        allow(before + DIRECTORY * size + MORE_DIRECTORY if before and request["do"] == "scan" else 0)
         try:
             file = file or h5py.File(FileObject(Piped(ask, answer, size)), "r", rdcc_nbytes=32 << 20)
-            for kind, body in serve(file, json.loads(line), size):
+            for kind, body in serve(file, request, size):
                 send(ask, kind, body)
             send(ask, b".")
         except Exception as e:  # a damaged file can raise anything in the library

@@ -6,8 +6,8 @@
 
 Other system calls fail with EPERM: opening, linking, renaming and removing files, sockets, forks, exec, signals,
 ptrace, and reading another process's memory. Memory can be mapped but not made executable, and the process can set
-no limit but that of its own processor time, up to its total. Linux on x86-64 and AArch64; elsewhere `enter` does
-nothing and returns False.
+no limits but those of its own processor time and address space, up to what they were. Linux on x86-64 and AArch64;
+elsewhere `enter` does nothing and returns False.
 
 Specification: seccomp(2), linux/filter.h, capset(2).
 """
@@ -26,6 +26,7 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # the latter: fail with errno 1, EPERM
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
 EXECUTABLE = 4  # PROT_EXEC
+CPU, ADDRESSES = 0, 9  # RLIMIT_CPU, RLIMIT_AS
 
 # Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -45,7 +46,7 @@ FREE = {
 }  # fmt: skip
 # Allowed only if an argument is harmless: name -> numbers, which argument.
 MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
-LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first and second: 0, this process, its time
+LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first: 0, this process; second: which limit
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
@@ -57,8 +58,8 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
         out += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     for number in LIMITS[machine].values():
-        out += [(EQUAL, 0, 6, number), (LOAD, 0, 0, ARGUMENT), (EQUAL, 0, 3, 0)]
-        out += [(LOAD, 0, 0, ARGUMENT + 8), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+        out += [(EQUAL, 0, 7, number), (LOAD, 0, 0, ARGUMENT), (EQUAL, 0, 4, 0), (LOAD, 0, 0, ARGUMENT + 8)]
+        out += [(EQUAL, 1, 0, CPU), (EQUAL, 0, 1, ADDRESSES), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
     return [*out, (RETURN, 0, 0, REFUSE)]
 
 

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
 from ...moves.part import checked_count
+from .member import WEIGHTS
 from .scan import RATIO, SLACK, least
 
+MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte of the file and in addition
 MAX_AXES = 32  # of HDF5
 PLAIN = (str, int, float, type(None))  # bool is an int
 
@@ -34,6 +36,11 @@ class Record(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     swap: bool
+
+
+def weight(body: bytes) -> int:
+    """About the bytes of memory that a record takes."""
+    return 4 * len(body) + sum(cost * body.count(sign) for sign, cost in WEIGHTS.items())
 
 
 def parse(body: bytes, size: int, url: str) -> Record:

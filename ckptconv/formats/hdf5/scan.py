@@ -29,6 +29,8 @@ MAX_CHUNK_ROW = 256 << 20  # if one row of chunks is larger, its chunks are deco
 MAX_DEPTH = 64
 MAX_OBJECTS = 1_000_000
 MAX_ATTRIBUTE = 64 << 20
+VALUE, COPIES = 128, 16  # bytes of memory, here and in the parent, for a value of an attribute and a byte of its text
+ATTRIBUTES, MORE_ATTRIBUTES = 48, 32 << 20  # bytes of memory for all of them, per byte of the file and in addition
 
 Record = dict[str, Any]
 
@@ -37,12 +39,25 @@ class Refused(Exception):
     """(kind, message): kind is 'unsafe' or 'corrupt'."""
 
 
+class Room:
+    """The memory that is left for the attributes of a file of `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._left = ATTRIBUTES * size + MORE_ATTRIBUTES
+
+    def take(self, values: int, text: int) -> None:
+        """Refuse `values` values, each with `text` bytes of text, if there is no room for them."""
+        self._left -= values * (VALUE + COPIES * text)
+        if self._left < 0:
+            raise Refused("unsafe", "its attributes would take much more memory than the file has bytes")
+
+
 def tree(file: Any, size: int) -> Iterator[Record]:
     """Walk all hard links of an open h5py file of `size` bytes, depth first."""
     import h5py
 
-    root = h5py.h5g.open(file.id, b"/")
-    yield {"path": "", "group": True, "attrs": attributes(root)}
+    root, room = h5py.h5g.open(file.id, b"/"), Room(size)
+    yield {"path": "", "group": True, "attrs": attributes(root, room)}
     first: dict[int, str] = {int(h5py.h5o.get_info(root).addr): ""}
     todo = [(root, "", iter(_links(root)))]
     linked: dict[int, Record] = {}  # datasets that have several names
@@ -65,10 +80,10 @@ def tree(file: Any, size: int) -> Iterator[Record]:
                 raise Refused("unsafe", f"the group {here} is the group /{first[at]} again: links go in circles")
             if len(todo) >= MAX_DEPTH:
                 raise Refused("unsafe", f"groups are nested more than {MAX_DEPTH} deep")
-            yield {"path": here, "group": True, "attrs": attributes(thing)}
+            yield {"path": here, "group": True, "attrs": attributes(thing, room)}
             todo.append((thing, here, iter(_links(thing))))
         elif isinstance(thing, h5py.h5d.DatasetID):
-            record = linked[at] | {"path": here} if at in linked else dataset(thing, here, size)
+            record = linked[at] | {"path": here} if at in linked else dataset(thing, here, size, room)
             if at in first:
                 record["same"] = first[at]
                 record.pop("attrs", None)  # sent once: many links would repeat them
@@ -110,7 +125,7 @@ def _hard(kind: int, here: str) -> None:
         raise Refused("unsafe", f"{here} is {what} link; only data in the file itself is read")
 
 
-def dataset(thing: Any, here: str, size: int) -> Record:
+def dataset(thing: Any, here: str, size: int, room: Room) -> Record:
     """Describe one dataset: dtype, shape and the offset of its bytes (-1: they must be decoded)."""
     import h5py
 
@@ -127,7 +142,7 @@ def dataset(thing: Any, here: str, size: int) -> Record:
         raise Refused("unsafe", f"{here} needs the filter plugin {min(unknown)}, which is not trusted")
     if filters >= UNSTABLE:
         raise Refused("corrupt", f"{here} is scaled, then packed by szip: the library reads other values each time")
-    attrs = attributes(thing)
+    attrs = attributes(thing, room)
     space = thing.get_space()
     if space.get_simple_extent_type() == h5py.h5s.NULL:
         return {"path": here, "skip": "an empty dataspace without data", "bytes": 0, "stored": 0, "attrs": attrs}
@@ -165,7 +180,7 @@ def _place(thing: Any, record: Record, size: int) -> None:
     record["offset"] = int(offset)
 
 
-def attributes(thing: Any) -> dict[str, Any]:
+def attributes(thing: Any, room: Room) -> dict[str, Any]:
     """All attributes of an object as JSON values; others (references) are replaced by an entry '?name'."""
     import h5py
 
@@ -181,9 +196,11 @@ def attributes(thing: Any) -> dict[str, Any]:
         count = 0 if space.get_simple_extent_type() == h5py.h5s.NULL else prod(space.shape)
         if count * one.get_type().get_size() > MAX_ATTRIBUTE:
             raise Refused("unsafe", f"the attribute {text} is larger than {MAX_ATTRIBUTE} bytes")
-        if one.get_type().get_class() in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
+        kind = one.get_type().get_class()
+        if kind in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
             out["?" + text] = "neither a number nor text"
         else:
+            room.take(count, one.get_type().get_size() if kind == h5py.h5t.STRING else 0)
             out[text] = _value(thing, name)
     return out
 

@@ -16,7 +16,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.formats.hdf5 import child
+from ckptconv.formats.hdf5 import child, records
 from ckptconv.formats.hdf5.child import FRAME
 from ckptconv.storage.files import Reader
 
@@ -138,6 +138,14 @@ def test_an_answer_has_room_for_so_many_bytes(
             with pytest.raises(CorruptCheckpoint, match="sent an invalid message"):
                 list(one.ask(do=asked))
         one.close()
+
+
+def test_records_are_not_kept_without_bound(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that they take here counts, which is many times what they take in the pipe."""
+    forge(GROUP + 'record(attrs={"a": [[]] * 10**5}); record(path="v", attrs={"a": [[]] * 10**5})', monkeypatch)
+    monkeypatch.setattr(records, "MORE_MEMORY", 20 << 20)
+    with pytest.raises(UnsafeCheckpoint, match="more memory than it has bytes"):
+        ckptconv.open(file, format="hdf5")
 
 
 def test_what_it_says_is_unsafe_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
