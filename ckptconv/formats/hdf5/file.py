@@ -94,8 +94,9 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a dataset: little-endian slabs, or single strings."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
-    for kind, body in child.ask(image(coded.url, member), do="read", path=path):
-        if (kind == b"S") is not (coded.size == 0):
+    strings = coded.size == 0  # it is not known
+    for kind, body in child.ask(image(coded.url, member), do="read", path=path, **({"text": "yes"} if strings else {})):
+        if (kind == b"S") is not strings:
             raise CorruptCheckpoint("the HDF5 library sent another kind of values: the file is hostile", url=coded.url)
         if kind == b"D":
             yield body

@@ -24,7 +24,7 @@ from .scan import RATIO, Refused, pieces, tree
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
 MAX_MESSAGE = 2000  # characters
-DIRECTORY, MORE_DIRECTORY = 48, 128 << 20  # bytes of memory to read it: for each byte of the file, and in addition
+FRUGAL, MORE_FRUGAL = 48, 128 << 20  # bytes of memory to read all but numbers, per byte of the file and in addition
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -93,7 +93,7 @@ def taken() -> int:
 
 
 def allow(memory: int) -> None:
-    """Bound the address space for a while; 0: only as `seal` did. Attributes that share a text unfold it."""
+    """Bound the address space for a while; 0: only as `seal` did. The library unfolds texts that are shared."""
     try:
         import resource
 
@@ -232,7 +232,8 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     headway()
     for line in answer:
         request = json.loads(line)
-        allow(before + DIRECTORY * size + MORE_DIRECTORY if before and request["do"] == "scan" else 0)
+        plain = request["do"] == "read" and "text" not in request
+        allow(0 if plain or not before else before + FRUGAL * size + MORE_FRUGAL)
         try:
             file = file or h5py.File(FileObject(Piped(ask, answer, size)), "r", rdcc_nbytes=32 << 20)
             for kind, body in serve(file, request, size):

@@ -25,6 +25,7 @@ SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were n
 SLAB = 8 << 20
 POINTER = 16  # bytes that a string counts for at least, as one of variable length does in the file
 TEXT_SIZE = 8 << 10  # the assumed size of a string, whose length is unknown until it is read
+MAX_CHUNKS, MAX_WIDE = 4096, 16384  # chunks in a slab, and in a row of chunks
 MAX_CHUNK_ROW = 256 << 20  # if one row of chunks is larger, its chunks are decoded more than once
 MAX_DEPTH = 64
 MAX_OBJECTS = 1_000_000
@@ -266,10 +267,11 @@ def _bits(stored: Any, slab: Any, kind: Any) -> Any:
     import numpy as np
 
     space = stored.id.get_space()
-    shape = stored.shape if slab == () else (slab.stop - slab.start, *stored.shape[1:])
+    cut = [s if isinstance(s, slice) else slice(s, s + 1) for s in (slab if isinstance(slab, tuple) else (slab,))]
+    shape = (*(s.stop - s.start for s in cut), *stored.shape[len(cut) :])
     out = np.empty(shape, f"{'>' if kind.get_order() == 1 else '<'}u{kind.get_size()}")
     if shape:
-        space.select_hyperslab((slab.start, *(0,) * (len(shape) - 1)), shape)
+        space.select_hyperslab((*(s.start for s in cut), *(0,) * (len(shape) - len(cut))), shape)
     stored.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
     return out
 
@@ -279,7 +281,10 @@ def _item(value: Any) -> bytes:
 
 
 def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int) -> Iterator[Any]:
-    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, in complete rows of chunks where possible."""
+    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, in complete rows of chunks where possible.
+
+    A row of very many chunks is cut along the next axis: the library takes some 6 kB for each chunk that it reads from.
+    """
     if not shape:
         yield ()
         return
@@ -288,7 +293,12 @@ def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int)
     row = prod(shape[1:]) * itemsize
     rows = max(1, SLAB // row)
     if chunks:
-        rows = max(rows // chunks[0], 1) * chunks[0]
+        wide = prod(-(-n // c) for n, c in zip(shape[1:], chunks[1:], strict=True))
+        if wide > MAX_WIDE:
+            inner = [s if isinstance(s, tuple) else (s,) for s in slabs(shape[1:], chunks[1:], itemsize)]
+            yield from ((i, *s) for i in range(shape[0]) for s in inner)
+            return
+        rows = max(min(rows // chunks[0], MAX_CHUNKS // wide), 1) * chunks[0]
         rows = min(rows, max(1, MAX_CHUNK_ROW // row))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))

@@ -222,6 +222,8 @@ SLABS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int, list[int]]]
     "the largest row of chunks": ((18, 2), (8, 2), 8, [8, 8, 2]),
     "too large a row of chunks": ((18, 2), (9, 2), 8, [8, 8, 2]),
     "a row of chunks that is larger than all": ((2, 20), (2, 20), 8, [1, 1]),
+    "many chunks": ((10,), (1,), 4, [4, 4, 2]),
+    "rows of many chunks": ((4, 3), (1, 1), 1, [1, 1, 1, 1]),
 }
 
 
@@ -229,11 +231,37 @@ SLABS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int, list[int]]]
 def test_slabs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "SLAB", 64)
     monkeypatch.setattr(scan, "MAX_CHUNK_ROW", 128)
+    monkeypatch.setattr(scan, "MAX_CHUNKS", 4)
     shape, chunks, itemsize, rows = SLABS[name]
     found = list(scan.slabs(shape, chunks, itemsize))
     assert [len(range(shape[0])[s]) if shape else 0 for s in found] == rows
     if shape:
         assert [i for s in found for i in range(shape[0])[s]] == (list(range(shape[0])) if rows else [])
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("chunks", [(2, 2, 1), (1, 1, 1), (3, 1, 4), (1, 6, 4)])
+def test_a_wide_row_of_chunks_is_cut(chunks: tuple[int, ...], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the next axes, and the pieces are those of the whole."""
+    values = np.arange(96, dtype="<u2").reshape(4, 6, 4)
+    monkeypatch.setattr(scan, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(scan, "MAX_WIDE", 2)
+
+    def build(f: h5py.File) -> None:
+        kind = h5py.h5t.IEEE_F16LE.copy()  # the bits of bfloat16
+        kind.set_fields(15, 7, 8, 0, 7)
+        kind.set_ebias(127)
+        kind = kind if small else h5py.h5t.STD_U16LE
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk(chunks)
+        made = h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple(values.shape), plan)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, kind)
+
+    f, size = opened(build)
+    with f:
+        got = [bytes(p) for p in scan.pieces(f, "w", size) if isinstance(p, bytes)]
+    assert b"".join(got) == values.tobytes()
+    assert len(got) > 1
 
 
 @pytest.mark.parametrize("variable", [False, True])
