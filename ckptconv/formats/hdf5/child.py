@@ -16,7 +16,7 @@ rights of the parent. The server of multiprocessing exists once per process, is 
 its own pipes, the parent's main module and its environment. The process that protects the user from a hostile file must
 have two pipes and nothing else, in an isolated interpreter (-I) that has imported only h5py.
 
-    parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
+    parent -> child     JSON lines: {"size": N, "packed": N} first, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
                         G  start, size as u64le: requests these bytes, which follow raw    R  a record, JSON
                         D  bytes of the dataset   S  strings, each u32le length + bytes    E  [kind, message], JSON
@@ -71,6 +71,7 @@ class FileImage(NamedTuple):
     url: str
     size: int
     source: Callable[[], Ranges]
+    packed: int  # bytes that it takes in the archive, or size
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
@@ -182,7 +183,7 @@ class Child:
         if os.name != "nt" and self._process.stdin:
             os.set_blocking(self._process.stdin.fileno(), False)  # it may not read what it asked for
         self._received = bytearray()  # of frames to come: records are many and small
-        self._send(json.dumps({"size": image.size}).encode() + b"\n")
+        self._send(json.dumps({"size": image.size, "packed": image.packed}).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
         """Send a request and yield the frames of the answer. All time counts but that of the caller, between frames."""

@@ -136,7 +136,7 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
-    room = records.MEMORY * seen.size + records.MORE_MEMORY
+    room = records.MEMORY * seen.packed + records.MORE_MEMORY
     for _, body in child.ask(seen, do="scan"):
         room -= records.weight(body)
         if room < 0:
@@ -179,7 +179,7 @@ def image(url: str, member: str = "") -> FileImage:
     if member:
         return archive.image(url, member)
     with Reader(url) as file:
-        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
+        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url), file.size)
 
 
 def try_look(url: str, member: str = "") -> Tree | None:

@@ -24,7 +24,7 @@ from .scan import RATIO, Refused, pieces, tree
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
 MAX_MESSAGE = 2000  # characters
-FRUGAL, MORE_FRUGAL = 48, 128 << 20  # bytes of memory to read all but numbers, per byte of the file and in addition
+FRUGAL, MORE_FRUGAL = 48, 128 << 20  # bytes of memory to read all but numbers, per byte that is stored and in addition
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -233,7 +233,7 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     for line in answer:
         request = json.loads(line)
         plain = request["do"] == "read" and "text" not in request
-        allow(0 if plain or not before else before + FRUGAL * size + MORE_FRUGAL)
+        allow(0 if plain or not before else before + FRUGAL * first["packed"] + MORE_FRUGAL)
         try:
             file = file or h5py.File(FileObject(Piped(ask, answer, size)), "r", rdcc_nbytes=32 << 20)
             for kind, body in serve(file, request, size):

@@ -18,7 +18,7 @@ from ...moves.part import checked_count
 from .member import WEIGHTS
 from .scan import RATIO, SLACK, least
 
-MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte of the file and in addition
+MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte that is stored and in addition
 MAX_AXES = 32  # of HDF5
 PLAIN = (str, int, float, type(None))  # bool is an int
 

@@ -127,7 +127,7 @@ def test_an_answer_has_room_for_so_many_bytes(
     monkeypatch.setattr(child, "MAX_FRAME", 2**20)
     size, head = file.stat().st_size, FRAME.size
     room = child.RECORD_RATIO * size + 2**20 if asked == "scan" else child.RATIO * size + 2**20
-    image = child.FileImage("x", str(file), size, lambda: Reader(str(file)))
+    image = child.FileImage("x", str(file), size, lambda: Reader(str(file)), size)
     for sent in (room, room + 1):
         frames = [2**19 - head] * ((sent - head) // 2**19) + [(sent - head) % 2**19 - head]
         forge(f'for n in {frames}: send(b"{kind}", bytes(n))\nsend(b".")', monkeypatch)
