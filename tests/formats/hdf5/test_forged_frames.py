@@ -63,7 +63,7 @@ FRAMES = {
     "values, which were not asked for": ('send(b"D", b"{}")', INVALID),
     "texts, which were not asked for": ('send(b"S", bytes(4))', INVALID),
     "an end with more": (GROUP + 'send(b".", b"x")', INVALID),
-    "more after the end": (GROUP + 'out.write(struct.pack("<cQ", b".", 0)); send(b"R", b"{}")', "more than it was"),
+    "more after the end": (GROUP + 'send(b".", b"R" + bytes(8), 0)', "more than it was asked for"),
     "half a frame": ('out.write(b"R12"); out.flush()', "ended with status"),
     "less than it says": ('send(b"R", b"{}", 100)', "ended with status"),
     "a request of 3 bytes": ('send(b"G", b"abc")', INVALID),
