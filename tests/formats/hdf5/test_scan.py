@@ -205,6 +205,17 @@ def test_a_name_that_many_links_give_a_dataset_counts_once(monkeypatch: pytest.M
     assert [r.get("same") for r in records(build, 80).values()] == [None, None, *["w"] * 5]
 
 
+@pytest.mark.parametrize("name", [b"a/b", b"/ab", b"./a"])
+def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
+    """The library would open what the path leads to, which is not what the link leads to."""
+    raw = io.BytesIO()
+    with h5py.File(raw, "w") as f:
+        f["axb"] = TEN
+    forged = io.BytesIO(raw.getvalue().replace(b"axb\0", name + b"\0"))
+    with h5py.File(forged, "r") as f, pytest.raises(scan.Refused, match="which is not a name"):
+        list(scan.tree(f, len(raw.getvalue())))
+
+
 # --- slabs --------------------------------------------------------------------------------------------------------
 
 
