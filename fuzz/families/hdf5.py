@@ -196,7 +196,7 @@ def without_child() -> Iterator[None]:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
                 yield from inside.serve(f, request, image.size)
         except scan.Refused as e:
-            raise child._error(list(e.args), image.url) from None
+            raise child._error(inside.failure(e), image.url, fed=True) from None
         finally:
             source.close()
 

@@ -368,17 +368,15 @@ def around(choose: random.Random) -> AbstractContextManager[None]:
 @contextmanager
 def without_child() -> Iterator[None]:
     """Run here what otherwise runs in the child; errors become what the child makes of them."""
-    from ckptconv.formats.hdf5 import child, inside, scan
+    from ckptconv.formats.hdf5 import child, inside
 
     def ask(image: Any, **request: str) -> Iterator[tuple[bytes, bytes]]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
                 yield from inside.serve(f, request, image.size)
-        except scan.Refused as e:
-            raise child._error(list(e.args), image.url) from None
         except Exception as e:
-            raise child._error(["corrupt", f"is not valid HDF5: {type(e).__name__}: {e}"], image.url) from None
+            raise child._error(inside.failure(e), image.url, fed=True) from None
         finally:
             source.close()
 

@@ -261,6 +261,34 @@ def hdf5_of(kind: str) -> growth.Make:
     return make
 
 
+def hdf5_chunks(*shape: int) -> growth.Make:
+    """One dataset in chunks of one element, of which the last axis has n times as many."""
+
+    def make(folder: Path, n: int) -> Path:
+        import h5py
+
+        with h5py.File(folder / "x.h5", "w", libver="latest") as f:
+            f.create_dataset("w", (*shape[:-1], shape[-1] * n), "f4", chunks=(1,) * len(shape))[...] = 1
+        return folder / "x.h5"
+
+    return make
+
+
+def hdf5_values(value: object, dtype: str, each: int, count: int) -> growth.Make:
+    """Attributes of many values, one on each of many groups."""
+
+    def make(folder: Path, n: int) -> Path:
+        import h5py
+
+        with h5py.File(folder / "x.h5", "w", libver="latest") as f:
+            for i in range(count * (n if count > 1 else 1)):
+                values = np.full(each * (1 if count > 1 else n), value, dtype)
+                f.create_group(f"{i:x}").attrs.create("a", values)
+        return folder / "x.h5"
+
+    return make
+
+
 def parts(folder: Path, n: int) -> Path:
     return safetensors_of(lambda _: empty("d/" * 50_000 * n), 1)(folder, 1)
 
@@ -389,6 +417,10 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
     "hdf5: links": (hdf5_of("links"), "hdf5"),
     "hdf5: groups": (hdf5_of("groups"), "hdf5"),
+    "hdf5: chunks": (hdf5_chunks(20_000), "hdf5"),
+    "hdf5: rows of chunks": (hdf5_chunks(2, 20_000), "hdf5"),
+    "hdf5: values of an attribute": (hdf5_values(-100, "i1", 200_000, 1), "hdf5"),
+    "hdf5: texts of attributes": (hdf5_values(b"ab", "S2", 1_000, 200), "hdf5"),
 }  # fmt: skip
 
 

@@ -6,17 +6,17 @@ over a pipe, and the parent answers from the one file that it opened, so no link
 open or write files, its memory is limited, it loads no plugins, and on Linux a filter of system calls (jail.py) allows
 only computing and the pipes. It is killed after `SILENCE` seconds without a message, after `CPU_STEP` seconds of its
 own processor time between two frames, and after `CPU_TOTAL` seconds plus `CPU_PER_MB` for each megabyte of the file in
-all. Code of an attacker may run in it: what it sends is bounded in size and time here as well. Starting the first child
-takes 0.1 s, about as long as importing h5py; the others are forks of a process that has done only that. Idle children
-are reused for the next dataset. Contiguous datasets, nearly all in practice, need the child only once: to learn the
-position of their bytes.
+all. Code of an attacker may run in it: what it sends is bounded in size and time here as well, each frame must be one
+that answers the request, and records.py checks what is said of the file. Starting the first child takes 0.1 s, about as
+long as importing h5py; the others are forks of a process that has done only that. Idle children are reused for the next
+dataset. Contiguous datasets, nearly all in practice, need the child only once: to learn the position of their bytes.
 
 This mechanism differs from bulk/pool.py, which starts workers through multiprocessing: those run our code with all
 rights of the parent. The server of multiprocessing exists once per process, is preloaded once, and gives every child
 its own pipes, the parent's main module and its environment. The process that protects the user from a hostile file must
 have two pipes and nothing else, in an isolated interpreter (-I) that has imported only h5py.
 
-    parent -> child     one JSON line: {"size": N} at the start, then {"do": "scan"} or {"do": "read", "path": P}
+    parent -> child     JSON lines: {"size": N, "packed": N} first, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
                         G  start, size as u64le: requests these bytes, which follow raw    R  a record, JSON
                         D  bytes of the dataset   S  strings, each u32le length + bytes    E  [kind, message], JSON
@@ -40,17 +40,22 @@ from typing import IO, Any, NamedTuple
 from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 from ...messages import printable
 from ...storage.ranges import Ranges
-from .scan import RATIO
+from .scan import RATIO, SLACK
 
 SILENCE = 30.0  # seconds
 CPU_STEP = 6  # seconds of processor time between two frames
 CPU_TOTAL, CPU_PER_MB = 300, 1  # seconds of processor time for all requests together
-WAITING = 4  # seconds that this process waits for each second of the child's processor time, at most
+WAITING = 4  # seconds that an answer takes for each second of the child's processor time, at most
+FETCHING = 16  # seconds more for each megabyte of the file, which a server may send as slowly as that
 FRAME = struct.Struct("<cQ")
-KINDS = (b"G", b"R", b"D", b"S", b"E", b".")
-MAX_ERROR = 1 << 16  # bytes of a message
 COMMAND = struct.Struct("<cq")  # to the nursery, see inside.py
 MAX_FRAME = 1 << 30
+MAX_DATA = 8 << 20  # bytes of a frame with data; of one with strings, apart from the last string
+MAX_ERROR = 1 << 16
+BODIES = {  # the fewest and the most bytes of a body
+    b"G": (16, 16), b"R": (1, MAX_FRAME), b"D": (1, MAX_DATA), b"S": (4, MAX_FRAME), b"E": (1, MAX_ERROR), b".": (0, 0),
+}  # fmt: skip
+ANSWERS = {"scan": b"RGE.", "read": b"DSGE."}  # the kinds of frames that may follow a request
 RECORD_RATIO = 16  # bytes of records per byte of the file
 PIECE = 1 << 20  # bytes read or sent at once
 PIPE = 1 << 16  # bytes that a pipe holds
@@ -66,6 +71,7 @@ class FileImage(NamedTuple):
     url: str
     size: int
     source: Callable[[], Ranges]
+    packed: int  # bytes that it takes in the archive, or size
 
 
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
@@ -172,36 +178,50 @@ class Child:
     def __init__(self, image: FileImage) -> None:
         self.image, self._source = image, image.source()
         self._process = _spawn()
-        self._patience: float = WAITING * (CPU_TOTAL + CPU_PER_MB * (image.size >> 20))
+        self._patience: float = WAITING * CPU_TOTAL + (WAITING * CPU_PER_MB + FETCHING) * (image.size >> 20)
+        self._due, self._fed = time.monotonic() + self._patience, False
         if os.name != "nt" and self._process.stdin:
             os.set_blocking(self._process.stdin.fileno(), False)  # it may not read what it asked for
         self._received = bytearray()  # of frames to come: records are many and small
-        self._send(json.dumps({"size": image.size}).encode() + b"\n")
+        self._send(json.dumps({"size": image.size, "packed": image.packed}).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
-        """Send a request and yield the frames of the answer."""
+        """Send a request and yield the frames of the answer. All time counts but that of the caller, between frames."""
+        self._due = time.monotonic() + self._patience
         self._send(json.dumps(request).encode() + b"\n")
-        ratio, more = (RECORD_RATIO, 1 << 20) if request["do"] == "scan" else (RATIO, MAX_FRAME)
-        room = ratio * self.image.size + more  # bytes of the answer
-        while True:
-            kind, size = FRAME.unpack(self._receive(FRAME.size))
-            room -= size if kind != b"G" else 0
-            if size > MAX_FRAME or room < 0 or kind not in KINDS or (kind == b"G" and size != 16):
-                raise self._lost("sent an invalid message")
-            body = self._receive(size)
-            if kind == b".":
-                return
+        for kind, body in self._frames(request["do"]):
             if kind == b"E":
-                raise _error(body, self.image.url)
+                raise _error(body, self.image.url, fed=self._fed)
             if kind == b"G":
                 self._give(*struct.unpack("<QQ", body))
-            else:
-                yield kind, body
+                continue
+            self._patience = self._due - time.monotonic()
+            if kind == b".":
+                return
+            yield kind, body
+            self._due = time.monotonic() + self._patience
+
+    def _frames(self, asked: str) -> Iterator[tuple[bytes, bytes]]:
+        """The frames of an answer, each of a kind and size that can be in it."""
+        ratio, more = (RECORD_RATIO, 1 << 20) if asked == "scan" else (RATIO, MAX_FRAME)
+        room = ratio * self.image.size + more  # bytes of the answer; an endless one may consist of small frames
+        largest = RATIO * self.image.size + SLACK + MAX_DATA  # the file declares no more
+        while True:
+            kind, size = FRAME.unpack(self._receive(FRAME.size))
+            fewest, most = BODIES.get(kind, (1, 0))
+            room -= FRAME.size + size if kind != b"G" else 0
+            if room < 0 or not fewest <= size <= min(most, largest) or kind not in ANSWERS[asked]:
+                raise self._lost("sent an invalid message")
+            body = self._receive(size)
+            if kind == b"." and self._received:
+                raise self._lost("sent more than it was asked for")
+            yield kind, body
 
     def _give(self, start: int, size: int) -> None:
         """Send a range of the file, in pieces: it may be all of it."""
-        if start + size > self.image.size:
+        if not size or start + size > self.image.size:
             raise self._lost("asked for bytes that are not there")
+        self._fed = True
         for at in range(start, start + size, PIECE):
             self._send(self._source.read(at, min(PIECE, start + size - at)))
 
@@ -236,17 +256,15 @@ class Child:
         return out
 
     def _wait(self, pipe: IO[bytes], *, reading: bool) -> None:
-        """Wait until the pipe can be used; for `SILENCE` seconds, and `_patience` seconds in all."""
+        """Wait until the pipe can be used; for `SILENCE` seconds, and until the time for the answer is over."""
         import select
 
-        poll, began = select.poll(), time.monotonic()
+        left = self._due - time.monotonic()
+        poll = select.poll()
         poll.register(pipe.fileno(), select.POLLIN if reading else select.POLLOUT)
-        ready = poll.poll(SILENCE * 1000)
-        self._patience -= time.monotonic() - began
+        ready = left > 0 and poll.poll(min(SILENCE, left) * 1000)
         if not ready:
-            raise self._lost(f"was silent for {SILENCE:.0f} seconds")
-        if self._patience < 0:
-            raise self._lost("took too long")
+            raise self._lost("took too long" if left < SILENCE else f"was silent for {SILENCE:.0f} seconds")
 
     def _lost(self, why: str) -> CkptError:
         self._process.kill()
@@ -269,12 +287,13 @@ class Child:
             self.close()
 
 
-def _error(body: bytes, url: str) -> CkptError:
+def _error(body: bytes, url: str, *, fed: bool) -> CkptError:
+    """The error that the child reports; fed: it has seen bytes of the file, whose author may write the message."""
     try:
-        kind, message = (printable(str(text)) for text in json.loads(body[:MAX_ERROR]))
+        kind, message = (printable(str(text)) for text in json.loads(body))
     except (ValueError, TypeError, RecursionError):
         return CorruptCheckpoint("the HDF5 library ended with an invalid message: the file is hostile", url=url)
-    if kind == "missing":
+    if kind == "missing" and not fed:
         return MissingExtra(f"HDF5 needs the package h5py: {message}", url=url)
     return (UnsafeCheckpoint if kind == "unsafe" else CorruptCheckpoint)(message, url=url)
 

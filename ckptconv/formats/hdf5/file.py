@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
 from ...dtypes import DTYPES
-from ...errors import CkptError, CorruptCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ..reading import Reading
 from ..signatures import is_hdf5
-from . import child
+from . import child, records
 from . import member as archive
 from .child import FileImage
+from .records import Record
 
 if TYPE_CHECKING:
     from .write import Hdf5Writer
@@ -93,7 +94,10 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a dataset: little-endian slabs, or single strings."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
-    for kind, body in child.ask(image(coded.url, member), do="read", path=path):
+    strings = coded.size == 0  # it is not known
+    for kind, body in child.ask(image(coded.url, member), do="read", path=path, **({"text": "yes"} if strings else {})):
+        if (kind == b"S") is not strings:
+            raise CorruptCheckpoint("the HDF5 library sent another kind of values: the file is hostile", url=coded.url)
         if kind == b"D":
             yield body
         else:
@@ -132,35 +136,42 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
+    room = records.MEMORY * seen.packed + records.MORE_MEMORY
     for _, body in child.ask(seen, do="scan"):
-        record = json.loads(str(body, "utf-8"))
-        path = str(record["path"])
-        first = datasets.get(str(record.get("same", "")))
-        attrs = first.attrs if first else dict(record.get("attrs", {}))
+        room -= records.weight(body)
+        if room < 0:
+            raise UnsafeCheckpoint("its groups and attributes would take much more memory than it has bytes", url=url)
+        record = records.parse(body, seen.size, url)
+        path = record.path
+        first = datasets.get(record.same)
+        attrs = first.attrs if first else record.attrs
         for key in [k for k in attrs if k.startswith("?")]:
             skipped = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
             skipped.append(f"{path}@{key[1:]}")
             del attrs[key]
-        if record.get("group"):
+        if path in datasets or path in groups:
+            raise CorruptCheckpoint("two links of a group have one name", url=url, tensor=path)
+        if record.group:
             groups[path] = attrs
-        elif "skip" in record:
-            notes.setdefault(("skipped", str(record["skip"])), []).append(path)
+        elif record.skip:
+            notes.setdefault(("skipped", record.skip), []).append(path)
         else:
-            datasets[path] = _stored(record, path, attrs, base, url)
-            if "note" in record:
-                notes.setdefault(("assumed", str(record["note"])), []).append(path)
+            datasets[path] = _stored(record, attrs, first, base, url)
+            if record.note:
+                notes.setdefault(("assumed", record.note), []).append(path)
+    if "" not in groups:
+        raise CorruptCheckpoint("the HDF5 library sent no root group: the file is hostile", url=url)
     listed = tuple(Note(kind, what, tuple(names)) for (kind, what), names in notes.items())
     return Tree(url, member, datasets, groups, listed)
 
 
-def _stored(record: dict[str, Any], path: str, attrs: dict[str, Any], base: int, url: str) -> Stored:
-    offset = int(record["offset"])
-    if offset >= 0:
-        offset = offset + base if base >= 0 else -1
-    shape = tuple(int(n) for n in record["shape"])
-    if str(record["dtype"]) not in DTYPES:
-        raise CorruptCheckpoint(f"has the dtype {record['dtype']!r}", url=url, tensor=path)
-    return Stored(path, str(record["dtype"]), shape, offset, bool(record["swap"]), attrs, str(record.get("same", "")))
+def _stored(record: Record, attrs: dict[str, Any], first: Stored | None, base: int, url: str) -> Stored:
+    """The dataset of a record. base: the offset of the HDF5 file in the file at `url`, -1 if it is packed."""
+    offset = record.offset + base if record.offset >= 0 and base >= 0 else -1
+    out = Stored(record.path, record.dtype, record.shape, offset, record.swap, attrs, record.same)
+    if record.same and (first is None or out[1:5] != first[1:5]):
+        raise CorruptCheckpoint(f"is not the dataset {record.same!r}, whose name it is", url=url, tensor=record.path)
+    return out
 
 
 def image(url: str, member: str = "") -> FileImage:
@@ -168,7 +179,7 @@ def image(url: str, member: str = "") -> FileImage:
     if member:
         return archive.image(url, member)
     with Reader(url) as file:
-        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url))
+        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url), file.size)
 
 
 def try_look(url: str, member: str = "") -> Tree | None:

@@ -18,12 +18,13 @@ from typing import Any, BinaryIO, NoReturn
 
 from ...storage.ranges import FileObject
 from . import jail
-from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MEMORY, RECORD_RATIO
+from .child import COMMAND, CPU_PER_MB, CPU_STEP, CPU_TOTAL, FRAME, MAX_DATA, MEMORY, RECORD_RATIO
 from .scan import RATIO, Refused, pieces, tree
 
 BLOCK = 1 << 16  # bytes; the library reads metadata in small parts, which are fetched in blocks
 MAX_BLOCKS = 256
-MOST = 1 << 27  # bytes of a frame with data
+MAX_MESSAGE = 2000  # characters
+FRUGAL, MORE_FRUGAL = 48, 128 << 20  # bytes of memory to read all but numbers, per byte that is stored and in addition
 MIN_MEMORY = 1 << 30  # bytes of address space, most of which the libraries' own pages take
 
 
@@ -82,15 +83,43 @@ def headway() -> None:
         pass
 
 
+def taken() -> int:
+    """The bytes of address space in use, 0 if the system does not say."""
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def allow(memory: int) -> None:
+    """Bound the address space for a while; 0: only as `seal` did. The library unfolds texts that are shared."""
+    try:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        memory = memory or most
+        resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
+    except (ImportError, ValueError, OSError):
+        pass
+
+
 def limit() -> None:
     """Limit memory and forbid writing files, where the system has resource limits."""
+    lower(AS=MEMORY, CORE=0, FSIZE=0)
+
+
+def lower(**bounds: int) -> None:
+    """Lower limits of this process for good, each by itself: systems differ in those that can be set."""
     try:
         import resource
     except ImportError:
         return
-    for what, bound in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+    for name, bound in bounds.items():
+        what = getattr(resource, f"RLIMIT_{name}")
+        soft, hard = (bound if n == resource.RLIM_INFINITY else min(n, bound) for n in resource.getrlimit(what))
         try:
-            resource.setrlimit(what, (bound, bound))
+            resource.setrlimit(what, (soft, hard))
         except (ValueError, OSError):
             pass
 
@@ -111,20 +140,17 @@ def rehearse() -> None:
 
 
 def seal(size: int) -> None:
-    """Forbid opening files, after all imports, and bound memory by the size of the file."""
-    try:
-        import resource
+    """Forbid opening files, after all imports, and bound memory by the size of the file; then enter the jail.
 
-        most = min(MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-        total = int(time.process_time()) + CPU_TOTAL + CPU_PER_MB * (size >> 20)
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        total = total if most == resource.RLIM_INFINITY else min(total, most)
-        resource.setrlimit(resource.RLIMIT_CPU, (total, total))
-    except (ImportError, ValueError, OSError):
-        pass
-    jail.enter()
+    Refused where a system that has the jail does not let this process enter it.
+    """
+    most = min(MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
+    lower(AS=most, NOFILE=0, CPU=int(time.process_time()) + CPU_TOTAL + CPU_PER_MB * (size >> 20))
+    try:
+        jail.enter()
+    except OSError as e:
+        text = f"is not read: this system does not let the process of the HDF5 library give up its rights ({e})"
+        raise Refused("unsafe", text) from None
 
 
 def main() -> None:
@@ -194,23 +220,34 @@ def attend(fd_in: int, fd_out: int, missing: str) -> NoReturn:
     if missing or "size" not in first:
         send(ask, b"E", json.dumps(["missing", missing]).encode())
         os._exit(0)
-    seal(first["size"])
+    size, file = first["size"], None
+    before = taken()
+    try:
+        seal(size)
+    except Refused as e:
+        send(ask, b"E", failure(e))
+        os._exit(0)
     import h5py
 
-    size, file = first["size"], None
     headway()
     for line in answer:
+        request = json.loads(line)
+        plain = request["do"] == "read" and "text" not in request
+        allow(0 if plain or not before else before + FRUGAL * first["packed"] + MORE_FRUGAL)
         try:
             file = file or h5py.File(FileObject(Piped(ask, answer, size)), "r", rdcc_nbytes=32 << 20)
-            for kind, body in serve(file, json.loads(line), size):
+            for kind, body in serve(file, request, size):
                 send(ask, kind, body)
             send(ask, b".")
-        except Refused as e:
-            send(ask, b"E", json.dumps(list(e.args)).encode())
         except Exception as e:  # a damaged file can raise anything in the library
-            text = f"is not valid HDF5: {type(e).__name__}: {e}"
-            send(ask, b"E", json.dumps(["corrupt", text[:2000]]).encode())
+            send(ask, b"E", failure(e))
     os._exit(0)
+
+
+def failure(e: Exception) -> bytes:
+    """The body of an error's frame."""
+    said = e.args if isinstance(e, Refused) else ("corrupt", f"is not valid HDF5: {type(e).__name__}: {e}")
+    return json.dumps([text[:MAX_MESSAGE] for text in said]).encode()
 
 
 def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -219,14 +256,26 @@ def serve(file: Any, request: dict[str, str], size: int) -> Iterator[tuple[bytes
         room = RECORD_RATIO * size + 2**20
         for record in tree(file, size):
             body = json.dumps(record).encode()
-            room -= len(body)
+            room -= FRAME.size + len(body)
             if room < 0:  # many names with one long path, or attributes that share texts
                 raise Refused("unsafe", f"its names and attributes unfold without bound in a file of {size} bytes")
             yield b"R", body
         return
     for piece in pieces(file, request["path"], size):
         if isinstance(piece, bytes):
-            for at in range(0, len(piece), MOST):
-                yield b"D", piece[at : at + MOST]
+            for at in range(0, len(piece), MAX_DATA):
+                yield b"D", piece[at : at + MAX_DATA]
         else:
-            yield b"S", b"".join(struct.pack("<I", len(s)) + s for s in piece)
+            yield from _texts(piece)
+
+
+def _texts(items: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Strings in frames of which each is full with its last one."""
+    body = bytearray()
+    for item in items:
+        body += struct.pack("<I", len(item)) + item
+        if len(body) >= MAX_DATA:
+            yield b"S", bytes(body)
+            body.clear()
+    if body:
+        yield b"S", bytes(body)

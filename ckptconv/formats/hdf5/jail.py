@@ -1,27 +1,32 @@
 """A seccomp filter for the child that runs the HDF5 library: it allows computing and the open pipes.
 
+    capset(no capabilities)             root could raise its limits again, and take pages from the machine (madvise)
     prctl(PR_SET_NO_NEW_PRIVS)          without it only root may install a filter
     prctl(PR_SET_SECCOMP, FILTER, p)    p: a BPF program over {nr u32, arch u32, ip u64, args u64[6]}
 
 Other system calls fail with EPERM: opening, linking, renaming and removing files, sockets, forks, exec, signals,
 ptrace, and reading another process's memory. Memory can be mapped but not made executable, and the process can set
-limits only for itself. Linux on x86-64 and AArch64; elsewhere `enter` does nothing and returns False.
+no limits but those of its own processor time and address space, up to what they were. Linux on x86-64 and AArch64;
+elsewhere `enter` does nothing and returns False.
 
-Specification: seccomp(2), linux/filter.h.
+Specification: seccomp(2), linux/filter.h, capset(2).
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import sys
 
-NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
+NO_NEW_PRIVS, SET_SECCOMP, GET_SECCOMP, FILTER = 38, 22, 21, 2
+NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3, this process; two sets of three words
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # the latter: fail with errno 1, EPERM
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
 EXECUTABLE = 4  # PROT_EXEC
+CPU, ADDRESSES = 0, 9  # RLIMIT_CPU, RLIMIT_AS
 
 # Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -41,7 +46,7 @@ FREE = {
 }  # fmt: skip
 # Allowed only if an argument is harmless: name -> numbers, which argument.
 MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
-LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first: 0, this process
+LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first: 0, this process; second: which limit
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
@@ -53,8 +58,8 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
         out += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     for number in LIMITS[machine].values():
-        out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT), (EQUAL, 0, 1, 0)]
-        out += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+        out += [(EQUAL, 0, 7, number), (LOAD, 0, 0, ARGUMENT), (EQUAL, 0, 4, 0), (LOAD, 0, 0, ARGUMENT + 8)]
+        out += [(EQUAL, 1, 0, CPU), (EQUAL, 0, 1, ADDRESSES), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
     return [*out, (RETURN, 0, 0, REFUSE)]
 
 
@@ -65,14 +70,25 @@ class _Program(ctypes.Structure):
 
 
 def enter() -> bool:
-    """Install the filter for the rest of this process's life; False if the system does not support it."""
+    """Install the filter for the rest of this process's life; False if there is none for this system.
+
+    OSError if there is one and it cannot be installed, or is not obeyed: an emulator may only say that it did.
+    """
     machine = os.uname().machine if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 else ""
     if machine not in MACHINES:
         return False
     code = b"".join(struct.pack("=HBBI", *i) for i in program(machine))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-    if prctl(NO_NEW_PRIVS, 1, None, 0, 0):
-        return False
     whole = _Program(len(code) // 8, code)
-    return not prctl(SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0)
+    if (
+        libc.capset(*NO_CAPABILITIES)
+        or prctl(NO_NEW_PRIVS, 1, None, 0, 0)
+        or prctl(SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0)
+    ):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    if prctl(GET_SECCOMP, 0, None, 0, 0) != -1:
+        raise OSError(errno.ENOSYS, "the filter of system calls has no effect")
+    return True

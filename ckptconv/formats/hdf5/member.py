@@ -76,9 +76,9 @@ def image(url: str, name: str) -> FileImage:
         label = f"{url} {file.stamp} {name}"
     member = members(url)[name]
     if member.method == zip.STORED:
-        return FileImage(label, url, member.size, lambda: Slice(Reader(url), member.start, member.size))
+        return FileImage(label, url, member.size, lambda: Slice(Reader(url), member.start, member.size), member.size)
     spool = _spooled(label, url, name)
-    return FileImage(label, url, member.size, lambda: spool)
+    return FileImage(label, url, member.size, lambda: spool, member.packed)
 
 
 @lru_cache(maxsize=2)

@@ -23,11 +23,15 @@ UNSTABLE = {4, 6}  # szip expects chunks of equal size; after scaleoffset they v
 RATIO = 1100  # deflate reaches 1032:1
 SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were never written consist of their fill value
 SLAB = 8 << 20
+POINTER = 16  # bytes that a string counts for at least, as one of variable length does in the file
 TEXT_SIZE = 8 << 10  # the assumed size of a string, whose length is unknown until it is read
+MAX_CHUNKS, MAX_WIDE = 4096, 16384  # chunks in a slab, and in a row of chunks
 MAX_CHUNK_ROW = 256 << 20  # if one row of chunks is larger, its chunks are decoded more than once
 MAX_DEPTH = 64
 MAX_OBJECTS = 1_000_000
 MAX_ATTRIBUTE = 64 << 20
+VALUE, COPIES = 128, 16  # bytes of memory, here and in the parent, for a value of an attribute and a byte of its text
+ATTRIBUTES, MORE_ATTRIBUTES = 48, 32 << 20  # bytes of memory for all of them, per byte of the file and in addition
 
 Record = dict[str, Any]
 
@@ -36,12 +40,25 @@ class Refused(Exception):
     """(kind, message): kind is 'unsafe' or 'corrupt'."""
 
 
+class Room:
+    """The memory that is left for the attributes of a file of `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._left = ATTRIBUTES * size + MORE_ATTRIBUTES
+
+    def take(self, values: int, text: int) -> None:
+        """Refuse `values` values, each with `text` bytes of text, if there is no room for them."""
+        self._left -= values * (VALUE + COPIES * text)
+        if self._left < 0:
+            raise Refused("unsafe", "its attributes would take much more memory than the file has bytes")
+
+
 def tree(file: Any, size: int) -> Iterator[Record]:
     """Walk all hard links of an open h5py file of `size` bytes, depth first."""
     import h5py
 
-    root = h5py.h5g.open(file.id, b"/")
-    yield {"path": "", "group": True, "attrs": attributes(root)}
+    root, room = h5py.h5g.open(file.id, b"/"), Room(size)
+    yield {"path": "", "group": True, "attrs": attributes(root, room)}
     first: dict[int, str] = {int(h5py.h5o.get_info(root).addr): ""}
     todo = [(root, "", iter(_links(root)))]
     linked: dict[int, Record] = {}  # datasets that have several names
@@ -56,16 +73,18 @@ def tree(file: Any, size: int) -> Iterator[Record]:
         text = name.decode("utf-8", "surrogateescape")
         here = f"{path}/{text}" if path else text
         _hard(kind, here)
+        if b"/" in name or name in (b"", b"."):  # the library would take it for a path, and open something else
+            raise Refused("corrupt", f"the group /{path} has a link named {text!r}, which is not a name")
         thing = h5py.h5o.open(group, name)
         if isinstance(thing, h5py.h5g.GroupID):
             if at in first:
                 raise Refused("unsafe", f"the group {here} is the group /{first[at]} again: links go in circles")
             if len(todo) >= MAX_DEPTH:
                 raise Refused("unsafe", f"groups are nested more than {MAX_DEPTH} deep")
-            yield {"path": here, "group": True, "attrs": attributes(thing)}
+            yield {"path": here, "group": True, "attrs": attributes(thing, room)}
             todo.append((thing, here, iter(_links(thing))))
         elif isinstance(thing, h5py.h5d.DatasetID):
-            record = linked[at] | {"path": here} if at in linked else dataset(thing, here, size)
+            record = linked[at] | {"path": here} if at in linked else dataset(thing, here, size, room)
             if at in first:
                 record["same"] = first[at]
                 record.pop("attrs", None)  # sent once: many links would repeat them
@@ -107,7 +126,7 @@ def _hard(kind: int, here: str) -> None:
         raise Refused("unsafe", f"{here} is {what} link; only data in the file itself is read")
 
 
-def dataset(thing: Any, here: str, size: int) -> Record:
+def dataset(thing: Any, here: str, size: int, room: Room) -> Record:
     """Describe one dataset: dtype, shape and the offset of its bytes (-1: they must be decoded)."""
     import h5py
 
@@ -124,7 +143,7 @@ def dataset(thing: Any, here: str, size: int) -> Record:
         raise Refused("unsafe", f"{here} needs the filter plugin {min(unknown)}, which is not trusted")
     if filters >= UNSTABLE:
         raise Refused("corrupt", f"{here} is scaled, then packed by szip: the library reads other values each time")
-    attrs = attributes(thing)
+    attrs = attributes(thing, room)
     space = thing.get_space()
     if space.get_simple_extent_type() == h5py.h5s.NULL:
         return {"path": here, "skip": "an empty dataspace without data", "bytes": 0, "stored": 0, "attrs": attrs}
@@ -133,7 +152,7 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     kind, swap, note = element(stored_type, attrs)
     stored = int(thing.get_storage_size())
     record: Record = {"path": here, "shape": shape, "dtype": kind, "swap": swap, "attrs": attrs, "stored": stored}
-    record["bytes"] = prod(shape) * max(1, int(stored_type.get_size()))
+    record["bytes"] = prod(shape) * least(int(stored_type.get_size()), text=kind == "string")
     record["offset"] = -1
     if note:
         record["skip" if not kind else "note"] = note
@@ -144,6 +163,11 @@ def dataset(thing: Any, here: str, size: int) -> Record:
     if layout == h5py.h5d.CONTIGUOUS and kind != "string":
         _place(thing, record, size)
     return record
+
+
+def least(size: int, *, text: bool) -> int:
+    """The bytes that an element of `size` bytes counts for, where declared bytes are compared with stored ones."""
+    return max(size, POINTER if text else 1)
 
 
 def _place(thing: Any, record: Record, size: int) -> None:
@@ -157,7 +181,7 @@ def _place(thing: Any, record: Record, size: int) -> None:
     record["offset"] = int(offset)
 
 
-def attributes(thing: Any) -> dict[str, Any]:
+def attributes(thing: Any, room: Room) -> dict[str, Any]:
     """All attributes of an object as JSON values; others (references) are replaced by an entry '?name'."""
     import h5py
 
@@ -173,9 +197,11 @@ def attributes(thing: Any) -> dict[str, Any]:
         count = 0 if space.get_simple_extent_type() == h5py.h5s.NULL else prod(space.shape)
         if count * one.get_type().get_size() > MAX_ATTRIBUTE:
             raise Refused("unsafe", f"the attribute {text} is larger than {MAX_ATTRIBUTE} bytes")
-        if one.get_type().get_class() in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
+        kind = one.get_type().get_class()
+        if kind in (h5py.h5t.REFERENCE, h5py.h5t.COMPOUND, h5py.h5t.VLEN, h5py.h5t.ARRAY):
             out["?" + text] = "neither a number nor text"
         else:
+            room.take(count, one.get_type().get_size() if kind == h5py.h5t.STRING else 0)
             out[text] = _value(thing, name)
     return out
 
@@ -223,7 +249,7 @@ def pieces(file: Any, path: str, size: int) -> Iterator[bytes | list[bytes]]:
     text = kind.get_class() == h5py.h5t.STRING
     small = kind.get_class() == h5py.h5t.FLOAT and element(kind, {})[0].startswith(("bfloat16", "float8"))
     total = 0
-    for slab in slabs(stored.shape, stored.chunks, TEXT_SIZE if text else int(kind.get_size())):
+    for slab in slabs(stored.shape, stored.chunks, max(int(kind.get_size()), TEXT_SIZE if text else 0)):
         array = _bits(stored, slab, kind) if small else np.asarray(stored[slab])
         if text:
             items = [_item(v) for v in array.reshape(-1).tolist()]
@@ -241,10 +267,11 @@ def _bits(stored: Any, slab: Any, kind: Any) -> Any:
     import numpy as np
 
     space = stored.id.get_space()
-    shape = stored.shape if slab == () else (slab.stop - slab.start, *stored.shape[1:])
+    cut = [s if isinstance(s, slice) else slice(s, s + 1) for s in (slab if isinstance(slab, tuple) else (slab,))]
+    shape = (*(s.stop - s.start for s in cut), *stored.shape[len(cut) :])
     out = np.empty(shape, f"{'>' if kind.get_order() == 1 else '<'}u{kind.get_size()}")
     if shape:
-        space.select_hyperslab((slab.start, *(0,) * (len(shape) - 1)), shape)
+        space.select_hyperslab((*(s.start for s in cut), *(0,) * (len(shape) - len(cut))), shape)
     stored.id.read(h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR), space, out, mtype=kind)
     return out
 
@@ -254,7 +281,10 @@ def _item(value: Any) -> bytes:
 
 
 def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int) -> Iterator[Any]:
-    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, in complete rows of chunks where possible."""
+    """Cut a shape along axis 0 into slabs of about `SLAB` bytes, in complete rows of chunks where possible.
+
+    A row of very many chunks is cut along the next axis: the library takes some 6 kB for each chunk that it reads from.
+    """
     if not shape:
         yield ()
         return
@@ -263,7 +293,12 @@ def slabs(shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int)
     row = prod(shape[1:]) * itemsize
     rows = max(1, SLAB // row)
     if chunks:
-        rows = max(rows // chunks[0], 1) * chunks[0]
+        wide = prod(-(-n // c) for n, c in zip(shape[1:], chunks[1:], strict=True))
+        if wide > MAX_WIDE:
+            inner = [s if isinstance(s, tuple) else (s,) for s in slabs(shape[1:], chunks[1:], itemsize)]
+            yield from ((i, *s) for i in range(shape[0]) for s in inner)
+            return
+        rows = max(min(rows // chunks[0], MAX_CHUNKS // wide), 1) * chunks[0]
         rows = min(rows, max(1, MAX_CHUNK_ROW // row))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))

@@ -7,8 +7,10 @@ import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -25,8 +27,8 @@ from kit import FIXTURES, examples, refused, same
 import ckptconv
 from ckptconv import errors
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable
-from ckptconv.formats.hdf5 import child, elements, file, skeleton
+from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
+from ckptconv.formats.hdf5 import child, elements, file, records, skeleton
 from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Coded, Span
 
@@ -370,11 +372,48 @@ def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
 def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child.prepare()  # what starts children does not answer at once
     monkeypatch.setattr(child, "SILENCE", 0.0)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(3)
     with pytest.raises(CorruptCheckpoint, match="silent"):
         list(child.Child(file.image(str(tmp_path / "a.h5"))).ask(do="scan"))
+
+
+@pytest.mark.parametrize(("method", "fits"), [(zipfile.ZIP_STORED, True), (zipfile.ZIP_DEFLATED, False)])
+def test_a_packed_file_may_take_a_multiple_of_what_is_stored(
+    method: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        one = f.create_dataset("w", (3,), "f4")
+        for i in range(3000):
+            f[f"l{i}"] = one
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as z:
+        z.write(tmp_path / "a.h5", "a.h5")
+    monkeypatch.setattr(records, "MORE_MEMORY", 0)
+    if fits:
+        assert len(file.look(str(tmp_path / "a.zip"), "a.h5").datasets) == 3001
+    else:
+        with pytest.raises(UnsafeCheckpoint, match="much more memory than it has bytes"):
+            file.look(str(tmp_path / "a.zip"), "a.h5")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what is in use")
+@pytest.mark.parametrize("where", ["an attribute", "a dataset"])
+def test_texts_that_are_shared_do_not_unfold(where: str, tmp_path: Path) -> None:
+    """A thousand pointers to a megabyte, of which the library makes a gigabyte before anything else can count it."""
+    texts = np.array(["x" * 2**20, *["y" * 6] * 999], object)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        if where == "a dataset":
+            f.create_dataset("w", data=texts, dtype=h5py.string_dtype())
+        else:
+            f.attrs.create("a", texts, dtype=h5py.string_dtype())
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    at = next(m.start() for m in re.finditer(struct.pack("<I", 2**20), raw) if raw[m.start() + 16] == 6)
+    raw[at : at + 16000] = raw[at : at + 16] * 1000
+    (tmp_path / "a.h5").write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match="memory allocation failed"):
+        ckptconv.open(tmp_path / "a.h5")["w"].numpy()
 
 
 @pytest.mark.slow
@@ -463,6 +502,8 @@ def test_a_child_that_serves_is_in_jail(forked: bool, tmp_path: Path, monkeypatc
     proc = Path(f"/proc/{process._pid if isinstance(process, child.Forked) else process.pid}")
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {int(status[f"Cap{of}"], 16) for of in ("Inh", "Prm", "Eff")} == {0}
+    assert len(list((proc / "fd").iterdir())) == 5  # nothing three times, and its pipes
     limits = (proc / "limits").read_text()
     for what in ("core file size", "file size", "open files"):
         assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)

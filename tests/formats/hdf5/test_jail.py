@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ckptconv.formats.hdf5 import jail
+import ckptconv
+from ckptconv.errors import UnsafeCheckpoint
+from ckptconv.formats.hdf5 import child, inside, jail
 
 # The numbers of Linux (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h), written here again.
 FREE = {
@@ -22,6 +27,7 @@ FREE = {
 }  # fmt: skip
 MAPS = {"x86_64": {9, 10}, "aarch64": {222, 226}}  # mmap, mprotect
 LIMITS = {"x86_64": {302}, "aarch64": {261}}  # prlimit64
+PROBES = {"x86_64": {335, 336}, "aarch64": set[int]()}  # kernels ask no filter, but end a process that calls them
 AUDIT = {"x86_64": 62 | 1 << 31 | 1 << 30, "aarch64": 183 | 1 << 31 | 1 << 30}  # EM_..., 64 bits, little-endian
 ALLOWED, REFUSED = 0x7FFF << 16, 5 << 16 | errno.EPERM  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 
@@ -68,7 +74,9 @@ def test_what_is_mapped_is_not_executable(machine: str) -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_limits_are_its_own(machine: str) -> None:
     for number in LIMITS[machine]:
-        assert [call(machine, number, process, 7, 7, 7) for process in (0, 1, 2**31)] == [True, False, False]
+        assert [call(machine, number, process, 0, 7, 7) for process in (0, 1, 2**31)] == [True, False, False]
+        # RLIMIT_CPU, RLIMIT_AS (include/uapi/asm-generic/resource.h)
+        assert [limit for limit in range(16) if call(machine, number, 0, limit, 7, 7)] == [0, 9]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -90,10 +98,15 @@ def test_elsewhere_nothing_is_done(machine: str, platform: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("answers", "entered", "asked"), [((0, 0), True, [38, 22]), ((0, -1), False, [38, 22]), ((-1, 0), False, [38])]
-)
+    ("answers", "asked", "says"),
+    [
+        ((0, 0, 0, -1), ["capset", 38, 22, 21], ""), ((-1,), ["capset"], "not permitted"),
+        ((0, -1), ["capset", 38], "not permitted"), ((0, 0, -1), ["capset", 38, 22], "not permitted"),
+        ((0, 0, 0, 0), ["capset", 38, 22, 21], "no effect"),
+    ],
+)  # fmt: skip
 def test_whether_it_could_be_installed(
-    answers: tuple[int, int], entered: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    answers: tuple[int, ...], asked: list[object], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PR_SET_NO_NEW_PRIVS with 1 comes before PR_SET_SECCOMP with a filter (2) of the whole program."""
     calls: list[tuple[object, ...]] = []
@@ -106,16 +119,107 @@ def test_whether_it_could_be_installed(
             calls.append(args)
             return left.pop(0)
 
-    kept = [Prctl()]
-    monkeypatch.setattr(jail.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=kept[0]))
+    kept = SimpleNamespace(prctl=Prctl(), capset=lambda *sets: calls.append(("capset", *sets)) or left.pop(0))
+    monkeypatch.setattr(jail.ctypes, "CDLL", lambda *_, **__: kept)
+    monkeypatch.setattr(jail.ctypes, "get_errno", lambda: errno.EPERM)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"), raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert jail.enter() is entered
+    with pytest.raises(OSError, match=says) if says else nullcontext():
+        assert jail.enter()
     assert [c[0] for c in calls] == asked
-    assert calls[0] == (38, 1, None, 0, 0)  # Linux wants zeros for what it does not use
-    assert len(kept[0].argtypes) == 5  # type: ignore[arg-type]
+    assert calls[0][1:] == (struct.pack("=Ii", 0x20080522, 0), bytes(24))  # linux/capability.h: none of all
     if len(calls) > 1:
-        assert calls[1][1] == 2
-        assert calls[1][3:] == (0, 0)
-        assert calls[1][2]._obj.length == len(jail.program("x86_64"))  # type: ignore[attr-defined]
+        assert calls[1] == (38, 1, None, 0, 0)  # Linux wants zeros for what it does not use
+        assert len(kept.prctl.argtypes) == 5  # type: ignore[arg-type]
+    if len(calls) > 2:
+        assert calls[2][1] == 2
+        assert calls[2][3:] == (0, 0)
+        assert calls[2][2]._obj.length == len(jail.program("x86_64"))  # type: ignore[attr-defined]
         assert struct.calcsize("=HBBI") == 8
+
+
+def test_no_file_is_read_where_the_jail_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a child that could not enter it; limits are set all the same."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = [1.0]
+    code = "from ckptconv.formats.hdf5 import inside, jail\ndef enter(): raise OSError(38, 'no such call')\n"
+    code += "jail.enter = enter; inside.main()"
+
+    def spawn() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", code]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    monkeypatch.setattr(child, "_spawn", spawn)
+    with pytest.raises(UnsafeCheckpoint, match="does not let the process of the HDF5 library give up its rights"):
+        ckptconv.open(tmp_path / "a.h5")
+
+
+def test_each_limit_is_lowered_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be set prevents no other, and what is lower stays."""
+    resource = pytest.importorskip("resource")
+    endless = resource.RLIM_INFINITY
+    limits = {
+        resource.RLIMIT_AS: (endless, endless), resource.RLIMIT_CPU: (7, endless), resource.RLIMIT_NOFILE: (64, 128),
+        resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (5, 8),
+    }  # fmt: skip
+
+    def put(what: int, pair: tuple[int, int]) -> None:
+        if what == resource.RLIMIT_AS:
+            raise ValueError("not here")  # as macOS does
+        limits[what] = pair
+
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", put)
+    inside.lower(AS=99, CPU=99, NOFILE=0, CORE=9, FSIZE=6)
+    assert limits == {
+        resource.RLIMIT_AS: (endless, endless), resource.RLIMIT_CPU: (7, 99), resource.RLIMIT_NOFILE: (0, 0),
+        resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (5, 6),
+    }  # fmt: skip
+    limits[resource.RLIMIT_CPU] = (endless, endless)
+    monkeypatch.setattr(jail, "enter", lambda: True)
+    inside.seal(0)
+    assert limits[resource.RLIMIT_NOFILE] == (0, 0)
+    assert limits[resource.RLIMIT_CPU][1] < endless % 2**63
+
+
+JAILED = """
+import ctypes, mmap, resource, sys
+from ckptconv.formats.hdf5 import inside
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+def call(number, *args):
+    ctypes.set_errno(0)
+    return "EPERM" if libc.syscall(number, *map(ctypes.c_long, args)) == -1 and ctypes.get_errno() == 1 else "done"
+foreign = None
+if {machine!r} == "x86_64":  # mov eax, NUMBER; int 0x80; ret: a call of 32 bits
+    code = mmap.mmap(-1, 4096, prot=7)
+    code.write(b"\\xb8" + (20).to_bytes(4, "little") + b"\\xcd\\x80\\xc3")
+    foreign = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+inside.rehearse()
+inside.seal(0)
+for base in (0, 1 << 30):
+    bad = [n for n in range(600) if (base or n not in {allowed!r}) and call(base + n, -1, 0, 0, 0, 0, 0) != "EPERM"]
+    print(bad)
+print(foreign and foreign())
+for what in range(16):
+    soft, hard = 99, 1 << 40
+    try:
+        resource.setrlimit(what, (soft, hard))
+        print("raised", what)
+    except (OSError, ValueError):
+        pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+def test_no_other_call_is_answered() -> None:
+    """Each number is tried in the jail, also in the ways of 32 bits; and no limit can be raised, by root either."""
+    machine = os.uname().machine
+    if machine not in FREE:
+        pytest.skip("no jail here")
+    allowed = FREE[machine] | MAPS[machine] | PROBES[machine]
+    code = JAILED.replace("{machine!r}", repr(machine)).replace("{allowed!r}", repr(allowed))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    foreign = "-1" if machine == "x86_64" else "None"
+    assert (done.stdout.split("\n"), done.returncode) == (["[]", "[]", foreign, ""], 0), done.stderr

@@ -205,6 +205,17 @@ def test_a_name_that_many_links_give_a_dataset_counts_once(monkeypatch: pytest.M
     assert [r.get("same") for r in records(build, 80).values()] == [None, None, *["w"] * 5]
 
 
+@pytest.mark.parametrize("name", [b"a/b", b"/ab", b"./a"])
+def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
+    """The library would open what the path leads to, which is not what the link leads to."""
+    raw = io.BytesIO()
+    with h5py.File(raw, "w") as f:
+        f["axb"] = TEN
+    forged = io.BytesIO(raw.getvalue().replace(b"axb\0", name + b"\0"))
+    with h5py.File(forged, "r") as f, pytest.raises(scan.Refused, match="which is not a name"):
+        list(scan.tree(f, len(raw.getvalue())))
+
+
 # --- slabs --------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +233,8 @@ SLABS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int, list[int]]]
     "the largest row of chunks": ((18, 2), (8, 2), 8, [8, 8, 2]),
     "too large a row of chunks": ((18, 2), (9, 2), 8, [8, 8, 2]),
     "a row of chunks that is larger than all": ((2, 20), (2, 20), 8, [1, 1]),
+    "many chunks": ((10,), (1,), 4, [4, 4, 2]),
+    "rows of many chunks": ((4, 3), (1, 1), 1, [1, 1, 1, 1]),
 }
 
 
@@ -229,11 +242,37 @@ SLABS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int, list[int]]]
 def test_slabs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "SLAB", 64)
     monkeypatch.setattr(scan, "MAX_CHUNK_ROW", 128)
+    monkeypatch.setattr(scan, "MAX_CHUNKS", 4)
     shape, chunks, itemsize, rows = SLABS[name]
     found = list(scan.slabs(shape, chunks, itemsize))
     assert [len(range(shape[0])[s]) if shape else 0 for s in found] == rows
     if shape:
         assert [i for s in found for i in range(shape[0])[s]] == (list(range(shape[0])) if rows else [])
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("chunks", [(2, 2, 1), (1, 1, 1), (3, 1, 4), (1, 6, 4)])
+def test_a_wide_row_of_chunks_is_cut(chunks: tuple[int, ...], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the next axes, and the pieces are those of the whole."""
+    values = np.arange(96, dtype="<u2").reshape(4, 6, 4)
+    monkeypatch.setattr(scan, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(scan, "MAX_WIDE", 2)
+
+    def build(f: h5py.File) -> None:
+        kind = h5py.h5t.IEEE_F16LE.copy()  # the bits of bfloat16
+        kind.set_fields(15, 7, 8, 0, 7)
+        kind.set_ebias(127)
+        kind = kind if small else h5py.h5t.STD_U16LE
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk(chunks)
+        made = h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple(values.shape), plan)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, kind)
+
+    f, size = opened(build)
+    with f:
+        got = [bytes(p) for p in scan.pieces(f, "w", size) if isinstance(p, bytes)]
+    assert b"".join(got) == values.tobytes()
+    assert len(got) > 1
 
 
 @pytest.mark.parametrize("variable", [False, True])
@@ -310,7 +349,7 @@ def test_blocks_are_kept_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_records_have_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(json.dumps({"path": ""}))
+    size = FRAME.size + len(json.dumps({"path": ""}))
     monkeypatch.setattr(inside, "RECORD_RATIO", 1 - 2**20)
     for more, fits in ((2 * size, True), (2 * size - 1, False)):
         monkeypatch.setattr(inside, "tree", lambda *_: iter([{"path": ""}] * 2))
@@ -323,9 +362,9 @@ def test_records_have_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_data_comes_in_frames_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "MOST", 4)
-    monkeypatch.setattr(inside, "pieces", lambda *_: iter([b"abcdefghi", b"", b"abcd", [b"x", b"", b"yz"]]))
+    monkeypatch.setattr(inside, "MAX_DATA", 4)
+    monkeypatch.setattr(inside, "pieces", lambda *_: iter([b"abcdefghi", b"", b"abcd", [b"", b"x", b"yz"], [], [b""]]))
     assert list(inside.serve(None, {"do": "read", "path": "w"}, 1)) == [
         (b"D", b"abcd"), (b"D", b"efgh"), (b"D", b"i"), (b"D", b"abcd"),
-        (b"S", b"\1\0\0\0x\0\0\0\0\2\0\0\0yz"),
+        (b"S", b"\0\0\0\0"), (b"S", b"\1\0\0\0x"), (b"S", b"\2\0\0\0yz"), (b"S", b"\0\0\0\0"),
     ]  # fmt: skip

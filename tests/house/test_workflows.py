@@ -1,0 +1,108 @@
+"""What the workflows may do: each action by its digest, few rights, no text of strangers in a script, and one build.
+
+What is published is what the job `build` of publish.yml made, in which nothing but the build runs: the jobs that try it
+install packages whose authors could otherwise change it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from kit import ROOT
+
+yaml = pytest.importorskip("yaml")
+FILES = {p.name: yaml.safe_load(p.read_text()) for p in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+JOBS: list[tuple[str, dict[str, Any]]] = [
+    (f"{file}:{name}", job) for file, flow in FILES.items() for name, job in flow["jobs"].items()
+]
+STEPS: list[tuple[str, dict[str, Any]]] = [(where, step) for where, job in JOBS for step in job.get("steps", ())]
+PUBLISH: dict[str, dict[str, Any]] = FILES["publish.yml"]["jobs"]
+# The only rights beyond reading the repository.
+RIGHTS = {
+    "publish.yml:attest": {"id-token": "write", "attestations": "write"},
+    "publish.yml:pypi": {"id-token": "write"},
+    "publish.yml:release": {"contents": "write"},
+}
+TRUSTED = {"github.token", "github.workspace", "github.ref", "github.workflow", "github.run_id", "github.event_name"}
+
+
+def used(step: dict[str, Any], action: str) -> bool:
+    return str(step.get("uses", "")).partition("@")[0] == action
+
+
+def test_actions_are_named_by_their_digest() -> None:
+    named = [(where, str(uses)) for where, step in (*STEPS, *JOBS) if (uses := step.get("uses"))]
+    assert len(named) > 20
+    assert [(w, u) for w, u in named if not re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40}|\./\.github/.*", u)] == []
+
+
+def test_rights_are_few() -> None:
+    reads = {"contents": "read"}
+    for where, job in JOBS:
+        rights = job.get("permissions", FILES[where.partition(":")[0]]["permissions"])
+        assert rights == RIGHTS.get(where, reads), where
+    kept = [w for w, s in STEPS if used(s, "actions/checkout") and s["with"]["persist-credentials"] is not False]
+    assert kept == []
+
+
+def test_no_script_contains_text_of_strangers() -> None:
+    """An expression is put into a script before a shell sees it; in `env` it is a value."""
+    scripts = [(where, str(step["run"])) for where, step in STEPS if "run" in step]
+    found = {(w, e.strip()) for w, text in scripts for e in re.findall(r"\$\{\{(.*?)\}\}", text, re.S)}
+    assert {e for _, e in found if not re.fullmatch(r"matrix\.\w+", e)} == set()  # lists in the workflow itself
+    texts = "".join(p.read_text() for p in (ROOT / ".github" / "workflows").glob("*.yml"))
+    assert {*re.findall(r"\bgithub\.[\w.]+", texts)} <= TRUSTED
+    # these run what a pull request holds with the rights of the repository; "on" is a boolean in YAML 1.1
+    assert not {"pull_request_target", "workflow_run", "issue_comment"} & {on for f in FILES.values() for on in f[True]}
+
+
+def test_a_release_takes_nothing_from_a_cache() -> None:
+    """Other runs, of other branches, write what is in it."""
+    for name, job in PUBLISH.items():
+        for step in job.get("steps", ()):
+            assert not used(step, "actions/cache"), name
+            assert "cache" not in step.get("with", {}), name
+
+
+def test_what_is_built_is_uploaded_at_once() -> None:
+    steps = PUBLISH["build"]["steps"]
+    scripts = [str(s["run"]) for s in steps if "run" in s]
+    assert [s for s in scripts if "make build PYTHON=python LOCKED=1" in s] == scripts[1:2]
+    assert used(steps[-1], "actions/upload-artifact")
+    assert steps[-1]["with"]["name"] == "dist"
+    assert not re.search(r"pip|venv|ckptconv|dist/\*", "".join(scripts))
+    again = [w for w, s in STEPS if used(s, "actions/upload-artifact") and s["with"]["name"] == "dist"]
+    assert again == ["publish.yml:build"]
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLISH if n not in ("ci", "full", "build")])
+def test_each_job_checks_that_it_has_what_was_built(name: str) -> None:
+    """Whatever ran meanwhile could have replaced what was uploaded, but not the sums that the build has said."""
+    job = PUBLISH[name]
+    needs, steps = job["needs"], job["steps"]
+    assert "build" in ([needs] if isinstance(needs, str) else needs)
+    assert all("name" in s["with"] for s in steps if used(s, "actions/download-artifact"))
+    (at,) = [i for i, s in enumerate(steps) if used(s, "actions/download-artifact") and s["with"]["name"] == "dist"]
+    check = steps[at + 1]
+    assert check["env"] == {"SUMS": "${{ needs.build.outputs.sums }}"}
+    assert check["run"] == 'diff <(echo "$SUMS") <(cd dist && sha256sum *)'
+    assert all(used(s, "actions/checkout") or used(s, "actions/setup-python") for s in steps[:at])
+
+
+def test_nothing_is_published_before_all_of_it_was_tried() -> None:
+    assert {*PUBLISH["attest"]["needs"]} == {"ci", "full", "build", "try", "sbom"}
+    assert {*PUBLISH["pypi"]["needs"]} == {"build", "attest"}
+    assert {*PUBLISH["release"]["needs"]} == {"build", "pypi"}
+    proved = [s["with"] for s in PUBLISH["attest"]["steps"] if used(s, "actions/attest")]
+    assert [w["subject-path"] for w in proved] == ["dist/*", "dist/*"]
+    assert not any("run" in s and "pip" in s["run"] for n in ("attest", "pypi", "release") for s in PUBLISH[n]["steps"])
+
+
+def test_what_releases_are_made_with_is_locked_by_digest() -> None:
+    assert "--require-hashes -r requirements/$(*F).txt" in (ROOT / "Makefile").read_text()
+    for name in ("audit", "build", "docs", "lint", "quick"):
+        text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+        locked = re.compile(r"\S+==\S+ .*--hash=sha256:[0-9a-f]{64}")
+        assert [line for line in text.splitlines() if not locked.match(line)] == []
