@@ -97,10 +97,11 @@ build: $(VENV)/build.done ## the wheel and the source distribution, in dist/
 	$(BIN)/python -m build $(if $(LOCKED),--no-isolation)
 
 lock: $(LOCK)/lock.done ## requirements/*.txt: the newest versions, with digests, and the oldest that pyproject.toml allows
-	for group in lint quick build audit docs; do $(COMPILE) --upgrade --generate-hashes --universal \
-	  --group $$group --group backend -o requirements/$$group.txt || exit 1; done
-	$(COMPILE) --upgrade --resolution lowest-direct --extra http --extra match -o requirements/oldest.txt
-COMPILE = $(call bin,$(LOCK))/uv pip compile -q --no-header --no-annotate --python-version 3.10 pyproject.toml
+	for group in lint quick audit docs; do $(LOCKING) pyproject.toml --group $$group -o requirements/$$group.txt || exit 1; done
+	$(LOCKING) --group build -o requirements/build.txt # what we need ourselves has no place where the release is built
+	$(COMPILE) pyproject.toml --resolution lowest-direct --extra http --extra match -o requirements/oldest.txt
+COMPILE = $(call bin,$(LOCK))/uv pip compile -q --no-header --no-annotate --python-version 3.10 --upgrade
+LOCKING = $(COMPILE) --generate-hashes --universal --group backend
 
 audit: $(VENV)/audit.done ## ask the advisory database about requirements/*.txt
 	for file in requirements/*.txt; do $(BIN)/pip-audit --disable-pip --no-deps -r $$file || exit 1; done
