@@ -164,10 +164,10 @@ class OutputNames:
 
     def privacy(self) -> int:
         """The permissions that whoever may read all that is replaced may have."""
-        mode = 0o777
+        mode, gid = 0o777, own.group({os.path.dirname(path) for path in self.final.values()} | {self.folder})
         for name in [*self._own, *self.older(), *([self._built] if self._built else [])]:
             try:
-                mode &= own.audience(os.stat(os.path.join(self.folder, name)).st_mode)
+                mode &= own.audience(os.stat(os.path.join(self.folder, name)), gid)
             except OSError:
                 continue  # nothing is there
         return mode

@@ -104,7 +104,7 @@ def report(
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     path = os.fspath(output or default_name(urls[-1]))
     own.refuse_source(path, stamps)
-    return written(path, page, force=how.force, mode=own.shared(stamps))
+    return written(path, page, force=how.force, mode=own.shared(stamps, files.split(path)[0]))
 
 
 def written(path: str, page: bytes, *, force: bool, mode: int = 0o666) -> Page:
