@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .. import api
 from ..api import Report, Resources, Target
 from ..engine.run import Progress
-from ..errors import CkptError, StorageError
+from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..output import listed, own, publish, replaceable
 from ..output.listed import Seen
 from ..storage import files, lookups
@@ -62,6 +62,9 @@ def work(
     began, folder = time.monotonic(), config.folder
     target = replace(item.settings.target, sync=config.sync)
     lookups.expect(dict(item.found.files))
+    for url, status in item.found.files:  # a store's are compared when they have been read
+        if not files.is_remote(url) and files.stat(url) != status:
+            raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=url)
     threads = config.processors if item.found.size >= LARGE else config.threads
     resources = Resources(config.memory, threads, engine=engine, progress=progress)
     with pool.contained(item.found.source), listed.once(seen):

@@ -219,6 +219,30 @@ def test_what_a_killed_run_did_not_record_is_known_by_its_bytes(
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("swap", ["other", "gone", "later"])
+def test_a_source_that_is_not_the_planned_one_is_a_failure(
+    swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, real = save(tmp_path / "in" / "m.npz"), run.room.check
+
+    def swapped(*given: Any) -> None:
+        if swap == "later":
+            os.utime(source, ns=(0, 0))
+        else:
+            source.unlink()
+        if swap == "other":
+            ckptconv.save({"x": np.zeros(99)}, source)
+        real(*given)
+
+    monkeypatch.setattr(run.room, "check", swapped)
+    done = again(tmp_path)
+    assert "is not the file that was planned" in str(done)
+    assert folder_of(tmp_path / "out") == {}
+    monkeypatch.setattr(run.room, "check", real)
+    assert again(tmp_path).done == (swap != "gone")
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
     save(tmp_path / "in" / "m.npz")
     again(tmp_path)
