@@ -8,6 +8,7 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, overload
 
 from ..errors import CkptError
+from ..formats import table
 from .found import FoundCheckpoint, Packed, newest, pack, parts, repeated, unpack
 from .ledger import LedgerEntry
 from .manifest import Settings
@@ -87,6 +88,11 @@ class Conversions(Sequence[Conversion]):
         for row, number in zip(self._rows, self._ways, strict=True):
             _, name, _, at = parts(row)
             yield at or name + self._all[number].ending
+
+    def outputs(self) -> Iterator[tuple[str, str]]:
+        """The paths of all outputs, and their formats."""
+        formats = [table.get(way.settings.target.format or "safetensors").name for way in self._all]
+        yield from zip(self.paths(), (formats[number] for number in self._ways), strict=True)
 
     def lengthen(self, k: int) -> None:
         """Keep the suffix of the source in the path of the output, unless that path was given."""

@@ -288,6 +288,43 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "meets"),
+    [
+        (("m.safetensors", "safetensors"), ("m-00001-of-00002.safetensors", "safetensors"), True),
+        (("m.safetensors", "safetensors"), ("m.safetensors.index.json", "npz"), True),
+        (("m.safetensors", "safetensors"), ("m-00001-of-00002.npz", "npz"), False),
+        (("m.weights.json", "keras3"), ("m_00003.weights.h5", "keras3"), True),
+        (("x/m.ckpt", "tf"), ("x/checkpoint", "npz"), True), (("x/m.ckpt", "tf"), ("x/checkpoint/a.npz", "npz"), True),
+        (("x/m.ckpt", "tf"), ("x/n.ckpt", "tf"), False), (("m.ckpt", "tf"), ("m.ckpt.index", "npz"), True),
+        (("m.ckpt", "tf"), ("m.ckpt.data-00000-of-00001", "npz"), True),
+        (("a", "npy"), ("a/b.npz", "npz"), True), (("a", "npy"), ("A/b/c", "npy"), True),
+        (("a", "npy"), ("ab", "npy"), False),
+        (("h\u00e9.npz", "npz"), ("he\u0301.npz", "npz"), True), (("M.npz", "npz"), ("m.npz", "npz"), True),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("at_once")
+def test_outputs_that_would_meet_are_failures(
+    one: tuple[str, str], other: tuple[str, str], meets: bool, tmp_path: Path
+) -> None:
+    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to}
+            for n, (at, to) in enumerate((one, other, ("sound.npz", "npz")))]  # fmt: skip
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    items = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert [i.state == "problem" for i in items] == [meets, meets, False]
+
+
+@pytest.mark.parametrize(
+    "at", [".m.npz.deadbeef.part/x.npz", "a/.m.npz.DEADBEEF.part", ".x.deadbeef.publish", ".x.resume.journal",
+           ".ckptconv-zoo.2-of-8.jsonl", "a/.ckptconv"],
+)  # fmt: skip
+def test_an_output_has_no_name_of_ours(at: str, tmp_path: Path) -> None:
+    save(tmp_path / "a.npz")
+    (tmp_path / "m.jsonl").write_text(json.dumps({"source": "a.npz", "to": "npz", "destination": at}))
+    (item,) = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert "is a name of temporary files or ledgers" in str(item.found.problem)
+
+
+@pytest.mark.parametrize(
     ("row", "says"),
     [
         ({"source": "a\0.npz"}, "holds a NUL"), ({"source": "a\ud800"}, "holds a NUL"),
