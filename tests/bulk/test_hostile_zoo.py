@@ -242,6 +242,18 @@ def test_a_source_that_is_not_the_planned_one_is_a_failure(
     assert again(tmp_path).done == (swap != "gone")
 
 
+@pytest.mark.parametrize("root", [".", "in", "./in", "link"])
+@pytest.mark.parametrize("out", ["in/out", "./in/out/", "in/../in/out", "link/out"])
+def test_an_output_folder_in_the_tree_holds_no_sources(
+    root: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in" / "m.npz")
+    save(tmp_path / "in" / "out" / "m.safetensors")
+    (tmp_path / "link").symlink_to("in")
+    assert [os.path.basename(i.found.source) for i in run.plan([root], out)] == ["m.npz"]
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
     save(tmp_path / "in" / "m.npz")
