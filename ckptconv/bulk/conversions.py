@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal, NamedTuple, overload
 
 from ..errors import CkptError
+from ..formats import table
 from .found import FoundCheckpoint, Packed, newest, pack, parts, repeated, unpack
+from .ledger import LedgerEntry
 from .manifest import Settings
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
@@ -28,6 +30,7 @@ class Conversion(NamedTuple):
     state: State = "convert"
     ours: bool = False
     options: str = ""  # a hash of the settings, the converter's text and the version of ckptconv
+    written: tuple[tuple[str, int, int], ...] = ()  # what an earlier run wrote: path, size, time
 
 
 class Way(NamedTuple):
@@ -49,7 +52,7 @@ class Conversions(Sequence[Conversion]):
         self._all: list[Way] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         for i in items:
-            self.append(pack(i.found, i.at), Way("", *i[2:]))
+            self.append(pack(i.found, i.at), Way("", *i[2:6]))
 
     def append(self, row: Packed, way: Way) -> None:
         self._rows.append(row)
@@ -85,6 +88,11 @@ class Conversions(Sequence[Conversion]):
         for row, number in zip(self._rows, self._ways, strict=True):
             _, name, _, at = parts(row)
             yield at or name + self._all[number].ending
+
+    def outputs(self) -> Iterator[tuple[str, str]]:
+        """The paths of all outputs, and their formats."""
+        formats = [table.get(way.settings.target.format or "safetensors").name for way in self._all]
+        yield from zip(self.paths(), (formats[number] for number in self._ways), strict=True)
 
     def lengthen(self, k: int) -> None:
         """Keep the suffix of the source in the path of the output, unless that path was given."""
@@ -137,4 +145,24 @@ class Conversions(Sequence[Conversion]):
         return made
 
 
-__all__ = ["Conversion", "Conversions", "State", "Way"]
+class Known(Sequence[Conversion]):
+    """Conversions with what the ledger says that earlier runs wrote; its line is read when one is asked for."""
+
+    def __init__(self, items: Sequence[Conversion], entries: Mapping[str, LedgerEntry]) -> None:
+        self._items, self._entries = items, entries
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, k: int) -> Conversion: ...
+    @overload
+    def __getitem__(self, k: slice) -> Known: ...
+    def __getitem__(self, k: int | slice) -> Conversion | Known:
+        if isinstance(k, slice):
+            return Known(self._items[k], self._entries)
+        item = self._items[k]
+        return item._replace(written=self._entries[item.at].written) if item.at in self._entries else item
+
+
+__all__ = ["Conversion", "Conversions", "Known", "State", "Way"]

@@ -180,7 +180,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
             name = at.rstrip("/") or split(os.path.abspath(root))[1]
             yield FoundCheckpoint(folder, name, "", tuple(_all_files(folder)))
             continue
-        leave = {n for n in folders if n.startswith(".") or join(folder, n) == skip}
+        leave = {n for n in folders if n.startswith(".") or _is_one(join(folder, n), skip)}
         leave |= {"blobs"} if "snapshots" in folders else set()
         folders[:] = [n for n in folders if n not in leave]
         for name, e in {} if is_remote(folder) else links.bad(folder, root, follow).items():
@@ -189,6 +189,14 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
                 problems.append(_problem(join(folder, name), at + name, e))
         yield from group(folder, files, at)
     yield from problems
+
+
+def _is_one(folder: str, other: str) -> bool:
+    """Whether two paths lead to one folder, however they are spelled."""
+    if folder == other or is_remote(folder) or is_remote(other) or not other:
+        return folder == other
+    real = os.path.realpath(local(other))  # only a folder of this name is asked for
+    return os.path.basename(folder) == os.path.basename(real) and os.path.realpath(local(folder)) == real
 
 
 def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) -> bool:

@@ -18,11 +18,13 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import CorruptCheckpoint, StorageError
+from ..output import own
 from ..output.append_log import AppendLog, lines
-from ..storage.files import fileobj, is_remote, read_all
+from ..storage.faults import refused
+from ..storage.files import is_remote, local, read_all
 
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
@@ -32,6 +34,9 @@ BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
 CHUNK = 2**20
 LARGEST = 2**30  # bytes of a ledger elsewhere
+MANY = 2**24  # outputs in a ledger that is read
+WORD = 100  # characters of a format or of an error's class
+COUNT = 2**63  # no number of a ledger is as large
 
 
 EntryState = Literal["planned", "done", "failed"]
@@ -51,7 +56,7 @@ class LedgerEntry(NamedTuple):
     tensors: int = 0
     size: int = 0
     seconds: float = 0.0
-    written: tuple[tuple[str, int], ...] = ()  # path below the output folder, size
+    written: tuple[tuple[str, int, int], ...] = ()  # path below the output folder, size, mtime (0: not known)
     proof: str = ""  # a hash of all bytes written, if all of them were verified
     error: str = ""
     message: str = ""
@@ -65,11 +70,24 @@ class LedgerEntry(NamedTuple):
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
         """The entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
-        values["written"] = tuple([(str(n), int(s)) for n, s in values.get("written", ())])
+        values["written"] = tuple([(str(n), int(s), int(*t)) for n, s, *t in values.get("written", ())])
         made = cls(**values)
-        if not all(map(isinstance, made, TYPES)):
+        if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
             raise TypeError("a value of another type")
+        numbers = (made.tensors, made.size, made.seconds, made.ended, *(s for _, s, *_ in (*made.files, *made.written)))
+        sound = made.state in STATES and all(0 <= n < COUNT for n in numbers)
+        sound = sound and max(len(made.format), len(made.error)) <= WORD
+        if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
+            raise ValueError("a value that no run writes")
         return made
+
+
+STATES = get_args(EntryState)
+
+
+def is_below(at: str) -> bool:
+    """Whether a path is one below a folder, as it is spelled."""
+    return bool(at) and at[0] != "/" and "\0" not in at and ".." not in at.split("/")
 
 
 TYPES = tuple((int, float) if isinstance(v, float) else type(v) for v in LedgerEntry("", "done", "", (), ""))
@@ -96,6 +114,8 @@ class Entries(Mapping[str, LedgerEntry]):
             except BROKEN:
                 raise self._damaged(number) from None
             start += len(line)
+            if len(self._places) > MANY:
+                raise CorruptCheckpoint(f"has more than {MANY} outputs", url=self._path)
         return b""
 
     def __getitem__(self, at: str) -> LedgerEntry:
@@ -126,10 +146,8 @@ class Entries(Mapping[str, LedgerEntry]):
 
 def _at(line: bytes) -> str:
     """The output that a line is about."""
-    if m := AT.match(line):
-        return m[1].decode()
-    at = json.loads(line)["at"]
-    if not isinstance(at, str):
+    at = m[1].decode() if (m := AT.match(line)) else json.loads(line)["at"]
+    if not isinstance(at, str) or not is_below(at):
         raise TypeError("not a path")
     return at
 
@@ -164,10 +182,13 @@ class Ledger:
             entries = Entries(path, lambda start, size: whole[start : start + size])
             entries.add(lines(io.BytesIO(whole), path))
             return entries
-        with fileobj(path) as f:
-            fd = os.dup(f.fileno())
-            entries = Entries(path, lambda start, size: os.pread(fd, size, start))
-            weakref.finalize(entries, os.close, fd)
+        try:  # a link, a pipe or another user's file is not the ledger of a run of ours
+            fd = own.open_file(local(path), os.O_RDONLY)
+        except OSError as e:
+            raise refused(e, path) from e
+        entries = Entries(path, lambda start, size: os.pread(fd, size, start))
+        weakref.finalize(entries, os.close, fd)
+        with open(fd, "rb", closefd=False) as f:
             entries.add(lines(f, path))
         return entries
 

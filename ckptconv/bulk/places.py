@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from ..errors import UnsafeCheckpoint, UsageError
@@ -12,6 +12,7 @@ from ..formats import table
 from ..messages import redacted
 from ..storage import files
 from ..storage.paths import inside
+from . import footprints
 from .conversions import Conversions
 from .found import repeated
 from .manifest import Settings
@@ -29,9 +30,9 @@ def ending(settings: Settings) -> str:
 
 def tell_apart(items: Conversions) -> None:
     """Where several outputs would have the same path, let each keep the suffix of its source."""
-    if meeting := repeated(lambda: map(str.casefold, items.paths())):
+    if meeting := repeated(lambda: map(footprints.key, items.paths())):
         for k, at in enumerate(items.paths()):
-            if at.casefold() in meeting:
+            if footprints.key(at) in meeting:
                 items.lengthen(k)
 
 
@@ -67,6 +68,20 @@ def check(items: Conversions, folder: str, ledger: str) -> Iterator[str]:
             items.fail(k, meeting[to.casefold()])
         elif to.startswith("../") and not inside(files.join(folder, os.path.dirname(at)), folder):
             items.fail(k, UnsafeCheckpoint(LEAVES, url=files.join(folder, at)))
+    _tell_footprints(items, place)
+
+
+def _tell_footprints(items: Conversions, place: Callable[[str], str]) -> None:
+    """Note outputs that would write, replace or remove files of one another, and those with names of our own files."""
+    for k, at in enumerate(items.paths()):
+        if footprints.reserved(at):
+            items.fail(k, UsageError(f"{at} is a name of temporary files or ledgers of ckptconv; choose another"))
+    for group in footprints.meeting(lambda: ((place(at), format) for at, format in items.outputs())):
+        some = [items[k] for k in group[:2]]
+        pair = " and ".join(f"{redacted(i.found.source)} to {i.at}" for i in some)
+        why = UsageError(f"the outputs would meet, one replacing files of another: {pair}; give other destinations")
+        for k in group:
+            items.fail(k, why)
 
 
 def clashes(rows: Sequence[tuple[str, str, str]]) -> dict[str, UsageError]:

@@ -156,7 +156,7 @@ def ledger_name(shard: str) -> str:
 def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
     """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none."""
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
-    return Ledger.read(path) if files.stat(path) else {}
+    return Ledger.read(path) if files.exists(path) else {}
 
 
 def _occupied(folder: str) -> Iterator[str]:
@@ -181,9 +181,9 @@ def _state(
     fresh = (
         old.options == item.options
         and old.source == redacted(item.found.source)
-        and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size in old.written)
+        and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
         and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
-        and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _ in old.written)))
+        and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _, _ in old.written)))
     )
     return "done" if fresh else "changed", old.ours
 

@@ -18,6 +18,7 @@ from .summary import cause
 RECENT = 600  # seconds before the last entry, of which the rate is taken; and after which a run seems to have ended
 SHOWN = 10  # of the largest, the slowest, the next
 MOST = 2**60  # bytes or seconds of one
+KINDS = 100  # formats that are told apart
 CAUSES, EXAMPLES = 1000, 20  # kinds of failures that are told apart, and sources that are kept of each
 
 
@@ -55,7 +56,8 @@ class Sums:
     def _add_done(self, e: LedgerEntry, size: float) -> None:
         one = Large(e.at, _sane(e.size), _sane(e.seconds))
         self.bytes, self.read = self.bytes + one.bytes, self.read + size
-        of = self.formats.setdefault(e.format, [0, 0, 0.0])
+        name = e.format if e.format in self.formats or len(self.formats) < KINDS else "others"
+        of = self.formats.setdefault(name, [0, 0, 0.0])
         of[:] = of[0] + 1, of[1] + size, of[2] + one.seconds
         self.done[e.ended // 60] += 1
         self.biggest = _largest(self.biggest, one, "bytes")

@@ -21,14 +21,13 @@ from functools import partial
 from typing import Any
 
 from ..api import MEMORY, Resources
-from ..engine.inflight import TaskLost
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import redacted
 from ..output import publish
 from ..storage import files
 from . import cluster, pool, room
 from .breaker import Guard
-from .conversions import Conversion
+from .conversions import Conversion, Known
 from .ledger import LEDGERS, NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
 from .planning import DEFAULT, identity, ledger_name, plan, read_ledger
@@ -78,10 +77,10 @@ def convert(
         _sweep(folder, (book.entries[i.at] for i in todo if i.at in book.entries))
         if resources.engine == "local":
             room.check(todo, folder, resources.workers)
-        book.append(_entry(i, "planned", ours=i.ours) for i in todo)
+        book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in Known(todo, book.entries))
         new_folders = _folders(folder, todo)
         sums = Sums(len(items) - len(bad) - len(todo), began)
-        outcomes = closing(_outcomes(bad, todo, folder, hashed, resources, book.path))
+        outcomes = closing(_outcomes(Known(bad, book.entries), todo, folder, hashed, resources, book))
         del items
         with _summarised(book, sums), outcomes as batches:
             for batch in batches:
@@ -128,11 +127,11 @@ def _of_another_division(folder: str, name: str) -> str:
 
 
 def _outcomes(
-    bad: Sequence[Conversion], todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, ledger: str
+    bad: Sequence[Conversion], todo: Sequence[Conversion], folder: str, hashed: bool, resources: Resources, book: Ledger
 ) -> Generator[list[LedgerEntry], None, None]:
     """What becomes of all items, in batches; first of those that cannot be converted."""
     yield [_outcome(i, i.found.problem) for i in bad if i.found.problem]
-    with closing(_results(todo, folder, hashed, resources, ledger)) as results:
+    with closing(_results(Known(todo, book.entries), folder, hashed, resources, book.path)) as results:
         for batch in _batches(results, COMMIT_INTERVAL, resources, todo):
             yield [_outcome(item, result) for item, result in batch]
 
@@ -156,9 +155,8 @@ def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     now = int(time.time())
     if isinstance(result, CkptError):
-        # a worker that died may have published the output, which the next run then replaces
-        ours = item.ours and (item.state in ("changed", "retry") or isinstance(result, (pool.WorkerDied, TaskLost)))
-        return _entry(item, "failed", ours=ours, error=type(result).__name__, message=result.message, ended=now)
+        more = {"error": type(result).__name__, "message": result.message, "ended": now}
+        return _entry(item, "failed", ours=item.ours, written=item.written, **more)
     return _entry(item, "done", ours=True, ended=now, **result._asdict())
 
 
@@ -231,15 +229,16 @@ def _quietly_rmdir(path: str) -> None:
 
 def _sweep(folder: str, entries: Iterable[LedgerEntry]) -> None:
     """Remove the temporary folders of outputs that a killed run was writing."""
-    outputs = tuple(files.join(folder, e.at) for e in entries if e.state == "planned")
+    outputs = {files.join(folder, e.at) for e in entries if e.state == "planned"}
     if files.is_remote(folder):
         return
-    for home in {os.path.dirname(path) for path in outputs} | set(outputs):
-        publish.clear(home, partial(_begins, home, outputs))
+    for home in {os.path.dirname(path) for path in outputs} | outputs:
+        publish.clear(home, partial(_begins, home, outputs), certain=True)
 
 
-def _begins(home: str, outputs: tuple[str, ...], title: str) -> bool:
-    return files.join(home, title).startswith(outputs)
+def _begins(home: str, outputs: set[str], title: str) -> bool:
+    path = files.join(home, title)
+    return any(path[:end] in outputs for end in range(len(home), len(path) + 1))
 
 
 __all__ = ["MEMORY", "NAME", "LedgerEntry", "Settings", "Summary", "convert", "plan", "read_ledger"]

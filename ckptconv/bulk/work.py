@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from .. import api
-from ..api import Resources
+from ..api import Report, Resources, Target
 from ..engine.run import Progress
-from ..output import listed
+from ..errors import CkptError, CorruptCheckpoint, StorageError
+from ..output import listed, own, publish, replaceable
 from ..output.listed import Seen
 from ..storage import files, lookups
 from . import pool
@@ -26,7 +33,7 @@ class Done(NamedTuple):
     tensors: int
     size: int
     seconds: float
-    written: tuple[tuple[str, int], ...]
+    written: tuple[tuple[str, int, int], ...]
     hash: str
     proof: str
 
@@ -53,24 +60,73 @@ def work(
 ) -> Done:
     """Convert one checkpoint: in a worker, or in tasks of an engine. `seen`: what a worker knows of its folders."""
     began, folder = time.monotonic(), config.folder
-    select, change, target = item.settings
-    target = replace(target, force=target.force or item.ours, sync=config.sync)
+    target = replace(item.settings.target, sync=config.sync)
     lookups.expect(dict(item.found.files))
+    for url, status in item.found.files:  # a store's are compared when they have been read
+        if not files.is_remote(url) and files.stat(url) != status:
+            raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=url)
     threads = config.processors if item.found.size >= LARGE else config.threads
+    resources = Resources(config.memory, threads, engine=engine, progress=progress)
     with pool.contained(item.found.source), listed.once(seen):
-        report = api.convert(
-            item.found.source, files.join(folder, item.at),
-            select=select, change=change, target=target,
-            resources=Resources(config.memory, threads, engine=engine, progress=progress),
-        )  # fmt: skip
+        report = _converted(item, files.join(folder, item.at), folder, target, resources)
         above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
-        sizes = [(n, s.size) for n in names if (s := files.stat(files.join(folder, n)))]
+        sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content(item.found) if config.hashed else ""
         proof = written(folder, names) if target.verify == "full" else ""
     return Done(
         report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
     )
+
+
+def _converted(item: Conversion, where: str, folder: str, target: Target, resources: Resources) -> Report:
+    """Convert it, replacing what an earlier run wrote as it wrote it, and nothing else unless that is forced."""
+    convert = partial(
+        api.convert, item.found.source, select=item.settings.select, change=item.settings.change, resources=resources
+    )
+    if target.force:
+        return convert(where, target=target)
+    try:
+        with replaceable.only(folder, item.written):
+            return convert(where, target=replace(target, force=bool(item.written)))
+    except replaceable.Taken as e:
+        if (
+            item.ours
+            and item.state in ("convert", "retry")
+            and (found := _adopted(where, partial(convert, target=target)))
+        ):
+            return found
+        raise StorageError(e.message, url=e.url) from None
+
+
+def _adopted(where: str, convert: Callable[[str], Report]) -> Report | None:
+    """The report of an output that a killed run published and did not record: it has the bytes that it should have."""
+    above, base = files.split(where)
+    with _stage(above, base) as stage:
+        try:
+            found = convert(files.join(stage, base))
+            return found if written(stage, found.files) == written(above, found.files) else None
+        except CkptError:  # a file is missing, for instance
+            return None
+
+
+@contextmanager
+def _stage(above: str, base: str) -> Iterator[str]:
+    """A temporary folder, which the next run removes if this one is killed; of a remote output it is elsewhere."""
+    if files.is_remote(above):
+        with tempfile.TemporaryDirectory() as stage:
+            yield stage
+        return
+    stage = files.join(above, publish.part(base, os.urandom(4).hex()))
+    os.mkdir(stage, 0o700)
+    own.mark(stage)
+    lock = own.lock_folder(stage)
+    try:
+        yield files.join(stage, "made")  # a conversion waits for the lock of its folder
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 __all__ = ["LARGE", "Done", "WorkerConfig", "work"]

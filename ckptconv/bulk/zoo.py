@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..api import Path, bundle
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
+from ..api.values import local_path
 from .conversions import Conversions
 from .ledger import LedgerEntry
 from .run import Settings, Summary, convert, plan, read_ledger
@@ -54,6 +55,7 @@ def zoo(
     matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
     damaged ledger).
     """
+    ledger = local_path(ledger, "ledger=") if ledger else ""
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(
         [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
@@ -83,12 +85,13 @@ def zoo_plan(
     (the checkpoint and its files), `at` (the path of the output below `output`), `settings`, and `state`: convert,
     retry, changed, done or problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
+    ledger = local_path(ledger, "ledger=") if ledger else ""
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
     known = read_ledger(ledger or os.fspath(output), shard) if resume else {}
     many = [os.fspath(s) for s in list_of(sources)]
     return plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,
-        follow=follow_links, shard=shard,
+        follow=follow_links, ledger=ledger, shard=shard,
     )  # fmt: skip
 
 

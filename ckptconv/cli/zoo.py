@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..api.values import local_path
 from ..messages import in_bytes, redacted
 from . import complete, meant, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
@@ -116,13 +117,15 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
 
 def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     from ..bulk.progress import RECENT, progress
+    from ..bulk.status import ledgers
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
+    path = local_path(output, "-o") if output else default_name(folder)
     data = progress(folder)
     data["causes"] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data["causes"]]
     text = page(data, RECENT).encode(errors="backslashreplace")
-    made = html.written(output or default_name(folder), text, force=force)
+    made = html.written(path, text, ledgers(folder), force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
     else:

@@ -25,7 +25,7 @@ from ..output.destination import Destination
 from ..output.staging import Output
 from ..output.upload import Upload
 from ..storage import checksum
-from ..storage.files import Stamp, is_remote
+from ..storage.files import Stamp, is_remote, join, split
 from .job import Receipt, Sink, run_job
 from .journal import MARK, Journal, NoJournal
 from .plan import Job, Plan
@@ -182,7 +182,8 @@ def _permissions(plan: Plan, how: How) -> int:
     spans = (p.data for t in plan.tensors.values() for p in t.parts)
     urls = {*(how.stamps or ()), *plan.placement.copied}
     urls |= {data.url for data in spans if not isinstance(data, Held)}
-    return own.shared(urls)
+    folders = {split(join(plan.folder, f.name))[0] for f in plan.placement.files}
+    return own.shared(urls, plan.folder, *folders)
 
 
 def _run_jobs(

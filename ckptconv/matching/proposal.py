@@ -130,7 +130,7 @@ def match(
         own.refuse_source(os.fspath(output), stamps)
         folder, name = files.split(os.fspath(output))
         raw = text.encode()
-        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps)) as out:
+        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps, folder)) as out:
             out.write(name, 0, raw)
             out.publish()
     return Match(found, text, proof)

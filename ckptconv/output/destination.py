@@ -20,8 +20,9 @@ from ..messages import listing
 from ..storage.faults import refused
 from ..storage.files import local
 from ..storage.paths import beginning, inside
-from . import listed, own, publish
+from . import listed, own, publish, replaceable
 from .publish import Publication, part
+from .replaceable import Taken
 
 
 class OutputFile(NamedTuple):
@@ -164,10 +165,10 @@ class OutputNames:
 
     def privacy(self) -> int:
         """The permissions that whoever may read all that is replaced may have."""
-        mode = 0o777
+        mode, gid = 0o777, own.group({os.path.dirname(path) for path in self.final.values()} | {self.folder})
         for name in [*self._own, *self.older(), *([self._built] if self._built else [])]:
             try:
-                mode &= own.audience(os.stat(os.path.join(self.folder, name)).st_mode)
+                mode &= own.audience(os.stat(os.path.join(self.folder, name)), gid)
             except OSError:
                 continue  # nothing is there
         return mode
@@ -214,10 +215,14 @@ class OutputNames:
             if os.path.lexists(path := self.final[n]) and not (renaming and not os.path.lexists(self.temporary(n)))
         ]  # fmt: skip
         if taken:
-            raise StorageError("already exists; force=True replaces it", url=taken[0])
+            raise Taken("already exists; force=True replaces it", url=taken[0])
         if older := () if renaming else self.older():
             where = os.path.join(self.folder, older[0])
-            raise StorageError("belongs to a checkpoint of the same name; force=True replaces it", url=where)
+            raise Taken("belongs to a checkpoint of the same name; force=True replaces it", url=where)
+
+    def check_replaceable(self) -> None:
+        """Refuse to replace or remove what is not a zoo's own, where one writes."""
+        replaceable.check(os.path.join(self.folder, name) for name in (*self._own, *self.older()))
 
     def clear(self, *, certain: bool) -> list[str]:
         """Finish or remove what killed runs left here; returns names of what it was.

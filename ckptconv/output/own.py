@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from stat import S_IMODE, S_ISDIR, S_ISREG
+from stat import S_IMODE, S_ISDIR, S_ISGID, S_ISREG
 
 from ..errors import StorageError, UsageError
 from ..storage.paths import is_remote, local
@@ -77,9 +78,26 @@ def is_file(path: str) -> bool:
         return False
 
 
-def audience(mode: int) -> int:
-    """All permissions of those who may read what has this mode, its owner always."""
-    return 0o700 | (0o070 if mode & 0o040 else 0) | (0o007 if mode & 0o004 else 0)
+def group(folders: Iterable[str]) -> int:
+    """The group of new files in these folders, which may have to be made yet; -1 if it is not one."""
+    found = set[int]()
+    for folder in folders if hasattr(os, "getegid") else ():
+        while folder and not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        there = os.stat(folder or ".")
+        found.add(there.st_gid if there.st_mode & S_ISGID or sys.platform == "darwin" else os.getegid())
+    return found.pop() if len(found) == 1 else -1
+
+
+def audience(found: os.stat_result, gid: int) -> int:
+    """All permissions, in a file of this group, of those who may read what was found, its owner always.
+
+    Of another group neither are the members known to be those of this one, nor the others: both may read, or neither.
+    """
+    readers = found.st_mode & 0o044
+    if found.st_gid != gid and readers != 0o044:
+        readers = 0
+    return 0o700 | (0o070 if readers & 0o040 else 0) | (0o007 if readers & 0o004 else 0)
 
 
 def of_folder(mode: int) -> int:
@@ -94,12 +112,12 @@ def restrict(path: str | int, mode: int) -> None:
         os.chmod(path, found & (mode | 0o7000))
 
 
-def shared(urls: Iterable[str]) -> int:
-    """The permissions that those who may read all local files of these may have."""
-    mode = 0o777
+def shared(urls: Iterable[str], *folders: str) -> int:
+    """The permissions that those who may read all local files of these may have in local folders."""
+    mode, gid = 0o777, group({local(folder) for folder in folders})
     for url in urls:
         try:
-            mode &= 0o777 if is_remote(url) else audience(os.stat(local(url)).st_mode)
+            mode &= 0o777 if is_remote(url) else audience(os.stat(local(url)), gid)
         except OSError:
             continue  # it is gone: reading it will say so
     return mode

@@ -63,7 +63,9 @@ class Output:
 
     def _free(self) -> None:
         """Refuse a destination that is taken, before any work."""
-        if not self._force:
+        if self._force:
+            self._to.check_replaceable()
+        else:
             self._to.check_free(renaming=self._whole)
 
     def _stage(self) -> None:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv import api
-from ckptconv.bulk import planning, room, run
+from ckptconv.bulk import ledger as ledgers
+from ckptconv.bulk import planning, progress, room, run, status
+from ckptconv.bulk import zoo as zoos
 from ckptconv.bulk.discover import discover
+from ckptconv.bulk.work import WorkerConfig, work
 from ckptconv.engine.journal import MAX_HEAD
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.output.append_log import LONGEST
+from ckptconv.output.staging import Output
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 
 
 def save(path: Path, value: float = 1.0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    ckptconv.save({"w": np.full(4, value)}, path)
+    ckptconv.save({"w": np.full(4, value)}, path, force=True)
     return path
 
 
@@ -108,6 +114,159 @@ def test_two_ways_to_one_place_clash(tmp_path: Path) -> None:
     assert "would both become b/m.safetensors" in str(done)
 
 
+# --- what may be replaced ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions run here: starting processes and a sync of all disks take longer than they do."""
+
+    def each(do: Callable[[Any], Any], todo: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
+        for item in todo:
+            try:
+                yield item, do(item)
+            except CkptError as e:
+                yield item, e
+
+    monkeypatch.setattr(run.pool, "run", each)
+    monkeypatch.setattr(run, "_settle", lambda: None)
+
+
+def again(tmp_path: Path, **options: object) -> run.Summary:
+    settings = run.Settings(target=api.Target(**options))
+    return run.convert([str(tmp_path / "in")], str(tmp_path / "out"), settings, resume=True)
+
+
+def folder_of(at: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(at)): p.read_bytes() for p in at.rglob("*") if p.is_file() and p.name != run.NAME}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("to", ["safetensors", "npy", "tf"])
+@pytest.mark.parametrize("whose", ["ours", "users", "same size", "beside"])
+def test_only_what_a_zoo_wrote_is_replaced(to: str, whose: str, tmp_path: Path) -> None:
+    """The source has changed; the output is what was written, or another file of the same name by now."""
+    save(tmp_path / "in" / "m.npz")
+    save(tmp_path / "in" / "other.npz")
+    assert again(tmp_path, format=to).done == 2
+    made = max((tmp_path / "out").glob("m*/*w*" if to == "npy" else "m/*.data*" if to == "tf" else "m.*"))
+    if whose == "users":
+        made.write_bytes(b"mine")
+    elif whose == "same size":
+        made.write_bytes(bytes(made.stat().st_size))
+    elif whose == "beside":  # of a name that belongs to an older checkpoint of this name
+        made = made.with_name({"npy": "x.npy", "tf": "model.ckpt.data-00000-of-00009"}.get(to, "n"))
+        made.write_bytes(b"mine")
+    kept = made.read_bytes()
+    save(tmp_path / "in" / "m.npz", 2.0)
+    for _ in range(2):
+        done = again(tmp_path, format=to)
+        if whose == "ours" or (whose, to) == ("beside", "safetensors"):
+            assert not done.failed
+            continue
+        assert [e.error for e in done.failed] == ["StorageError"]
+        assert made.read_bytes() == kept
+    if whose in ("users", "same size"):
+        assert again(tmp_path, format=to, force=True).done == 1
+        assert made.read_bytes() != kept
+
+
+def test_what_comes_between_plan_and_publication_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once where nothing was, and once in the place of the output of an earlier run."""
+    made, real = tmp_path / "out" / "m.safetensors", Output.fsync
+
+    def late(out: Output) -> None:
+        real(out)
+        made.write_text("mine")
+
+    for value, says in ((1.0, "already exists"), (2.0, "is not what was written here before")):
+        save(tmp_path / "in" / "m.npz", value)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        if value == 2:
+            assert again(tmp_path).done == 1
+            save(tmp_path / "in" / "m.npz", 3.0)
+        (item,) = run.plan([str(tmp_path / "in")], str(tmp_path / "out"), known=run.read_ledger(str(tmp_path / "out")))
+        entry = run.read_ledger(str(tmp_path / "out")).get(item.at)
+        item = item._replace(written=entry.written if entry else ())
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "fsync", late)
+            with pytest.raises(StorageError, match=says):
+                work(WorkerConfig(str(tmp_path / "out"), 2**25, 1, False, True), item)
+        assert folder_of(tmp_path / "out") == {"m.safetensors": b"mine"}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("to", ["safetensors", "npy", "tf"])
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_a_killed_run_did_not_record_is_known_by_its_bytes(
+    to: str, changed: bool, replaced: bool, tmp_path: Path
+) -> None:
+    """Killed between the publication and its line, of a new output or of one that replaced an older one."""
+    ledger = tmp_path / "out" / run.NAME
+    for value in (1.0, 2.0)[: 1 + replaced]:
+        save(tmp_path / "in" / "m.npz", value)
+        assert again(tmp_path, format=to).done == 1
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    kept = folder_of(tmp_path / "out")
+    if changed:
+        (tmp_path / "out" / next(name for name in sorted(kept) if not name.endswith("checkpoint"))).write_bytes(b"mine")
+        kept = folder_of(tmp_path / "out")
+    done = again(tmp_path, format=to)
+    assert (done.done, len(done.failed)) == ((0, 1) if changed else (1, 0))
+    assert folder_of(tmp_path / "out") == kept
+    assert not list((tmp_path / "out").rglob(".*.part"))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("swap", ["other", "gone", "later"])
+def test_a_source_that_is_not_the_planned_one_is_a_failure(
+    swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, real = save(tmp_path / "in" / "m.npz"), run.room.check
+
+    def swapped(*given: Any) -> None:
+        if swap == "later":
+            os.utime(source, ns=(0, 0))
+        else:
+            source.unlink()
+        if swap == "other":
+            ckptconv.save({"x": np.zeros(99)}, source)
+        real(*given)
+
+    monkeypatch.setattr(run.room, "check", swapped)
+    done = again(tmp_path)
+    assert "is not the file that was planned" in str(done)
+    assert folder_of(tmp_path / "out") == {}
+    monkeypatch.setattr(run.room, "check", real)
+    assert again(tmp_path).done == (swap != "gone")
+
+
+@pytest.mark.parametrize("root", [".", "in", "./in", "link"])
+@pytest.mark.parametrize("out", ["in/out", "./in/out/", "in/../in/out", "link/out"])
+def test_an_output_folder_in_the_tree_holds_no_sources(
+    root: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in" / "m.npz")
+    save(tmp_path / "in" / "out" / "m.safetensors")
+    (tmp_path / "link").symlink_to("in")
+    assert [os.path.basename(i.found.source) for i in run.plan([root], out)] == ["m.npz"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
+    save(tmp_path / "in" / "m.npz")
+    again(tmp_path)
+    ledger = tmp_path / "out" / run.NAME
+    ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])  # planned
+    theirs = tmp_path / "out" / ".m.safetensors-mine.deadbeef.part"
+    theirs.mkdir()
+    (theirs / "thesis").write_text("mine")
+    again(tmp_path)
+    assert (theirs / "thesis").read_text() == "mine"
+
+
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +300,43 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "meets"),
+    [
+        (("m.safetensors", "safetensors"), ("m-00001-of-00002.safetensors", "safetensors"), True),
+        (("m.safetensors", "safetensors"), ("m.safetensors.index.json", "npz"), True),
+        (("m.safetensors", "safetensors"), ("m-00001-of-00002.npz", "npz"), False),
+        (("m.weights.json", "keras3"), ("m_00003.weights.h5", "keras3"), True),
+        (("x/m.ckpt", "tf"), ("x/checkpoint", "npz"), True), (("x/m.ckpt", "tf"), ("x/checkpoint/a.npz", "npz"), True),
+        (("x/m.ckpt", "tf"), ("x/n.ckpt", "tf"), False), (("m.ckpt", "tf"), ("m.ckpt.index", "npz"), True),
+        (("m.ckpt", "tf"), ("m.ckpt.data-00000-of-00001", "npz"), True),
+        (("a", "npy"), ("a/b.npz", "npz"), True), (("a", "npy"), ("A/b/c", "npy"), True),
+        (("a", "npy"), ("ab", "npy"), False),
+        (("h\u00e9.npz", "npz"), ("he\u0301.npz", "npz"), True), (("M.npz", "npz"), ("m.npz", "npz"), True),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("at_once")
+def test_outputs_that_would_meet_are_failures(
+    one: tuple[str, str], other: tuple[str, str], meets: bool, tmp_path: Path
+) -> None:
+    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to}
+            for n, (at, to) in enumerate((one, other, ("sound.npz", "npz")))]  # fmt: skip
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    items = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert [i.state == "problem" for i in items] == [meets, meets, False]
+
+
+@pytest.mark.parametrize(
+    "at", [".m.npz.deadbeef.part/x.npz", "a/.m.npz.DEADBEEF.part", ".x.deadbeef.publish", ".x.resume.journal",
+           ".ckptconv-zoo.2-of-8.jsonl", "a/.ckptconv"],
+)  # fmt: skip
+def test_an_output_has_no_name_of_ours(at: str, tmp_path: Path) -> None:
+    save(tmp_path / "a.npz")
+    (tmp_path / "m.jsonl").write_text(json.dumps({"source": "a.npz", "to": "npz", "destination": at}))
+    (item,) = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert "is a name of temporary files or ledgers" in str(item.found.problem)
+
+
+@pytest.mark.parametrize(
     ("row", "says"),
     [
         ({"source": "a\0.npz"}, "holds a NUL"), ({"source": "a\ud800"}, "holds a NUL"),
@@ -167,7 +363,10 @@ ENTRY = {"at": "a.safetensors", "state": "done", "source": "x", "files": [], "op
     [
         {"at": {}}, {"at": [1]}, {"at": 5}, {"state": [1]}, {"source": None}, {"options": 7}, {"message": {}},
         {"ours": "yes"}, {"files": [["a", float("inf"), 0]]}, {"written": [["a", 1e999]]},
-        {"files": [["a", "1" * 5000, 0]]}, {"more": 1},
+        {"files": [["a", "1" * 5000, 0]]}, {"more": 1}, {"state": "finished"}, {"tensors": True}, {"ours": 1},
+        {"size": -1}, {"ended": 2**63}, {"seconds": -1.0}, {"seconds": float("nan")}, {"format": "x" * 101},
+        {"written": [["/etc/passwd", 1, 2]]}, {"written": [["../x", 1, 2]]}, {"written": [["a\0", 1, 2]]},
+        {"written": [["a", -1, 2]]}, {"written": [["a", 1, 2, 3]]}, {"at": "../a"}, {"at": "/a"}, {"at": ""},
     ],
 )  # fmt: skip
 def test_a_forged_ledger_is_damaged(changed: dict[str, object], tmp_path: Path) -> None:
@@ -177,6 +376,86 @@ def test_a_forged_ledger_is_damaged(changed: dict[str, object], tmp_path: Path) 
         run.convert([str(source)], str(tmp_path), resume=True)
     with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
         dict(run.read_ledger(str(tmp_path)))
+
+
+def laid(kind: str, path: Path, line: bytes) -> None:
+    """Something in the place of a ledger."""
+    other = path.parent.parent / "other"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "dead link":
+        path.symlink_to(other)
+    else:
+        (path if kind == "of another user" else other).write_bytes(line)
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "second name":
+        os.link(other, path)
+    elif kind == "of another user":
+        if os.geteuid():
+            pytest.skip("only root gives files away")
+        os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize("kind", ["link", "dead link", "pipe", "folder", "second name", "of another user"])
+@pytest.mark.parametrize("given", [False, True])
+def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    source = save(tmp_path / "a.npz")
+    path = out / ("mine.jsonl" if given else run.NAME)
+    laid(kind, path, json.dumps(ENTRY, separators=(",", ":")).encode() + b"\n")
+    where, ledger = (str(path), str(path)) if given else (str(out), "")
+    verbs: list[Callable[[], object]] = [
+        lambda: ckptconv.zoo(source, out, ledger=ledger), lambda: ckptconv.zoo(source, out, ledger=ledger, resume=True),
+        lambda: ckptconv.zoo(source, out, ledger=ledger, force=True),
+        lambda: len(zoos.zoo_plan(source, out, ledger=ledger, resume=True)),
+        lambda: status.zoo_status(where), lambda: progress.progress(where),
+    ]  # fmt: skip
+    if given and kind == "folder":
+        del verbs[3:]  # it holds no ledger
+    before = sorted(tmp_path.rglob("*"))
+    for verb in verbs:
+        with pytest.raises(StorageError):
+            verb()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_ledger_of_too_many_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "MANY", 3)
+    (tmp_path / run.NAME).write_text("".join(json.dumps({**ENTRY, "at": str(n)}) + "\n" for n in range(4)))
+    with pytest.raises(CorruptCheckpoint, match="has more than 3 outputs"):
+        status.zoo_status(str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["s3://b/l.html", "https://h/l.html", "simplecache::s3://b/l.html", "memory://l.html"])
+def test_a_url_is_no_path_of_this_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in" / "a.npz")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / run.NAME).touch()
+    for words in (
+        ["in", "-o", "new", "--ledger", url], ["in", "-o", "new", "--ledger", url, "-n"], ["report", "out", "-o", url],
+    ):  # fmt: skip
+        done = cli("zoo", *words)
+        assert done.returncode == 2, done.stderr
+        assert "is a file on this machine" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_page_is_as_private_as_its_ledger(mode: int, tmp_path: Path, cli: Run) -> None:
+    save(tmp_path / "in" / "a.npz")
+    ckptconv.zoo(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "out" / run.NAME).chmod(mode)
+    assert cli("zoo", "report", "out").returncode == 0
+    assert (tmp_path / "out.zoo.html").stat().st_mode & 0o044 == mode & 0o044
+    (tmp_path / "out" / run.NAME).rename(tmp_path / "l.html")
+    kept = (tmp_path / "l.html").read_bytes()
+    assert cli("zoo", "report", "l.html", "-o", "l.html", "--force").returncode == 2
+    assert (tmp_path / "l.html").read_bytes() == kept
 
 
 @pytest.mark.parametrize("begin", [b"", b'{"at":"a'])

@@ -126,10 +126,15 @@ def test_numbers_of_strangers(number: float, whole: int, tmp_path: Path) -> None
         for at, state in (("x", "done"), ("y", "failed"), ("z", "planned"))
     ]
     (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in [values, *lines]))
-    assert "2 of 4 checkpoints converted" in " ".join(shown(str(tmp_path)).words)
+    with pytest.raises(CorruptCheckpoint, match="line 2 of the ledger is damaged"):
+        shown(str(tmp_path))
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "KINDS", 3)
+    done = (entry(str(n), "done", format=f"f{n}") for n in range(9))
+    assert sorted(sums.progress(ledger(tmp_path, *done))["formats"]) == ["f0", "f1", "f2", "others"]
+    (tmp_path / NAME).unlink()
     monkeypatch.setattr(sums, "CAUSES", 5)
     letters = "abcdefghijklmnop"
     failed = (entry(f"{a}{b}", "failed", error="E", message=a + b) for a in letters for b in letters)
