@@ -55,7 +55,7 @@ def show_one(
     if as_json:
         show.as_json({"name": found.name, "title": found.title, "rules": rows, "notes": list(found.notes)})
         return
-    print(f"{found.name}: {found.title}\n{found.source} -> {found.target}\n")
+    show.tell(f"{found.name}: {found.title}", f"{found.source} -> {found.target}", "")
     show.table(("from", "to", "layout"), [[", ".join(r["from"]), ", ".join(r["to"]) or "-", r["layout"]] for r in rows])
     for note in found.notes:
         show.talk(f"note: {note}")
@@ -84,8 +84,8 @@ def lint(
     problems = library.lint(library.load(file))
     if as_json:
         show.as_json({"name": file, "problems": problems})
-    for problem in () if as_json else problems:
-        print(problem)
+    else:
+        show.tell(*problems)
     if problems:
         raise typer.Exit(1)
     if not as_json:

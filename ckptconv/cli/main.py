@@ -17,7 +17,6 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import printable, redacted
 from . import (
     codes,
     complete,
@@ -34,7 +33,6 @@ from . import (
     verify,
     zoo,
 )
-from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -67,7 +65,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"ckptconv {__version__}")
+        show.tell(f"ckptconv {__version__}")
         raise typer.Exit
 
 
@@ -125,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     except CkptError as e:
         fail(e, as_json="--json" in argv)
     except KeyboardInterrupt as e:
-        print("interrupted; nothing was written", file=sys.stderr)
+        show.talk("interrupted; nothing was written")
         sys.exit(e.args[0] if e.args else 130)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
@@ -185,18 +183,6 @@ def _typed(option: str, argv: Sequence[str]) -> str:
 
 def fail(e: CkptError, *, as_json: bool) -> None:
     """Print one error and exit with its code."""
-    if as_json:
-        import json
-
-        url = redacted(e.url or "") or None
-        what = {
-            "kind": next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__),  # a public one
-            "message": spelled(e.message),
-            "url": url,
-            "tensor": e.tensor,
-            "exit": e.exit_code,
-        }
-        print(json.dumps({"error": what}))
-    first, *rest = spelled(str(e)).split("\n")
-    print("\n".join([f"error: {printable(first)}", *(printable(line) for line in rest)]), file=sys.stderr)
+    public = next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__)
+    show.failure(e, public, machine=as_json)
     sys.exit(e.exit_code)

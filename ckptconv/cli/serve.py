@@ -49,7 +49,7 @@ def serve(
     except OSError as e:
         raise StorageError(f"cannot listen on port {port}: {e.strerror or e}") from e
     with started as server:
-        print(server.url, flush=True)
+        show.address(server.url)
         show.talk("only this machine can open it; Ctrl-C ends it")
         if browse:
             import webbrowser

@@ -110,7 +110,7 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
     if as_json:
         show.as_json(found.to_json())
     else:
-        show.talk(spelled(str(found)))
+        show.talk(*map(spelled, found.lines()))
     return True
 
 
@@ -134,7 +134,7 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
         show.as_json(done.to_json())
     else:
         if done.failed or not quiet or not done.done + done.skipped:
-            show.talk(spelled(str(done)))
+            show.talk(*map(spelled, done.lines()))
     if done.failed or not done.done + done.skipped:
         raise typer.Exit(1)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import brief
+from ..messages import brief, printable
 from ..storage.paths import inside
 from . import entries
 from .converter import Converter, Fill, Rule
@@ -172,7 +172,7 @@ def beside(name: str, folder: Path | None) -> Path:
             if home != shipped() and not inside(str(path), str(home)):  # what is read could be shown in a message
                 raise UsageError(f"include {name!r}: is a link that leaves the folder of the file that includes it")
             return path
-    raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
+    raise UsageError(f"include {name!r}: there is no {printable(name)}.toml beside this file")
 
 
 def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
