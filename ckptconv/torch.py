@@ -76,7 +76,7 @@ class Loaded:
             ("cast to the module's dtype", self.cast),
         ):
             if names:
-                lines += [f"{len(names)} {title}:", listing(map(str, fold(names)))]
+                lines += [f"  {len(names)} {title}:", indented(listing(map(str, fold(names))))]
         return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import in_bytes, many, paragraph, shortened
+from ..messages import in_bytes, many, paragraph, printable, shortened
 from .values import Verify
 
 
@@ -50,7 +50,7 @@ class Report:
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
         size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
-        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"]
+        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(self.destination)}"]
 
     def __str__(self) -> str:
         return "\n".join(map(paragraph, self.lines()))

@@ -195,7 +195,7 @@ def _suggest(source: str, found: Checkpoint) -> None:
     from ..rules import library
 
     if name := library.suggestion(found):
-        show.talk(f"hint: these are {name}'s names; `ckptconv {source} -o DST -c {name}` converts them")
+        show.talk(f"hint: these are {name}'s names; `ckptconv {printable(source)} -o DST -c {name}` converts them")
 
 
 def _graph(made: GraphVariables | None, found: Checkpoint) -> None:

@@ -17,6 +17,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
+from ..messages import printable
 from . import (
     codes,
     complete,
@@ -168,7 +169,7 @@ def _run(argv: list[str]) -> None:
             known = [flag for p in e.ctx.command.params for flag in p.opts]
             hint = meant.option(_typed(option, argv), known)
             see = "" if hint else f"; see `{e.ctx.command_path} --help`"
-            raise UsageError(f"no such option: {_typed(option, argv)}{hint}{see}") from e
+            raise UsageError(f"no such option: {printable(_typed(option, argv))}{hint}{see}") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise meant.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"

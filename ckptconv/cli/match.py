@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..messages import printable
 from . import show
 from .options import READING, Json, Quiet, spelled, takes
 
@@ -60,7 +61,7 @@ def match(
     if not quiet:
         show.talk(*map(spelled, found.lines()))
         if output:
-            show.talk(f"{output}: review what is marked, then convert with -c {output}")
+            show.talk(f"{printable(output)}: review what is marked, then convert with -c {printable(output)}")
     if found.doubt:
         show.talk(f"doubtful as a whole: {found.doubt}")
     departs = found.proof is not None and not found.proof.found.same

@@ -90,9 +90,14 @@ def address(url: str) -> None:
 def failure(e: CkptError, kind: str, *, machine: bool) -> None:
     """Print an error to stderr, and for `--json` as one line of JSON to stdout; kind: its class."""
     if machine:
-        what = {"kind": kind, "message": spelled(e.message), "url": redacted(e.url or "") or None, "tensor": e.tensor}
+        what = {
+            "kind": kind,
+            "message": spelled(scrubbed(e.message)),
+            "url": redacted(e.url or "") or None,
+            "tensor": e.tensor,
+        }
         print(_ESCAPED({"error": {**what, "exit": e.exit_code}}))
-    print(paragraph(f"error: {spelled(str(e))}"), file=sys.stderr)
+    print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:

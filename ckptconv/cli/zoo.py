@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import in_bytes, redacted
+from ..messages import in_bytes, printable, redacted
 from . import complete, meant, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
@@ -126,7 +126,7 @@ def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
     else:
-        show.talk(f"{made.path}: {in_bytes(made.bytes)}; open it in a browser")
+        show.talk(f"{printable(made.path)}: {in_bytes(made.bytes)}; open it in a browser")
 
 
 def _report(done: Summary, as_json: bool, quiet: bool) -> None:

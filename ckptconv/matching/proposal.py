@@ -19,6 +19,7 @@ from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..rules.library import MAX_FILE
 from ..storage import files
+from ..storage.paths import refuse_remote
 from . import search, toml
 from .checked import outputs_of, prove
 from .given import arrays
@@ -108,6 +109,7 @@ def match(
     package that the search needs, and what `open` raises.
     """
     select, change, how, resources = api.bundle(given, *MATCH)
+    refuse_remote(os.fspath(output or ""), "a rule file")
     if output and os.path.lexists(output) and not how.force:
         raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
     every = replace(select, include=(), exclude=())

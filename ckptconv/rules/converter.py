@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import listing, printable
 from . import layout as layouts
 from . import operations
 from .domains import Domain
@@ -60,7 +60,7 @@ class Rule:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
         how = ", ".join(filter(None, (self.layout, str(self.resize or ""))))
-        return f"{label} ({how})" if how else label
+        return printable(f"{label} ({how})" if how else label)
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from ..messages import did_you_mean
+from ..messages import did_you_mean, printable
 from .domains import Domain, domain
 from .templates import MAX_FREE, check_free, template
 from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
@@ -20,7 +20,7 @@ Let = Mapping[str, Sequence[str]]
 def known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     """Refuse unknown keys: a misspelt one would be ignored silently."""
     if not isinstance(table, dict):
-        raise UsageError(f"{what} must be a table")
+        raise UsageError(f"{printable(what)} must be a table")
     keys = sorted(keys)
     for key in table:
         if key not in keys:

@@ -1,0 +1,164 @@
+"""What strangers' names, paths and messages do to what is printed: nothing. One module prints, and it is bounded.
+
+A name with a line break, or with what a terminal or an editor takes for one, begins no line of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import ROOT, Run
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, Note, held
+from ckptconv.errors import CorruptCheckpoint, UsageError
+from ckptconv.messages import listing, paragraph
+
+FORGED = "error: FORGED"
+BREAKS = (
+    "\r",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\v",
+    "\f",
+    "\x1c",
+    "\x1e",
+    "\x1b[1G\x1b[2K",
+    "\x9b1G",
+    "\b",
+    "\u202e",
+    "\u3164",
+)
+NAMES = {"line feed": f"a\n{FORGED}", "indented": f"a\n  {FORGED}", "others": "".join(f"a{c}{FORGED}" for c in BREAKS)}
+
+
+# --- one module prints ----------------------------------------------------------------------------------------------
+
+PRINTING = {"print", "pprint", "input", "echo", "secho", "write", "writelines", "print_exc", "warn", "print_json"}
+STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
+
+
+def prints(tree: ast.AST) -> list[int]:
+    """The lines of code that print: by a function of that name, or by a stream of the process."""
+    out = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            by = node.func
+            name = by.id if isinstance(by, ast.Name) else by.attr if isinstance(by, ast.Attribute) else ""
+            of = by.value if isinstance(by, ast.Attribute) else None
+            streams = isinstance(of, ast.Attribute) and of.attr in STREAMS
+            writes = name.startswith("write") and not streams  # to a file
+            out += [node.lineno] * (name in PRINTING and not writes)
+    return out
+
+
+def test_only_one_module_prints() -> None:
+    """What it prints is escaped there; whoever prints elsewhere has to remember it."""
+    package = ROOT / "ckptconv"
+    found = {str(p.relative_to(package)): prints(ast.parse(p.read_text())) for p in package.rglob("*.py")}
+    assert {path for path, lines in found.items() if lines} == {"cli/show.py"}
+
+
+# --- every verb, with every name --------------------------------------------------------------------------------------
+
+
+def safetensors(path: Path, head: dict[str, object]) -> None:
+    raw = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(8))
+
+
+def lay(folder: Path, name: str) -> None:
+    """Checkpoints, rule files and folders that hold this name wherever there is room for one."""
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    ckptconv.save({name: np.zeros((2, 3), "f4"), "q": np.full(4, np.nan, "f4")}, folder / "m.pt")
+    ckptconv.save({name: np.zeros((2, 4), "f4"), f"z{name}": np.zeros((2, 3), "f4")}, folder / "o.pt")
+    safetensors(folder / "meta.safetensors", {name: entry, "__metadata__": {name: name}})
+    safetensors(folder / "dtype.safetensors", {name: {**entry, "dtype": name}})
+    safetensors(folder / "cut.safetensors", {name: {**entry, "data_offsets": [0, 800]}})
+    (folder / "hf").mkdir()
+    index = {"metadata": {name: name}, "weight_map": {name: f"{name}.safetensors"}}
+    (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
+    values = {name: name, "w": np.ones(3, "f4"), "n": {name: {name: name}}}
+    (folder / "values.pkl").write_bytes(pickle.dumps(values))
+    word = b"\x8c" + bytes([len(name.encode())]) + name.encode()
+    (folder / "global.pkl").write_bytes(b"\x80\x04" + word + word + b"\x93.")
+    text = json.dumps(name)
+    for i, rules in enumerate((
+        f'include = [{text}]', f'[params]\n{text} = {text}', f'[[rule]]\nfrom = {text}\nto = [{text}, {text}]',
+        f'title = {text}\nsource = {text}\ntarget = {text}\n[[rule]]\nfrom = "q"\nto = {text}\nnote = {text}',
+        f'{text} = 3', f'[[rule]]\nfrom = "q"\nto = "w"\nlayout = {text}',
+        f'[[rule]]\nfrom = "q"\nto = "w"\nop = {text}',
+        f'[[rule]]\nfrom = "{{x...}}"\nto = "{{x...}}"\nrefuse = {text}', '[[rule]]\nfrom = "{x...}"\nto = "same"',
+    )):  # fmt: skip
+        (folder / f"{i}.toml").write_text(rules)
+    (folder / name).mkdir()
+    (folder / name / "x.pt").write_bytes((folder / "m.pt").read_bytes())
+
+
+SOURCES = (
+    "m.pt", "o.pt", "meta.safetensors", "dtype.safetensors", "cut.safetensors", "hf", "values.pkl", "global.pkl",
+    "{}/x.pt", "{}", "nothing/{}", "http://127.0.0.1:9/{}",
+)  # fmt: skip
+VERBS = (
+    ("inspect", "@"), ("inspect", "@", "--json"), ("inspect", "@", "--check"), ("verify", "@"), ("verify", "m.pt", "@"),
+    ("diff", "@", "o.pt"), ("match", "@", "o.pt"), ("@", "-o", "x.npz", "--force", "-v"),
+    ("@", "-o", "x.safetensors", "--dry-run"),
+)  # fmt: skip
+WORDS = (
+    ("{}",), ("{}", "{}"), ("inspect", "--{}"), ("--{}",), ("inspect", "m.pt", "--sort", "{}"),
+    ("inspect", "m.pt", "--include", "{}x"), ("inspect", "m.pt", "--at", "{}"),
+    ("m.pt", "-o", "x.npz", "--dtype", "{}"),
+    ("m.pt", "-o", "{}/y.npz", "--force"), ("m.pt", "-o", "{}.npz", "--to", "{}"), ("m.pt", "-o", "x.npz", "-c", "{}"),
+    ("m.pt", "-o", "x.npz", "--engine", "{}"), ("m.pt", "-o", "x.npz", "--into", "{}:{}"), ("converters", "show", "{}"),
+    ("report", "m.pt", "-o", "{}/r.html", "--force"), ("zoo", "{}", "nothing{}", "-o", "out"), ("zoo", "status", "out"),
+    ("zoo", "o.pt", "meta.safetensors", "cut.safetensors", "-o", "out", "--resume", "-c", "7.toml"),
+    ("zoo", "status", "{}"),
+    *((verb, word, f"{i}.toml") for i in range(9) for verb, word in (("converters", "lint"), ("converters", "show"))),
+    *(("m.pt", "-o", "x.npz", "--force", "-c", f"{i}.toml") for i in range(9)),
+)  # fmt: skip
+
+
+def forged(text: str) -> list[str]:
+    """Lines that a name began, and characters that are not seen."""
+    lines = [line for line in text.splitlines() if line.lstrip().startswith(FORGED)]
+    return lines + [repr(c) for c in {*text} if not c.isprintable() and c != "\n"]
+
+
+@pytest.mark.many
+@pytest.mark.skipif(os.name == "nt", reason="no file is called so there")
+@pytest.mark.parametrize("what", NAMES)
+def test_no_name_begins_a_line(what: str, cli: Run, tmp_path: Path) -> None:
+    lay(tmp_path, name := NAMES[what])
+    calls = [[word.replace("@", source) for word in verb] for source in SOURCES for verb in VERBS]
+    wrong = []
+    for call in [*calls, *WORDS]:
+        done = cli(*(word.replace("{}", name) for word in call))
+        assert "Traceback" not in done.stderr, (call, done.stderr)
+        wrong += [(call, line) for text in (done.stdout, done.stderr) for line in forged(text)]
+    assert not wrong, "\n".join(map(str, wrong))
+    assert (tmp_path / "out" / "ckptconv-zoo.jsonl").exists() or [*(tmp_path / "out").iterdir()]
+
+
+@pytest.mark.parametrize("mark", [*BREAKS, "\n", "\0", "\x7f", "\ud800", "\U000e0041"])
+def test_a_message_breaks_where_we_break_it(mark: str) -> None:
+    """In errors, notes and listings, whoever prints them: also a log, a worker, a ledger or `print` in a notebook."""
+    name = f"a{mark}{FORGED}"
+    for text in (
+        str(CorruptCheckpoint(f"{name} is not there:\n{listing([name, name])}", url=f"x/{name}", tensor=name)),
+        CorruptCheckpoint(f"{name} is not there:\n{listing([name, name])}").message,
+        str(Note("hint", f"of {name}", (name, f"b{mark}"))),
+        str(pickle.loads(pickle.dumps(UsageError(f"no {name}:\n{listing([name])}")))),
+        str(Checkpoint({name: held(name, np.zeros(1))}, urls=(name,), format="npz")),
+        repr(Checkpoint({}, urls=(name,), format="npz")),
+    ):
+        assert forged(text) == []
+    assert paragraph(f"of two:\n{listing(['a', 'b'])}") == "of two:\n  a\n  b"
+    assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
