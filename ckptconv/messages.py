@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 MAX_CELL = 300  # characters of a name in a table
-MAX_LINE, MAX_LINES = 5000, 500  # characters of a line of a message (a path has up to 4,096), and lines of it
+MAX_LINE, MAX_TEXT = 5000, 100_000  # characters of a line of a message (a path has up to 4,096), and of all of it
 NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
 MAX_WORD = 200  # letters that are compared: the time is the square of their number
 
@@ -131,7 +131,8 @@ def cut(text: str, limit: int = 300) -> str:
     """Shorten a text that begins with a name from a file and ends with what is said of it, in the middle."""
     if len(text) <= limit:
         return text
-    return f"{text[: limit - limit // 3]}... ({len(text)} characters) ...{text[len(text) - limit // 3 :]}"
+    end = limit // 3
+    return f"{text[: limit - end - 40]}... ({len(text)} characters) ...{text[len(text) - end :]}"  # within the limit
 
 
 def listing(names: Iterable[str], limit: int = 20) -> str:
@@ -154,9 +155,14 @@ def paragraph(text: str) -> str:
     """
     if len(text) <= MAX_LINE and is_visible(text):
         return text
-    lines = _BREAK.split(text)
-    more = [f"  ... and {len(lines) - MAX_LINES:,} more lines"] * (len(lines) > MAX_LINES)
-    return "\n".join([*(printable(cut(line, MAX_LINE)) for line in lines[:MAX_LINES]), *more])
+    lines, kept, room = _BREAK.split(text), list[str](), MAX_TEXT
+    for line in lines:
+        kept.append(printable(cut(line, MAX_LINE)))
+        room -= len(kept[-1])
+        if room < 0:
+            break
+    more = [f"  ... and {len(lines) - len(kept):,} more lines"] * (len(lines) > len(kept))
+    return "\n".join([*kept, *more])
 
 
 def indented(text: str) -> str:

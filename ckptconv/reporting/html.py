@@ -183,7 +183,11 @@ def render(data: dict[str, Any]) -> str:
         if live
         else "This file holds everything it shows and asks no network.",
     }
-    slots = {k: escape(v) for k, v in words.items()} | {"script": script, "style": style, "json": _quoted(data)}
+    slots = {k: escape(printable(v)) for k, v in words.items()} | {
+        "script": script,
+        "style": style,
+        "json": _quoted(data),
+    }
     return filled("page.html", slots)
 
 

@@ -19,7 +19,7 @@ from kit import ROOT, Run
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Note, held
 from ckptconv.errors import CorruptCheckpoint, UsageError
-from ckptconv.messages import listing, paragraph
+from ckptconv.messages import MAX_LINE, MAX_TEXT, listing, paragraph
 
 FORGED = "error: FORGED"
 BREAKS = (
@@ -162,3 +162,62 @@ def test_a_message_breaks_where_we_break_it(mark: str) -> None:
         assert forged(text) == []
     assert paragraph(f"of two:\n{listing(['a', 'b'])}") == "of two:\n  a\n  b"
     assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+LONG, MOST = 60_000, 120_000  # characters of a name, and of what is said
+
+
+def test_what_is_said_of_many_and_of_long_names_is_short(cli: Run, tmp_path: Path) -> None:
+    """What is not a table that was asked for is cut, with the number of what was left out."""
+    count = 4000
+    letters = [f"{np.base_repr(i * 7919 + 10**7, 36).translate(LETTERS)}w" for i in range(count)]  # that do not fold
+    where = {n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(letters)}
+    for name, head in (
+        ("many", where),
+        ("few", {"w": where[letters[0]]}),
+        ("long", {"n" * LONG: where[letters[0]], "m" * LONG: where[letters[1]]}),
+        ("noted", {"__metadata__": {f"k{'v' * LONG}" if i == 0 else f"k{i}": "v" * 90 for i in range(9000)}}),
+    ):
+        raw = json.dumps(head).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(
+            struct.pack("<Q", len(raw)) + raw + bytes(4 * len(head) * (name != "noted"))
+        )
+    (tmp_path / "hf").mkdir()
+    index = {"metadata": {}, "weight_map": {n: f"{n}.safetensors" for n in letters}}
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "none.toml").write_text("[[rule]]\nfrom = 'nothing'\nto = 'x'\n")
+    (tmp_path / "one.toml").write_text("[[rule]]\nfrom = '{x...}'\nto = 'x'\n")
+    for call in (
+        ("verify", "few.safetensors", "many.safetensors"), ("inspect", "noted.safetensors"), ("inspect", "hf"),
+        ("many.safetensors", "-o", "x.npz", "-c", "none.toml"), ("many.safetensors", "-o", "x.npz", "-c", "one.toml"),
+        ("long.safetensors", "-o", "x.npz", "-c", "none.toml"), ("long.safetensors", "-o", "x.npz", "-c", "one.toml"),
+        ("verify", "few.safetensors", "long.safetensors"), ("inspect", "long.safetensors", "--check"),
+        ("long.safetensors", "-o", "x.npz", "--to", "npz"), ("inspect", "long.safetensors", "--include", "nothing"),
+        ("diff", "long.safetensors", "few.safetensors"),
+        ("match", "long.safetensors", "few.safetensors", "-o", "r.toml"),
+        ("long.safetensors", "long.safetensors", "-o", "x.npz"),
+    ):  # fmt: skip
+        done = cli(*call)
+        assert len(done.stdout) + len(done.stderr) < MOST, call
+        assert max(map(len, done.stderr.split("\n"))) <= MAX_LINE + 100, call
+        assert "long" in call[0] + call[1] + call[-1] or "more" in done.stderr, (call, done.stderr[:300])
+
+
+LETTERS = str.maketrans("0123456789", "!#$&'()*+,")
+
+
+def test_a_message_is_bounded_and_keeps_its_end() -> None:
+    """What is said of a long name stands behind it."""
+    long = "n" * LONG
+    said = str(UsageError(f"{long} is away"))
+    assert said.endswith("n is away")
+    assert f"({LONG + 8} characters)" in said
+    assert len(said) < MAX_LINE + 100
+    assert listing([f"{long}: why"]).endswith("nn: why")
+    assert listing(map(str, range(10**5)), 2) == "  0\n  1\n  ... and 99,998 more"
+    many = "\n".join(["one:", *["  two" * 99] * 10**5])
+    assert "more lines" in paragraph(many)
+    assert len(paragraph(many)) < MAX_TEXT + 2 * MAX_LINE

@@ -112,7 +112,7 @@ NAN, OTHER = (np.array([bits], "u4").view("f4") for bits in (0x7FC00000, 0x7FC00
     ("second", "third", "error", "words"),
     [
         (W, W, None, ""),
-        (changed((1, 2), 9), W, ConversionError, r"copies of a/emb that the rule asks for:\n  b/emb, first at \[1, 2\]$"),
+        (changed((1, 2), 9), W, ConversionError, r"of a/emb that the rule asks for:\n  b/emb, first at \[1, 2\]$"),
         (W, changed((0, 0), -0.0), ConversionError, r"c/emb, first at \[0, 0\]"),
         (W.T.copy(), W, LayoutError, r"b/emb is \[4, 3\] float32, but a/emb is \[3, 4\] float32"),
         (W.astype("f8"), W, LayoutError, r"b/emb is \[3, 4\] float64"),
