@@ -35,7 +35,7 @@ def refuse_remote(path: str, what: str) -> None:
         raise UsageError(f"{what} is a file on this machine: give a path, not {printable(redacted(path))}")
 
 
-_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/|$)")
 
 
 def host(url: str) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import struct
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, Note, held
 from ckptconv.errors import CorruptCheckpoint, UsageError
 from ckptconv.messages import MAX_LINE, MAX_TEXT, listing, paragraph
+from ckptconv.reporting.html import digest
 
 FORGED = "error: FORGED"
 BREAKS = (
@@ -164,6 +166,22 @@ def test_a_message_breaks_where_we_break_it(mark: str) -> None:
     assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no file is called so there")
+def test_titles_of_reports_are_printable(cli: Run, tmp_path: Path) -> None:
+    """What scripts draw passes `visible`; the title and the headings are written before."""
+    name = "".join(f"a{c}b" for c in BREAKS) + "</title><script>1</script>"
+    (tmp_path / name).mkdir()
+    for file in (f"{name}/{name}.npz".replace("</title><script>1</script>.npz", ".npz"), f"{name}/b.npz"):
+        ckptconv.save({"w": np.arange(3.0)}, tmp_path / file)
+        assert cli("report", file, "b.npz", "-o", "r.html", "--force").returncode == 9
+        assert cli("report", file, "-o", "r.html", "--force").returncode == 0
+        page = (tmp_path / "r.html").read_text()
+        head, rest = page.split("<style>")[0], page.split("<header>")[1].split("</header>")[0]
+        assert {c for c in head + rest if not c.isprintable()} <= {"\n"}
+        assert "<script>1" not in page
+        assert f"script-src {digest(page.rpartition('<script>')[2].partition('</script>')[0])};" in unescape(head)
+
+
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
@@ -221,3 +239,44 @@ def test_a_message_is_bounded_and_keeps_its_end() -> None:
     many = "\n".join(["one:", *["  two" * 99] * 10**5])
     assert "more lines" in paragraph(many)
     assert len(paragraph(many)) < MAX_TEXT + 2 * MAX_LINE
+
+
+# --- urls where only a file of this machine can be --------------------------------------------------------------------
+
+SOMEWHERE = (
+    "s3://b/x.{}", "http://me:hush@h/x.{}", "HTTPS://h/x.{}?sig=hush", "zip://x.{}::http://me:hush@h/a.zip",
+    "memory://x.{}", "s3:/b/x.{}", "http:/me:hush@h/x.{}", "File:/x.{}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", SOMEWHERE)
+@pytest.mark.parametrize(
+    ("call", "suffix"),
+    [
+        (("report", "a.npz", "-o"), "html"), (("match", "a.npz", "b.npz", "-o"), "toml"),
+        (("converters", "show"), "toml"), (("converters", "lint"), "toml"), (("zoo", "report", "zoo", "-o"), "html"),
+        (("a.npz", "-o", "c.npz", "-c"), "toml"), (("a.npz", "-o", "c.npz", "-c"), "x"),
+    ],
+)  # fmt: skip
+def test_no_folder_is_made_of_a_url(call: tuple[str, ...], suffix: str, url: str, cli: Run, tmp_path: Path) -> None:
+    """As a path it is a folder called `s3:`; the file in it was taken for one in a bucket, and named by its secrets."""
+    for name in "ab":
+        ckptconv.save({name: np.arange(3.0)}, tmp_path / f"{name}.npz")
+    if call[0] == "zoo":
+        ckptconv.zoo(tmp_path / "a.npz", tmp_path / "zoo")
+    before = sorted(tmp_path.rglob("*"))
+    done = cli(*call, url.format(suffix))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "on this machine" in done.stderr
+    assert "hush" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no folder is called so there")
+def test_a_folder_that_is_called_like_a_url_is_one(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"a": np.arange(3.0)}, tmp_path / "a.npz")
+    (tmp_path / "s3:").mkdir()
+    for at in ("s3:/x.html", "./http:/x.html", f"{tmp_path}/x:y.html"):
+        (tmp_path / "http:").mkdir(exist_ok=True)
+        assert cli("report", "a.npz", "-o", at, "--no-values").returncode == 0
+    assert cli("a.npz", "-o", "ftp:/x/y.npz").returncode == 2

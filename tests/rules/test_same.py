@@ -255,3 +255,30 @@ def test_a_source_that_changes_while_it_is_compared(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="changed while it was read; nothing was written") as e:
         list(pieces)
     assert e.value.url == str(source)
+
+
+TIED = "[[rule]]\nfrom = 'emb'\nto = 'a'\n[[tie]]\nnames = ['a', 'b']\n"
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "words"),
+    [
+        (W, None, ""),
+        (changed((0, 0), -0.0), ConversionError, r"b, first at \[0, 0\]$"),
+        (W.view("i4"), LayoutError, r"b is \[3, 4\] int32, but a is \[3, 4\] float32"),
+        (W.reshape(-1), LayoutError, r"b is \[12\] float32, but a is \[3, 4\]"),
+    ],
+)
+def test_what_the_inverse_leaves_out_of_a_tie_is_compared(
+    second: Any, error: type[CkptError] | None, words: str, tmp_path: Path
+) -> None:
+    """The first was taken, whatever the others held."""
+    source, name = saved(tmp_path / "s.safetensors", a=W, b=second), rules(tmp_path, TIED)
+    if error:
+        with pytest.raises(error, match=words):
+            ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, inverse=True)
+        assert not (tmp_path / "t.safetensors").exists()
+        return
+    done = ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, inverse=True)
+    assert [n.names for n in done.notes if n.kind == "tied"] == [("b",)]
+    assert np.array_equal(ckptconv.open(tmp_path / "t.safetensors")["emb"].numpy(), W)
