@@ -169,11 +169,10 @@ def test_a_message_breaks_where_we_break_it(mark: str) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="no file is called so there")
 def test_titles_of_reports_are_printable(cli: Run, tmp_path: Path) -> None:
     """What scripts draw passes `visible`; the title and the headings are written before."""
-    name = "".join(f"a{c}b" for c in BREAKS) + "</title><script>1</script>"
+    name = "".join(f"a{c}b" for c in BREAKS) + "<script>1"
     (tmp_path / name).mkdir()
-    for file in (f"{name}/{name}.npz".replace("</title><script>1</script>.npz", ".npz"), f"{name}/b.npz"):
+    for file in (f"{name}/{name}.npz", f"{name}/b.npz"):
         ckptconv.save({"w": np.arange(3.0)}, tmp_path / file)
-        assert cli("report", file, "b.npz", "-o", "r.html", "--force").returncode == 9
         assert cli("report", file, "-o", "r.html", "--force").returncode == 0
         page = (tmp_path / "r.html").read_text()
         head, rest = page.split("<style>")[0], page.split("<header>")[1].split("</header>")[0]
