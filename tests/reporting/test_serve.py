@@ -208,9 +208,10 @@ def test_of_too_many_connections_the_oldest_that_waits_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "ARRIVAL", 60.0)
     ckptconv.save({"x": np.ones(3, "f4")}, tmp_path / "b.npz")
     with serving(tmp_path) as made, ExitStack() as stack:
-        lines = [stack.enter_context(socket.create_connection(made.server_address[:2], timeout=20)) for _ in range(9)]
+        lines = [stack.enter_context(socket.create_connection(made.server_address[:2], timeout=5)) for _ in range(9)]
         assert Got(made, base(made) + "0/").status == 200
         assert [line.recv(1) for line in lines[:6]] == [b""] * 6
         assert threading.active_count() < 20
