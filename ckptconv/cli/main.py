@@ -132,6 +132,9 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as e:  # errors of the library are StorageErrors: this is our own output
         _drop_output()
         fail(StorageError(f"cannot write the output of this command: {e.strerror or e}"), as_json=False)
+    except Exception:  # a defect of ours
+        show.crash()
+        sys.exit(1)
 
 
 def _drop_output() -> None:

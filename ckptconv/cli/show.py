@@ -15,7 +15,7 @@ from itertools import islice
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import brief, is_visible, paragraph, printable, redacted, scrubbed, widths_of
+from ..messages import brief, indented, is_visible, paragraph, printable, redacted, scrubbed, widths_of
 from ..messages import table as lines_of
 from .options import spelled
 
@@ -98,6 +98,14 @@ def failure(e: CkptError, kind: str, *, machine: bool) -> None:
         }
         print(_ESCAPED({"error": {**what, "exit": e.exit_code}}))
     print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
+
+
+def crash() -> None:
+    """Print the traceback of a defect of ours, indented and without secrets: what it quotes may be a stranger's."""
+    import traceback
+
+    print("error: a defect of ckptconv; please report it:", file=sys.stderr)
+    print(indented("\n".join(map(printable, scrubbed(traceback.format_exc()).split("\n")))), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:

@@ -166,6 +166,21 @@ def test_a_message_breaks_where_we_break_it(mark: str) -> None:
     assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
 
 
+def test_a_defect_shows_nothing_either(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError(f"a\x1b[1G\n{FORGED} at http://me:hush@h/x?sig=hush") from ValueError(f"\n{FORGED}\x9b")
+
+    monkeypatch.setattr("ckptconv.formats.table.table", broken)
+    done = cli("formats")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "RuntimeError" in done.stderr
+    assert "hush" not in done.stderr
+    assert {c for c in done.stderr if not c.isprintable()} == {"\n"}
+    assert [line for line in done.stderr.splitlines() if not line.startswith("  ")] == [
+        "error: a defect of ckptconv; please report it:"
+    ]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no file is called so there")
 def test_titles_of_reports_are_printable(cli: Run, tmp_path: Path) -> None:
     """What scripts draw passes `visible`; the title and the headings are written before."""
