@@ -13,6 +13,7 @@ import struct
 from html import unescape
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from kit import ROOT, Run
@@ -88,6 +89,9 @@ def lay(folder: Path, name: str) -> None:
     (folder / "hf").mkdir()
     index = {"metadata": {name: name}, "weight_map": {name: f"{name}.safetensors"}}
     (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with h5py.File(folder / "keras.h5", "w") as f:
+        f.attrs["layer_names"] = np.array([name.encode()])
+        f.create_group(name).attrs["weight_names"] = np.array([name.encode(), b"w"])
     values = {name: name, "w": np.ones(3, "f4"), "n": {name: {name: name}}}
     (folder / "values.pkl").write_bytes(pickle.dumps(values))
     word = b"\x8c" + bytes([len(name.encode())]) + name.encode()
@@ -107,7 +111,7 @@ def lay(folder: Path, name: str) -> None:
 
 SOURCES = (
     "m.pt", "o.pt", "meta.safetensors", "dtype.safetensors", "cut.safetensors", "hf", "values.pkl", "global.pkl",
-    "{}/x.pt", "{}", "nothing/{}", "http://127.0.0.1:9/{}",
+    "keras.h5", "{}/x.pt", "{}", "nothing/{}", "http://127.0.0.1:9/{}",
 )  # fmt: skip
 VERBS = (
     ("inspect", "@"), ("inspect", "@", "--json"), ("inspect", "@", "--check"), ("verify", "@"), ("verify", "m.pt", "@"),
