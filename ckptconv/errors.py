@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .messages import brief, printable, redacted, scrubbed
+from .messages import brief, paragraph, printable, redacted, scrubbed
 
 
 class CkptError(Exception):
@@ -36,7 +36,7 @@ class CkptError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, url: str | None = None, tensor: str | None = None) -> None:
-        message = scrubbed(message.replace(url, redacted(url)) if url else message)
+        message = paragraph(scrubbed(message.replace(url, redacted(url)) if url else message))
         super().__init__(message)
         self.message = message
         self.url = url
@@ -44,7 +44,7 @@ class CkptError(Exception):
 
     def __str__(self) -> str:
         where = [printable(w) for w in (redacted(self.url or ""), brief(self.tensor or "")) if w]
-        return ": ".join([*where, self.message])
+        return ": ".join([*where, paragraph(self.message)])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with all arguments, so that workers can return errors."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 MAX_CELL = 300  # characters of a name in a table
+MAX_LINE, MAX_TEXT = 5000, 100_000  # characters of a line of a message (a path has up to 4,096), and of all of it
 NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
 MAX_WORD = 200  # letters that are compared: the time is the square of their number
 
@@ -126,13 +127,47 @@ def brief(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
+def cut(text: str, limit: int = 300) -> str:
+    """Shorten a text that begins with a name from a file and ends with what is said of it, in the middle."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end - 40]}... ({len(text)} characters) ...{text[len(text) - end :]}"  # within the limit
+
+
 def listing(names: Iterable[str], limit: int = 20) -> str:
     """Join names for a message, one per indented line; names beyond `limit` are counted."""
-    items = [printable(brief(n)) for n in names]
-    lines = [f"  {n}" for n in items[:limit]]
+    items = list(names)
+    lines = [f"  {printable(cut(n))}" for n in items[:limit]]
     if len(items) > limit:
-        lines.append(f"  ... and {len(items) - limit} more")
+        lines.append(f"  ... and {len(items) - limit:,} more")
     return "\n".join(lines)
+
+
+_BREAK = re.compile(r"\n(?=  )")
+
+
+def paragraph(text: str) -> str:
+    """Make a message safe to print, and bounded: only its first line begins at the margin.
+
+    A line break stays where an indented line follows, as in our lists, and is escaped where none does: then it is from
+    a name, which could otherwise begin a line that looks like one of ours.
+    """
+    if len(text) <= MAX_LINE and is_visible(text):
+        return text
+    lines, kept, room = _BREAK.split(text), list[str](), MAX_TEXT
+    for line in lines:
+        kept.append(printable(cut(line, MAX_LINE)))
+        room -= len(kept[-1])
+        if room < 0:
+            break
+    more = [f"  ... and {len(lines) - len(kept):,} more lines"] * (len(lines) > len(kept))
+    return "\n".join([*kept, *more])
+
+
+def indented(text: str) -> str:
+    """The lines of a text as a part of a message that has begun."""
+    return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:

@@ -30,7 +30,7 @@ from .api import Change, Select, prepare
 from .checkpoint import Checkpoint, Tensor, contiguous
 from .dtypes import DTYPES
 from .errors import ConversionError, UsageError
-from .messages import fold, listing, many
+from .messages import fold, indented, listing, many
 from .moves.part import Held
 from .moves.read import fill_array, read_array
 from .moves.sources import Sources
@@ -76,7 +76,7 @@ class Loaded:
             ("cast to the module's dtype", self.cast),
         ):
             if names:
-                lines += [f"{len(names)} {title}:", listing(map(str, fold(names)))]
+                lines += [f"  {len(names)} {title}:", indented(listing(map(str, fold(names))))]
         return "\n".join(lines)
 
 
@@ -245,7 +245,7 @@ def load_into(
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
         why = report.described("would fit")
-        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
+        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{indented(why)}")
     if device is not None:
         place(module, {m for n in report.loaded for m in shared.get(n, (n,))}, device)
     _copy(state(module), found, report.loaded)

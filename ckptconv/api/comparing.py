@@ -116,7 +116,7 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
         e.options = _stated(got) or given | _forgotten(expected, got)
         if e.options != given:
             words = ", ".join(f"{k}={v!r}" for k, v in e.options.items())
-            e.message += f"\nit seems to be made with other options: {words or 'none'}"
+            e.message += f"\n  it seems to be made with other options: {words or 'none'}"
         raise
     if row.name == "keras":
         from ..formats.keras.position import refuse_misplaced

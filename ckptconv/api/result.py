@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import in_bytes, many, shortened
+from ..messages import in_bytes, many, paragraph, printable, shortened
 from .values import Verify
 
 
@@ -38,7 +38,7 @@ class Report:
     damaged: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
         lost = many(sum(1 for _ in self.loss), "tensor")
         infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
@@ -50,10 +50,13 @@ class Report:
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
         size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
-        return "\n".join([*lines, f"{size} in {self.seconds:.2f} s{speed} -> {self.destination}"])
+        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(self.destination)}"]
+
+    def __str__(self) -> str:
+        return "\n".join(map(paragraph, self.lines()))
 
     def __repr__(self) -> str:
-        return f"<Report: {str(self).splitlines()[-1]}>"
+        return f"<Report: {paragraph(self.lines()[-1])}>"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""

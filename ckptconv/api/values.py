@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from ..errors import MissingExtra, UsageError
-from ..messages import redacted
-from ..storage.paths import is_remote, local
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Verify = Literal["none", "receipts", "full"]
@@ -32,14 +30,6 @@ def path(value: Any) -> str:
     hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
     hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else hint
     raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
-
-
-def local_path(value: Any, what: str) -> str:
-    """The path of a file that is written on this machine; UsageError for a URL, of which a folder would be made."""
-    found = path(value)
-    if is_remote(found):
-        raise UsageError(f"{what} is a file on this machine; {redacted(found)!r} is a URL")
-    return local(found)
 
 
 def kind(value: Any) -> str:

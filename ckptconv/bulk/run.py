@@ -22,7 +22,7 @@ from typing import Any
 
 from ..api import MEMORY, Resources
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import redacted
+from ..messages import indented, redacted
 from ..output import publish
 from ..storage import files
 from . import cluster, pool, room
@@ -100,7 +100,7 @@ def _summarised(book: Ledger, sums: Sums) -> Iterator[None]:
         if e.url != book.path:
             raise
         why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
-        raise StorageError(f"{why}\n{sums.summary()}", url=book.path) from e
+        raise StorageError(f"{why}\n{indented(str(sums.summary()))}", url=book.path) from e
 
 
 def _ledger(folder: str, given: str, shard: str) -> str:

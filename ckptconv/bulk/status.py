@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from ..errors import StorageError
-from ..messages import in_bytes, many
+from ..messages import in_bytes, many, paragraph
 from ..storage import files
 from .ledger import LEDGERS, Ledger, LedgerEntry
 from .summary import Summary
@@ -33,20 +33,21 @@ class Status:
     formats: dict[str, int]
     quiet: float
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         """The causes of failures, then the counts."""
-        *causes, _ = str(self._summary).split("\n")
+        *causes, _ = self._summary.lines()
         formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
         shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
         total = self.done + len(self.failed) + self.planned
-        return "\n".join(
-            [
-                *causes,
-                f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
-                + (f" ({formats})" if formats else ""),
-                f"{self.planned} to come, {len(self.failed)} failed; the last entry is {self.quiet:.0f} s old",
-            ]
-        )
+        return [
+            *causes,
+            f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
+            + (f" ({formats})" if formats else ""),
+            f"{self.planned} to come, {len(self.failed)} failed; the last entry is {self.quiet:.0f} s old",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(map(paragraph, self.lines()))
 
     @property
     def _summary(self) -> Summary:

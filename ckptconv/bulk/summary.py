@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..messages import in_bytes, listing, many
+from ..messages import in_bytes, listing, many, paragraph
 from ..storage.faults import Unreachable
 from ..storage.paths import host
 from .ledger import LedgerEntry
@@ -40,11 +40,11 @@ class Summary:
         ordered = sorted(groups.values(), key=len, reverse=True)
         return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
 
-    def __str__(self) -> str:
-        """The summary that the command line prints: each cause of failures with its checkpoints, and the totals."""
+    def lines(self) -> list[str]:
+        """What the command line prints: each cause of failures with its checkpoints, and the totals."""
         lines = []
         for _, message, sources in self.causes[:MAX_CAUSES]:
-            lines += [f"failed: {many(len(sources), 'checkpoint')}: {message}", listing(sources, 5)]
+            lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
         if len(self.causes) > MAX_CAUSES:
             lines.append(f"failed: {len(self.causes) - MAX_CAUSES} more causes are in the ledger")
         if not self.done + self.skipped + len(self.failed):
@@ -54,7 +54,10 @@ class Summary:
             f"{self.done} converted, {self.skipped} up to date, {len(self.failed)} failed; "
             f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
         )
-        return "\n".join(lines)
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(map(paragraph, self.lines()))
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..api import Path, bundle
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
-from ..api.values import local_path
+from ..storage.paths import refuse_remote
 from .conversions import Conversions
 from .ledger import LedgerEntry
 from .run import Settings, Summary, convert, plan, read_ledger
@@ -55,7 +55,7 @@ def zoo(
     matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
     damaged ledger).
     """
-    ledger = local_path(ledger, "ledger=") if ledger else ""
+    refuse_remote(ledger := os.fspath(ledger), "a ledger")
     select, change, target, resources = bundle({**given, "to": to}, *ZOO, "to")
     return convert(
         [os.fspath(s) for s in list_of(sources)], os.fspath(output), Settings(select, change, target), pattern=pattern,
@@ -85,7 +85,7 @@ def zoo_plan(
     (the checkpoint and its files), `at` (the path of the output below `output`), `settings`, and `state`: convert,
     retry, changed, done or problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
-    ledger = local_path(ledger, "ledger=") if ledger else ""
+    refuse_remote(ledger := os.fspath(ledger), "a ledger")
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
     known = read_ledger(ledger or os.fspath(output), shard) if resume else {}
     many = [os.fspath(s) for s in list_of(sources)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..messages import brief, did_you_mean, in_bytes, in_shape, many, printable, redacted, shortened, table
+from ..messages import brief, did_you_mean, in_bytes, in_shape, many, paragraph, printable, redacted, shortened, table
 from .details import Details, Entry, Move, ObjectGraph
 from .tensor import Role, Tensor, contiguous, held, origin, tiled, view
 
@@ -66,7 +66,7 @@ class Note(NamedTuple):
 
     def __str__(self) -> str:
         """The line that the command line prints."""
-        return f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else "")
+        return paragraph(f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else ""))
 
 
 @dataclass(frozen=True, repr=False)

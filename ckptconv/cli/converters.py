@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..messages import printable
 from . import show
 from .options import Json
 
@@ -55,10 +56,11 @@ def show_one(
     if as_json:
         show.as_json({"name": found.name, "title": found.title, "rules": rows, "notes": list(found.notes)})
         return
-    print(f"{found.name}: {found.title}\n{found.source} -> {found.target}\n")
+    lines = f"{found.name}: {found.title}", f"{found.source} -> {found.target}", ""
+    show.tell(*map(printable, lines))
     show.table(("from", "to", "layout"), [[", ".join(r["from"]), ", ".join(r["to"]) or "-", r["layout"]] for r in rows])
     for note in found.notes:
-        show.talk(f"note: {note}")
+        show.talk(f"note: {printable(note)}")
 
 
 def _row(rule: Any) -> dict[str, Any]:
@@ -84,9 +86,9 @@ def lint(
     problems = library.lint(library.load(file))
     if as_json:
         show.as_json({"name": file, "problems": problems})
-    for problem in () if as_json else problems:
-        print(problem)
+    else:
+        show.tell(*problems)
     if problems:
         raise typer.Exit(1)
     if not as_json:
-        show.talk(f"{file}: sound")
+        show.talk(f"{printable(file)}: sound")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ..errors import UsageError
-from ..messages import did_you_mean
+from ..messages import did_you_mean, redacted
 from . import show
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import CHANGING, READING, Json, Quiet, command, takes
 
 if TYPE_CHECKING:
     from .. import Diff, Tensor
@@ -96,6 +96,7 @@ def _say(found: Diff, a: str, b: str, converted: bool) -> None:
     if kinds >= {"only_a", "only_b"} and not converted and not found.equal:
         show.talk("if B is A under other names, -c auto (or -c NAME) compares across; `ckptconv match A B` finds rules")
     elif kinds == {"renamed"}:
-        show.talk(f"only names differ; `ckptconv match {a} {b} -o rules.toml` writes the rules that lead from A to B")
+        line = command("match", [redacted(a), redacted(b)], {})
+        show.talk(f"only names differ; `{line} -o rules.toml` writes the rules that lead from A to B")
     elif kinds and kinds <= {"dtype", "values"} and found.tolerance.exact:
         show.talk("--rtol and --atol compare as numbers, whatever the dtype")

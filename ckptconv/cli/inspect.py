@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import brief, in_bytes, in_digits, in_shape, many
+from ..messages import brief, in_bytes, in_digits, in_shape, many, printable
 from . import complete, show
 from .options import READING, Json, takes
 
@@ -30,7 +31,7 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
 COLOURS = {"error": "red", "warning": "yellow", "note": ""}
-VALUES = 20  # that are not tensors; --json has them all
+VALUES = 20  # that are not tensors, and of metadata and ties; --json has them all
 
 
 @takes(*READING, "jobs")
@@ -159,10 +160,14 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _say(found: Checkpoint, total: Totals) -> None:
     """Metadata, ties and notes, then the sums, on stderr."""
-    for key, value in found.metadata.items():
-        show.talk(f"metadata: {_short(key)} = {_short(value)}")
-    for group in found.ties:
-        show.talk(f"tied: {' = '.join(map(brief, group))}")
+    show.talk(
+        *_first(
+            "metadata",
+            [f"{_short(k)} = {_short(v)}" for k, v in islice(found.metadata.items(), VALUES)],
+            len(found.metadata),
+        )
+    )
+    show.talk(*_first("tied", [_tied(group) for group in found.ties[:VALUES]], len(found.ties)))
     show.notes([n for n in found.notes if n.kind != "dropped"])  # the user knows what was not selected
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:
@@ -170,8 +175,19 @@ def _say(found: Checkpoint, total: Totals) -> None:
     show.talk(f"{found.format}: {many(total.tensors, 'tensor')}, {in_bytes(total.bytes)}, {counts}")
 
 
+def _first(what: str, texts: Sequence[str], count: int) -> list[str]:
+    """A line for each text, and one for those that were left out of so many."""
+    more = [f"{count - len(texts):,} more, which --json shows"] * (count > len(texts))
+    return [f"{what}: {text}" for text in (*texts, *more)]
+
+
+def _tied(names: Sequence[str]) -> str:
+    more = [f"... and {len(names) - VALUES:,} more"] * (len(names) > VALUES)
+    return " = ".join([*(brief(printable(n)) for n in names[:VALUES]), *more])
+
+
 def _short(text: str) -> str:
-    return text if len(text) <= 100 else text[:97] + "..."
+    return printable(text if len(text) <= 100 else text[:97] + "...")
 
 
 def _suggest(source: str, found: Checkpoint) -> None:
@@ -179,23 +195,23 @@ def _suggest(source: str, found: Checkpoint) -> None:
     from ..rules import library
 
     if name := library.suggestion(found):
-        show.talk(f"hint: these are {name}'s names; `ckptconv {source} -o DST -c {name}` converts them")
+        show.talk(f"hint: these are {name}'s names; `ckptconv {printable(source)} -o DST -c {name}` converts them")
 
 
 def _graph(made: GraphVariables | None, found: Checkpoint) -> None:
     details = {k: v for k, v in found.details.items() if not isinstance(v, (dict, list))}
     for key, value in details.items():
-        show.talk(f"{key}: {value}")
+        show.talk(f"{key}: {_short(str(value))}")
     values = found.details.get("values", {})
-    for key, value in list(values.items())[:VALUES]:
-        show.talk(f"value: {key} = {_short(str(value))}")
-    if len(values) > VALUES:
-        show.talk(f"value: {len(values) - VALUES} more, which --json shows")
+    texts = [f"{_short(key)} = {_short(str(value))}" for key, value in islice(values.items(), VALUES)]
+    show.talk(*_first("value", texts, len(values)))
     if made is None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
     for name, count in made.collections.items():
-        show.talk("layers: " + str(count) if name == "layers" else f"collection {name}: {many(count, 'variable')}")
+        show.talk(
+            "layers: " + str(count) if name == "layers" else f"collection {_short(name)}: {many(count, 'variable')}"
+        )
     show.talk(f"trainable: {len(made.trained)}; not trainable: {len(made.fixed)}")
     for what, names in (
         ("in the graph, not in the checkpoint", made.missing),

@@ -17,7 +17,7 @@ import typer
 
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import printable, redacted
+from ..messages import printable
 from . import (
     codes,
     complete,
@@ -34,7 +34,6 @@ from . import (
     verify,
     zoo,
 )
-from .options import spelled
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -67,7 +66,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"ckptconv {__version__}")
+        show.tell(f"ckptconv {__version__}")
         raise typer.Exit
 
 
@@ -125,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     except CkptError as e:
         fail(e, as_json="--json" in argv)
     except KeyboardInterrupt as e:
-        print("interrupted; nothing was written", file=sys.stderr)
+        show.talk("interrupted; nothing was written")
         sys.exit(e.args[0] if e.args else 130)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
@@ -133,6 +132,9 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as e:  # errors of the library are StorageErrors: this is our own output
         _drop_output()
         fail(StorageError(f"cannot write the output of this command: {e.strerror or e}"), as_json=False)
+    except Exception:  # a defect of ours
+        show.crash()
+        sys.exit(1)
 
 
 def _drop_output() -> None:
@@ -170,7 +172,7 @@ def _run(argv: list[str]) -> None:
             known = [flag for p in e.ctx.command.params for flag in p.opts]
             hint = meant.option(_typed(option, argv), known)
             see = "" if hint else f"; see `{e.ctx.command_path} --help`"
-            raise UsageError(f"no such option: {_typed(option, argv)}{hint}{see}") from e
+            raise UsageError(f"no such option: {printable(_typed(option, argv))}{hint}{see}") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise meant.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
@@ -185,18 +187,6 @@ def _typed(option: str, argv: Sequence[str]) -> str:
 
 def fail(e: CkptError, *, as_json: bool) -> None:
     """Print one error and exit with its code."""
-    if as_json:
-        import json
-
-        url = redacted(e.url or "") or None
-        what = {
-            "kind": next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__),  # a public one
-            "message": spelled(e.message),
-            "url": url,
-            "tensor": e.tensor,
-            "exit": e.exit_code,
-        }
-        print(json.dumps({"error": what}))
-    first, *rest = spelled(str(e)).split("\n")
-    print("\n".join([f"error: {printable(first)}", *(printable(line) for line in rest)]), file=sys.stderr)
+    public = next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__)
+    show.failure(e, public, machine=as_json)
     sys.exit(e.exit_code)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..messages import printable
 from . import show
 from .options import READING, Json, Quiet, spelled, takes
 
@@ -56,15 +57,15 @@ def match(
     if as_json:
         show.as_json(found.to_json())
     elif not output:
-        print(found.rules, end="")
+        show.document(found.rules)
     if not quiet:
-        show.talk(spelled(str(found)))
+        show.talk(*map(spelled, found.lines()))
         if output:
-            show.talk(f"{output}: review what is marked, then convert with -c {output}")
+            show.talk(f"{printable(output)}: review what is marked, then convert with -c {printable(output)}")
     if found.doubt:
         show.talk(f"doubtful as a whole: {found.doubt}")
     departs = found.proof is not None and not found.proof.found.same
-    if departs and quiet:
-        show.talk(str(found.proof))
+    if found.proof and departs and quiet:
+        show.talk(*found.proof.lines())
     if found.doubt or departs:
         raise typer.Exit(1)

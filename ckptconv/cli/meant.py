@@ -9,7 +9,7 @@ from glob import glob
 
 from ..api.elsewhere import elsewhere
 from ..errors import UsageError
-from ..messages import did_you_mean, nearest
+from ..messages import did_you_mean, nearest, printable
 
 # verbs of other programs: the command that does the same; {} is the rest of the line
 VERBS = {
@@ -44,7 +44,7 @@ def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
         return ""
     if word in VERBS and not is_there(word):
         form = VERBS[word]
-        words = " ".join(map(shlex.quote, rest)) or REST.get(form, "SRC")
+        words = printable(" ".join(map(shlex.quote, rest))) or REST.get(form, "SRC")
         return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
     if glob(f"{glob_safe(word)}*"):
         return ""
@@ -80,7 +80,7 @@ def glob_safe(word: str) -> str:
 
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:
     """For `ckptconv X` and `ckptconv A B`: the commands that may have been meant."""
-    shown = [shlex.quote(s) for s in sources]
+    shown = [printable(shlex.quote(s)) for s in sources]
     if verb == "zoo":
         return UsageError(f"where to? `ckptconv zoo {' '.join(shown)} -o DIR` converts all that is found")
     if len(shown) == 1:

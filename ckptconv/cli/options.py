@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ..api.options import CHANGE, KNOWN, SELECT
+from ..messages import printable
 from . import complete
 
 READING, CHANGING = SELECT, CHANGE
@@ -100,7 +101,7 @@ def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
         values = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else value
         for one in values if isinstance(values, list) else [values]:
             words += [_flag(keyword).partition("/")[0]] + ([] if one is True else [str(one)])
-    return " ".join(map(shlex.quote, words))
+    return printable(" ".join(map(shlex.quote, words)))
 
 
 def _flag(keyword: str) -> str:

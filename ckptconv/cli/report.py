@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..messages import in_bytes, redacted
+from ..messages import in_bytes, printable, redacted
 from . import show
 from .options import CHANGING, READING, Json, Quiet, command, takes
 
@@ -51,7 +51,10 @@ def report(
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
     elif not quiet:
-        show.talk(f"{made.path}: {in_bytes(made.bytes)}" + ("" if browse else "; open it in a browser, or use --open"))
+        show.talk(
+            f"{printable(made.path)}: {in_bytes(made.bytes)}"
+            + ("" if browse else "; open it in a browser, or use --open")
+        )
     if browse:
         import webbrowser
 

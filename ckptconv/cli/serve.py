@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from html import escape
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -49,13 +55,27 @@ def serve(
     except OSError as e:
         raise StorageError(f"cannot listen on port {port}: {e.strerror or e}") from e
     with started as server:
-        print(server.url, flush=True)
+        show.address(server.url)
         show.talk("only this machine can open it; Ctrl-C ends it")
-        if browse:
-            import webbrowser
-
-            webbrowser.open(server.url)
         try:
-            server.serve_forever()
+            with _browsing(server.url) if browse else nullcontext():
+                server.serve_forever()
         except KeyboardInterrupt:
             show.talk("ended")
+
+
+@contextmanager
+def _browsing(url: str) -> Iterator[None]:
+    """Open the page in a browser, by way of a page that only this user can read.
+
+    The address holds the token, and what a browser is started with can be read by every user of the machine.
+    """
+    import webbrowser
+
+    with tempfile.TemporaryDirectory(prefix="ckptconv-") as folder:  # 0700
+        page = Path(folder, "open.html")
+        with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        if not webbrowser.open(page.as_uri()):
+            show.talk("no browser could be started; open the address by hand")
+        yield

@@ -1,4 +1,7 @@
-"""What people see: tables, JSON, progress, notes and reports."""
+"""What people see: tables, JSON, progress, notes, reports and errors. No other module prints.
+
+Names, paths, urls and messages may be a stranger's: whatever it is, it is escaped here, and begins no line of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from itertools import islice
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import is_visible, printable, scrubbed, widths_of
+from ..messages import brief, indented, is_visible, paragraph, printable, redacted, scrubbed, widths_of
 from ..messages import table as lines_of
 from .options import spelled
 
 if TYPE_CHECKING:
     from .. import Note
     from ..api import Report
+    from ..errors import CkptError
 
 
 def folded(names: Sequence[str], limit: int = 20) -> str:
@@ -61,10 +65,47 @@ def escape_unwritable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def talk(text: str) -> None:
-    """Print to stderr, with everything escaped that could drive a terminal."""
-    text = scrubbed(text)
-    print(printable(text) if "\n" not in text else "\n".join(map(printable, text.split("\n"))), file=sys.stderr)
+def talk(*texts: str) -> None:
+    """Print to stderr; of each text only the first line begins at the margin."""
+    for text in texts:
+        print(paragraph(scrubbed(text)), file=sys.stderr)
+
+
+def tell(*texts: str) -> None:
+    """Print to stdout, as `talk` does to stderr: what the user asked for."""
+    for text in texts:
+        print(paragraph(scrubbed(text)))
+
+
+def document(text: str) -> None:
+    """Print a text of ours, a rule file for instance, line by line as it is."""
+    print("\n".join(map(printable, text.split("\n"))), end="")
+
+
+def address(url: str) -> None:
+    """Print the address of our own server, at once: whoever started it waits for it."""
+    print(printable(url), flush=True)
+
+
+def failure(e: CkptError, kind: str, *, machine: bool) -> None:
+    """Print an error to stderr, and for `--json` as one line of JSON to stdout; kind: its class."""
+    if machine:
+        what = {
+            "kind": kind,
+            "message": spelled(scrubbed(e.message)),
+            "url": redacted(e.url or "") or None,
+            "tensor": e.tensor,
+        }
+        print(_ESCAPED({"error": {**what, "exit": e.exit_code}}))
+    print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
+
+
+def crash() -> None:
+    """Print the traceback of a defect of ours, indented and without secrets: what it quotes may be a stranger's."""
+    import traceback
+
+    print("error: a defect of ckptconv; please report it:", file=sys.stderr)
+    print(indented("\n".join(map(printable, scrubbed(traceback.format_exc()).split("\n")))), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:
@@ -120,10 +161,12 @@ def report(done: Report, verbose: bool = False) -> None:
     """Print to stderr what a conversion did; with `verbose`, all names that a note concerns."""
     if verbose:
         for note in done.notes:
-            talk(spelled(f"{note.kind}: {note.text}") + (f"\n{folded(note.names, len(note.names))}" * bool(note.names)))
+            talk(spelled(f"{note.kind}: {note.text}"))
+            if note.names:
+                print(folded(note.names, len(note.names)), file=sys.stderr)
         for name, (infinite, zero) in done.loss.items():
-            talk(f"lossy: {name}: {infinite:,} values became infinite or NaN, {zero:,} became zero")
-    talk(spelled(str(done).split("\n")[-1] if verbose else str(done)))
+            talk(f"lossy: {brief(printable(name))}: {infinite:,} values became infinite or NaN, {zero:,} became zero")
+    talk(*map(spelled, done.lines()[-1:] if verbose else done.lines()))
 
 
 def is_watched() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import VerifyError
-from ..messages import in_bytes, many
+from ..messages import in_bytes, many, redacted
 from . import show
 from .options import CHANGING, READING, Json, Quiet, command, takes
 
@@ -45,9 +45,9 @@ def verify(
     try:
         held = api.verify(sources, destination, **options)
     except VerifyError as e:
-        what, stated, _ = e.message.partition("\nit seems to be made with other options")
+        what, stated, _ = e.message.partition("\n  it seems to be made with other options")
         if stated:
-            e.message = f"{what}{stated}:\n  {command('verify', paths, e.options)}"
+            e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
         raise
     if as_json:
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..api.values import local_path
-from ..messages import in_bytes, redacted
+from ..messages import in_bytes, printable, redacted
 from . import complete, meant, show
 from .options import CHANGING, READING, Json, Quiet, spelled, takes
 
@@ -111,7 +110,7 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
     if as_json:
         show.as_json(found.to_json())
     else:
-        show.talk(spelled(str(found)))
+        show.talk(*map(spelled, found.lines()))
     return True
 
 
@@ -121,15 +120,14 @@ def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
-    path = local_path(output, "-o") if output else default_name(folder)
     data = progress(folder)
     data["causes"] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data["causes"]]
     text = page(data, RECENT).encode(errors="backslashreplace")
-    made = html.written(path, text, ledgers(folder), force=force)
+    made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
     else:
-        show.talk(f"{made.path}: {in_bytes(made.bytes)}; open it in a browser")
+        show.talk(f"{printable(made.path)}: {in_bytes(made.bytes)}; open it in a browser")
 
 
 def _report(done: Summary, as_json: bool, quiet: bool) -> None:
@@ -137,7 +135,7 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
         show.as_json(done.to_json())
     else:
         if done.failed or not quiet or not done.done + done.skipped:
-            show.talk(spelled(str(done)))
+            show.talk(*map(spelled, done.lines()))
     if done.failed or not done.done + done.skipped:
         raise typer.Exit(1)
 

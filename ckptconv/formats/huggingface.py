@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat
-from ..messages import listing, many
+from ..messages import listing, many, printable
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
 from ..storage.paths import beginning
@@ -142,15 +142,17 @@ def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str],
     for file, path in paths.items():
         names = tuple(names_in[file])
         if not exists(path):  # an index of that name belongs to another checkpoint
-            notes.append(Note("damaged", f"the shard {file} is missing", names))
+            notes.append(Note("damaged", f"the shard {printable(file)} is missing", names))
             continue
         try:
             shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
         except CkptError as e:
-            notes.append(Note("damaged", f"the shard {file} cannot be opened: {' '.join(e.message.split())}", names))
+            notes.append(
+                Note("damaged", f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}", names)
+            )
             continue
         if lost := tuple(n for n in names if n not in shards[file]):
-            notes.append(Note("damaged", f"not in {file}, which the index names", lost))
+            notes.append(Note("damaged", f"not in {printable(file)}, which the index names", lost))
     if not shards:
         raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
     rest = _joined(url, weight_map, shards)

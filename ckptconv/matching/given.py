@@ -132,7 +132,7 @@ def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapp
             label = f", {printable(labels[k])}" if labels[k] else ""
             odd.append(f"output {printable(n)} is taken for number {k + 1} of the module's {len(whole)}{label}")
     if picked is None or not out.wanted:
-        raise UsageError("\n".join(odd) if odd else _unlike({n: wanted[n] for n in others}, labels, whole))
+        raise UsageError("\n  ".join(odd) if odd else _unlike({n: wanted[n] for n in others}, labels, whole))
     return out._replace(notes=tuple(odd))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
-from ..messages import many
+from ..messages import many, paragraph
 from ..verification.outputs import Comparison
 from . import settings
 from .attempts import Runner, Search
@@ -59,17 +59,21 @@ class Proof:
         return (self.tuned_to or self.found).same
 
     def __str__(self) -> str:
+        return "\n".join(map(paragraph, self.lines()))
+
+    def lines(self) -> list[str]:
+        """What was found, what was tried, and what stays open."""
         lines = [f"note: {note}" for note in self.notes]
         lines += [f"checked against outputs: {self.found}"]
         if self.tuned_to:
-            lines.append(f"hint: set this in the module, as no weight does, and it is {self.tuned_to}:")
-            lines += [f"  {hint}" for hint in self.hints]
+            head = f"hint: set this in the module, as no weight does, and it is {self.tuned_to}:"
+            lines.append("\n  ".join([head, *self.hints]))
         lines += [f"{many(self.tried, 'alternative')} tried{self.why}"] if self.tried else []
         lines += [f"{many(self.tuned, 'setting')} of the module tried"] if self.tuned and not self.agrees else []
         lines += [f"changed: {text}" for text in self.kept]
         if self.agrees and self.open:
             lines.append(f"{len(self.open)} tensors stay marked, as these outputs do not settle them")
-        return "\n".join(lines)
+        return lines
 
 
 def prove(

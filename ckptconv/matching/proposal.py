@@ -13,12 +13,13 @@ from ..api.options import SELECT, takes
 from ..api.values import names_code
 from ..checkpoint import Checkpoint
 from ..errors import StorageError, UsageError
-from ..messages import fold, listing, many, redacted
+from ..messages import fold, listing, many, paragraph, redacted
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..rules.library import MAX_FILE
 from ..storage import files
+from ..storage.paths import refuse_remote
 from . import search, toml
 from .checked import outputs_of, prove
 from .given import arrays
@@ -54,11 +55,10 @@ class Match:
         return self.proposal.doubt
 
     def __str__(self) -> str:
-        """What the command line prints."""
-        return "\n".join(self._lines())
+        return "\n".join(map(paragraph, self.lines()))
 
-    def _lines(self) -> Iterator[str]:
-        """What is known, what is assumed, what to look at and what is left."""
+    def lines(self) -> Iterator[str]:
+        """What the command line prints: what is known, what is assumed, what to look at and what is left."""
         found = self.proposal
         kinds: Counter[str] = Counter()
         for p in found.pairs:
@@ -74,10 +74,10 @@ class Match:
         if len(self.rules.encode()) > MAX_FILE:
             yield "note: the rules are longer than a rule file may be; match parts of the model with include="
         if self.proof:
-            yield str(self.proof)
+            yield from self.proof.lines()
 
     def __repr__(self) -> str:
-        return f"<Match: {next(self._lines())}>"
+        return f"<Match: {next(self.lines())}>"
 
     def to_json(self) -> dict[str, Any]:
         """The pairs as JSON values."""
@@ -109,6 +109,7 @@ def match(
     package that the search needs, and what `open` raises.
     """
     select, change, how, resources = api.bundle(given, *MATCH)
+    refuse_remote(os.fspath(output or ""), "a rule file")
     if output and os.path.lexists(output) and not how.force:
         raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
     every = replace(select, include=(), exclude=())

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..messages import is_visible
 from ..rules.domains import Domain, domain
 from ..rules.templates import template
 from .orders import Order
@@ -237,5 +238,5 @@ def written(value: Spec) -> str:
 
 def _quoted(text: str) -> str:
     """A TOML basic string."""
-    out = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+    out = (f"\\{c}" if c in '"\\' else c if is_visible(c) else f"\\U{ord(c):08x}" for c in text)
     return f'"{"".join(out)}"'

@@ -70,7 +70,7 @@ def _equal(copies: Sequence[Stored], sources: Sources) -> Iterator[Array]:
             for name, place in odd.items()
         ]
         raise ConversionError(
-            f"not the equal copies of {printable(first.name)} that `same` asks for:\n{listing(places)}"
+            f"not the equal copies of {printable(first.name)} that the rule asks for:\n{listing(places)}"
         )
 
 

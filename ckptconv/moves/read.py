@@ -169,8 +169,8 @@ def _damage(bad: Mapping[Span, str]) -> str:
     where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
     count = many(len(bad), "damaged tensor")
     hashes = any(span.check.startswith(HASH) for span in bad)
-    hint = "\nor a program changed them and kept the old hashes: verify=False accepts them" if hashes else ""
-    return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}:\n{listing(where)}{hint}"
+    hint = "; or a program changed them and kept the old hashes, which verify=False accepts" if hashes else ""
+    return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}{hint}:\n{listing(where)}"
 
 
 def _digests(reads: list[Read], size: int) -> tuple[bytes, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from ..storage.faults import refused
+from ..storage.paths import refuse_remote
 from . import listed, own, publish
 from .destination import OutputFile, OutputNames
 
@@ -39,6 +40,7 @@ class Output:
         whole: bool = False, stale: str = "", unit: bool = False, mode: int = 0o777,
         room: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
+        refuse_remote(folder, "what is written here")
         self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
         self._fds: dict[str, int] = {}

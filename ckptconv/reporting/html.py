@@ -32,6 +32,7 @@ from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
+from ..storage.paths import refuse_remote
 from . import compared, outline, series, survey
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def report(
     Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
     select, change, how, resources = bundle(given, *REPORT)
+    refuse_remote(os.fspath(output or ""), "a report")
     urls = [text(source), *map(text, others)]
     with files.record_stamps() as stamps:
         data = collected(urls, select, change, values=values, resources=resources)
@@ -181,7 +183,11 @@ def render(data: dict[str, Any]) -> str:
         if live
         else "This file holds everything it shows and asks no network.",
     }
-    slots = {k: escape(v) for k, v in words.items()} | {"script": script, "style": style, "json": _quoted(data)}
+    slots = {k: escape(printable(v)) for k, v in words.items()} | {
+        "script": script,
+        "style": style,
+        "json": _quoted(data),
+    }
     return filled("page.html", slots)
 
 

@@ -10,17 +10,25 @@
 It listens on 127.0.0.1 only. The token is random, so that neither another user of the machine nor another page in the
 browser can guess an address; a request by another host name (DNS rebinding) or from another origin is refused. There
 is nothing but GET: nothing can be changed. Requests hold numbers, never paths.
+
+Every program of the machine can connect, and may be slow or silent: a request has to arrive soon and to be short, and
+of too many that have not arrived the oldest gives way.
 """
 
 from __future__ import annotations
 
+import errno
 import hmac
+import io
 import json
 import re
 import secrets
 import selectors
 import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,7 +40,13 @@ from .shelf import Shelf, Watch
 
 HOST = "127.0.0.1"
 NAMES = {"127.0.0.1", "localhost"}  # of this machine; the port may be another one, through a tunnel
-PATIENCE = 30  # seconds for a request to arrive
+PATIENCE = 30  # seconds for an answer to be taken
+ARRIVAL = 10.0  # seconds for a request to arrive, however it drips
+LARGEST = 32 * 2**10  # bytes of a request: browsers send cookies of all servers of this host; of header lines, 100
+CONNECTIONS = 64  # at a time
+PAUSE = 0.2  # seconds without a new connection when there are no more file descriptors
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+PollSelector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # needs no file descriptor of its own
 ALWAYS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -49,6 +63,9 @@ ROUTES: list[tuple[str, Callable[[Shelf, list[int], dict[str, str], Watch], str 
     (r"pair", lambda shelf, _, q, watch: shelf.pair(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
     (r"series", lambda shelf, _, q, watch: shelf.series(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
 ]
+
+
+END = re.compile(rb"\r?\n\r?\n")
 
 
 class Wrong(Exception):
@@ -81,10 +98,60 @@ class Server(ThreadingHTTPServer):
     def __init__(self, shelf: Shelf, port: int = 0) -> None:
         super().__init__((HOST, port), Handler)
         self.shelf, self.token = shelf, secrets.token_urlsafe(24)
+        self._lock, self._served = threading.Lock(), 0
+        self._waiting: dict[socket.socket, None] = {}  # whose request has not arrived, the oldest first
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}/{self.token}/"
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Without a file descriptor for it the loop would ask again and again without a pause."""
+        try:
+            return super().get_request()
+        except OSError as e:
+            if e.errno in SCARCE:
+                time.sleep(PAUSE)
+            raise
+
+    def verify_request(self, request: Any, _: Any) -> bool:
+        """Whether there is room for a connection: of too many, the oldest whose request has not arrived gives way."""
+        with self._lock:
+            if self._served >= CONNECTIONS:
+                if not self._waiting:
+                    return False
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                with suppress(OSError):  # its thread ends now
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._served += 1
+            self._waiting[request] = None
+        return True
+
+    def arrived(self, request: socket.socket) -> None:
+        """The request of a connection has been read."""
+        with self._lock:
+            self._waiting.pop(request, None)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._ended(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: socket.socket) -> None:
+        with self._lock:
+            self._served -= 1
+            self._waiting.pop(request, None)
 
     def handle_error(self, *_: object) -> None:
         """A browser that has gone away is not an error to print."""
@@ -96,6 +163,36 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = PATIENCE
     server_version, sys_version = "ckptconv", ""
+    default_request_version = "HTTP/1.0"  # not 0.9, which has no headers
+    command = requestline = request_version = ""  # of what is refused before it is parsed
+
+    def setup(self) -> None:
+        """Read the request before it is parsed, with one limit for all of it: not one for each byte."""
+        super().setup()
+        self.rfile = io.BytesIO(self._arriving())
+        self.server.arrived(self.connection)
+        self.connection.settimeout(PATIENCE)
+
+    def _arriving(self) -> bytes:
+        """The head of a request; b'' if it does not arrive, and what exceeds it is not read."""
+        head, some, end = b"", b"", time.monotonic() + ARRIVAL
+        try:
+            while not END.search(head, max(0, len(head) - len(some) - 3)):
+                self.connection.settimeout(max(0.001, end - time.monotonic()))
+                some = self.connection.recv(LARGEST + 1 - len(head))
+                head += some
+                if not some or time.monotonic() > end:
+                    return b""
+                if len(head) > LARGEST:
+                    self._send(431, "the request is too large")
+                    return b""
+        except OSError:
+            return b""
+        return head
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is not understood, as everything else is refused: without what was sent, and with all headers."""
+        self._send(code, self.responses.get(code, ("refused",))[0])
 
     def do_GET(self) -> None:
         """Answer with a page or with JSON."""
@@ -103,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer()
         except Wrong as e:
             self._send(e.args[0], e.args[1])
-        except (Gone, ConnectionError):
+        except (Gone, ConnectionError, TimeoutError):
             self.close_connection = True
         except CkptError as e:
             self._send(422, str(e))
@@ -142,14 +239,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _watch(self) -> None:
         """Raise Gone when the browser has closed the connection."""
-        with selectors.DefaultSelector() as watched:  # not select(): that ends at 1,024 open files
+        with PollSelector() as watched:  # not select(): that ends at 1,024 open files
             watched.register(self.connection, selectors.EVENT_READ)
             ready = watched.select(0)
         if ready and not self.connection.recv(1, socket.MSG_PEEK):
             raise Gone
 
     def _send(self, status: int, what: str | dict[str, Any], more: dict[str, str] | None = None) -> None:
-        if isinstance(what, dict) or self.headers.get("Accept", "") == "application/json":
+        headers = getattr(self, "headers", {})  # what cannot be parsed has none
+        if isinstance(what, dict) or headers.get("Accept", "") == "application/json":
             kind, text = "application/json", json.dumps(what if isinstance(what, dict) else {"error": what})
         elif status >= 400:
             kind, text = "text/html", f"<!doctype html><title>{status}</title><p>{escape(printable(what))}"
@@ -161,7 +259,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Print nothing: addresses hold the token."""

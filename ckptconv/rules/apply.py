@@ -18,7 +18,6 @@ from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
 from . import counts, doubts, merge, operations, provenance, resize, sizes, ties
-from . import layout as layouts
 from .assign import Assignment, Group, Names, Place, assign, translated
 from .problems import Problems, refuse_unmatched
 from .provenance import Moved
@@ -57,6 +56,7 @@ def apply(
     out.counted()
     if slots:
         out.follow()
+    out.share()
     notes = [*untied, *out.notes(found)]
     targets = {source: went.target for source, went in out.went.items()}
     result = replace(whole.with_tensors(out.tensors, *notes), ties=ties.renamed(whole.ties, targets))
@@ -88,7 +88,8 @@ class _Builder:
         self.lengths = counts.Lengths(converter)
         self.problems = Problems()
         self.twins: list[str] = []
-        self.copies: list[str] = []  # which `same` compares
+        self.copies: list[str] = []  # which `same` and `shared` compare
+        self.shared: dict[str, list[Tensor]] = {}  # of a target several names lead to: what they have, under their own
         self.added: list[str] = []  # which `sum` adds
         self.resized: dict[tuple[NoteKind, str], list[str]] = {}  # what happened to an axis: its targets
 
@@ -189,7 +190,7 @@ class _Builder:
         for t, blocks in self.converter.rules[index].fills:
             try:
                 numbers = [float(self.sizes.number(b)) for b in blocks]
-                name, parts = t.render(values), _filled(like, numbers)
+                name, parts = t.render(values), merge.filled(like, numbers)
             except LayoutError as e:
                 self.problems.broken.append(f"{t.text}: {e.message}")
                 continue
@@ -203,10 +204,24 @@ class _Builder:
             self.tensors[tensor.name] = tensor
             self.moved[tensor.name] = Moved(tuple(names), rule.label, index, [])
         elif rule.shared or origin(old) == origin(tensor):
-            self.twins += names
-            self.moved[tensor.name].twins.extend(names)
+            moved = self.moved[tensor.name]
+            moved.twins.extend(names)
+            if origin(old) == origin(tensor):
+                self.twins += names
+                return
+            self.copies += names
+            self.shared.setdefault(tensor.name, [old.renamed(moved.names[0])]).append(tensor.renamed(names[0]))
         else:
             self.problems.clash(tensor.name, self.moved[tensor.name], names, rule.label)
+
+    def share(self) -> None:
+        """Let each tensor that was taken for several be compared with the others whenever it is read."""
+        for name, several in self.shared.items():
+            try:
+                self.tensors[name] = merge.same(several).renamed(name)
+            except LayoutError as e:
+                self.problems.broken.append(f"{name}: {e.message}")
+        self.problems.check(self.converter.name)
 
     def counted(self) -> None:
         """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
@@ -292,20 +307,6 @@ def _operations(rule: Rule, sources: Sequence[Tensor], known: Mapping[str, int])
         shapes = [t.shape for t in sources]
         sizes = rule.pattern.unrolled(shapes).solve(shapes, known)
     return tuple(operations.resolved(op, sources, sizes) for op in rule.ops)
-
-
-def _filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
-    """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
-    if len(numbers) == 1:
-        return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
-    axes = [f"n.b{i}" for i in range(len(numbers))]
-    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
-    size = like.count // len(numbers)
-    return tuple(
-        p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
-        for i, (number, (_, parts)) in enumerate(zip(numbers, pattern.apply([like]), strict=True))
-        for p in parts
-    )
 
 
 __all__ = ["apply"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import listing, printable
 from . import layout as layouts
 from . import operations
 from .domains import Domain
@@ -48,7 +48,7 @@ class Rule:
     resize: Resize | None = None  # of the target
     same: bool = False  # the sources are equal copies of one tensor, compared when they are read
     sum: str = ""  # the sources are added: `exact`, or all but the first are `zeros`
-    shared: bool = False  # several names may lead to one target: the first is taken
+    shared: bool = False  # several names may lead to one target: equal copies, compared when they are read
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
     doubts: Mapping[str, str] = field(default_factory=dict)  # the same, where doubts.py finds a tensor doubtful
@@ -60,7 +60,7 @@ class Rule:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
         how = ", ".join(filter(None, (self.layout, str(self.resize or ""))))
-        return f"{label} ({how})" if how else label
+        return printable(f"{label} ({how})" if how else label)
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:

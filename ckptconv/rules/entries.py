@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from ..messages import did_you_mean
+from ..messages import did_you_mean, printable
 from .domains import Domain, domain
 from .templates import MAX_FREE, check_free, template
 from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
@@ -20,11 +20,11 @@ Let = Mapping[str, Sequence[str]]
 def known(table: Any, keys: Iterable[str], what: str) -> dict[str, Any]:
     """Refuse unknown keys: a misspelt one would be ignored silently."""
     if not isinstance(table, dict):
-        raise UsageError(f"{what} must be a table")
+        raise UsageError(f"{printable(what)} must be a table")
     keys = sorted(keys)
     for key in table:
         if key not in keys:
-            raise UsageError(f"{what}: unknown key {key!r}{did_you_mean(key, keys, 'keys')}")
+            raise UsageError(f"{printable(what)}: unknown key {key!r}{did_you_mean(key, keys, 'keys')}")
     return table
 
 
@@ -57,7 +57,7 @@ def strings(value: Any) -> list[str]:
 def spellings(name: str, value: Any) -> list[str]:
     """One entry of `let`."""
     if len(found := strings(value)) not in (1, 2):
-        raise UsageError(f"let {name}: give one text, or two, that of the source and that of the target")
+        raise UsageError(f"let {printable(name)}: give one text, or two, that of the source and that of the target")
     return found
 
 
@@ -101,7 +101,9 @@ def param(name: str, value: Any) -> Param:
     default = whole(value["default"], "default") if "default" in value else None
     config = value.get("config", "")
     if not isinstance(config, str) or ("config" in value and not all(config.split("."))):
-        raise UsageError(f'parameter {name}: {config!r} is not a key of config.json; write "heads" or "text.heads"')
+        raise UsageError(
+            f'parameter {printable(name)}: {config!r} is not a key of config.json; write "heads" or "text.heads"'
+        )
     return Param(default, of, str(value.get("help", "")), config)
 
 

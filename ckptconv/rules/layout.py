@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
+from ..messages import printable
 from ..moves.part import Part, c_strides, checked_count
 from .axes import (
     MAX_BLOCKS,
@@ -75,7 +76,7 @@ class Layout:
             text += f" on {', '.join(str(list(s)) for s in shapes)}"
         if sizes:
             text += f" with {', '.join(f'{k}={v}' for k, v in sizes.items() if k[0] != '~')}"
-        return LayoutError(f"{text}: {why}")
+        return LayoutError(f"{printable(text)}: {why}")
 
     def unrolled(self, shapes: Sequence[Shape]) -> Layout:
         """Replace `...` by as many axes as the shapes have."""

@@ -13,6 +13,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
 from ..messages import Fold, did_you_mean, fold, listing
+from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import assign, resembles, takes
 from .converter import Converter, Rule
@@ -39,6 +40,7 @@ def names() -> list[str]:
 
 def load(name: str | Path) -> Converter:
     """Load a converter by name, or from a .toml file; UsageError suggests names that are like it, or lists all."""
+    refuse_remote(str(name), "a converter's file")
     if str(name).endswith(".toml"):
         path = Path(name)
         return parse(read(path), path.stem, folder=path.parent)

@@ -39,7 +39,7 @@ def same(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor for equal copies, which compares them when it is read."""
     first = _first_of_alike(tensors)
     if first.dtype.kind == "s":
-        raise LayoutError("`same` compares bytes, not strings")
+        raise LayoutError("copies are compared by bytes, which strings do not have")
     if not first.count or all(origin(t) == origin(first) for t in tensors):
         return first
     return contiguous(first.name, first.dtype, first.shape, copies.compared(tensors), role=first.role)
@@ -55,6 +55,20 @@ def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
     return contiguous(first.name, first.dtype, first.shape, sums.summed(tensors, zeros=zeros), role=first.role)
 
 
+def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
+    """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
+    if len(numbers) == 1:
+        return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
+    axes = [f"n.b{i}" for i in range(len(numbers))]
+    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
+    size = like.count // len(numbers)
+    return tuple(
+        p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
+        for i, (number, (_, parts)) in enumerate(zip(numbers, pattern.apply([like]), strict=True))
+        for p in parts
+    )
+
+
 def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
     """The first of tensors, which must have one shape and one dtype."""
     first = tensors[0]
@@ -64,4 +78,4 @@ def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
     return first
 
 
-__all__ = ["same", "stacked", "summed", "unstacked"]
+__all__ = ["filled", "same", "stacked", "summed", "unstacked"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import did_you_mean
+from ..messages import did_you_mean, printable
 from .assign import Names
 from .config import Config
 from .templates import Matcher
@@ -30,7 +30,7 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
         try:
             out[name] = int(value)
         except (TypeError, ValueError):
-            raise UsageError(f"the parameter {name} must be an integer, not {value!r}") from None
+            raise UsageError(f"the parameter {printable(name)} must be an integer, not {value!r}") from None
     return out
 
 
@@ -75,7 +75,7 @@ class SizeFinder:
             return self._param(size)
         shape = self.names.shapes.get(name := size.name.render(values), ())
         if (length := size.length(shape)) is None:
-            raise LayoutError(f"the size is an axis of {name}, which does not exist")
+            raise LayoutError(f"the size is an axis of {printable(name)}, which does not exist")
         return length
 
     def _param(self, name: str) -> int:
@@ -89,7 +89,7 @@ class SizeFinder:
             )
         lacks = f"({self._config.lacks(param.config)})" if param.config else ""
         self.missing[name] = f"{param.help} {lacks}".strip()
-        raise LayoutError(f"the parameter {name} is not given")
+        raise LayoutError(f"the parameter {printable(name)} is not given")
 
     def known(self, name: str) -> int | None:
         """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint, Note, origin
 from ..errors import LayoutError
-from . import provenance
+from . import merge, provenance
 from .assign import Names
 from .templates import Matcher, Template
 
@@ -55,21 +55,27 @@ def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Ch
 
 
 def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
-    """For an inverse, leave out the names that the forward converter added for ties: all but the first of a group."""
+    """For an inverse, leave out the names that the forward converter added for ties: all but the first of a group.
+
+    What is left out must be a copy of the first, which is compared bit for bit whenever that is read.
+    """
     if not converter.forward:
         return checkpoint, []
     gone: dict[str, None] = {}
+    kept = dict(checkpoint.tensors)
     remembered = provenance.tied(checkpoint)
     for tie in converter.ties:
         for group in _groups(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]
             known = [n for n in there if converter.matcher.first(n)] or there
             own = _own(checkpoint, known, remembered) if tie.apart else set()
-            gone |= dict.fromkeys(n for n in there if n != known[0] and n not in own)
+            left = [n for n in there if n != known[0] and n not in own]
+            kept[known[0]] = merge.same([kept[known[0]], *(checkpoint[n] for n in left)])
+            gone |= dict.fromkeys(left)
     if not gone:
         return checkpoint, []
-    note = Note("tied", "assumed to be equal to what they are tied to, and left out", tuple(gone))
-    return checkpoint.with_tensors({n: t for n, t in checkpoint.tensors.items() if n not in gone}), [note]
+    note = Note("tied", "must be equal to what they are tied to, and are left out", tuple(gone))
+    return checkpoint.with_tensors({n: t for n, t in kept.items() if n not in gone}), [note]
 
 
 def _own(checkpoint: Checkpoint, known: Sequence[str], remembered: set[str]) -> set[str]:

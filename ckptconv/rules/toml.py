@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError, UsageError
-from ..messages import brief
+from ..messages import brief, printable
 from ..storage.paths import inside
 from . import entries
 from .converter import Converter, Fill, Rule
@@ -70,18 +70,18 @@ def parse(
     `let` overrides the file's own; `files` are those that were included so far, by whichever file.
     """
     if _LONG_KEY.search(_QUOTED.sub("", text)):  # the parser takes time quadratic in the parts of a key
-        raise UsageError(f"converter {name}: a key has more than {MAX_PARTS} parts")
+        raise UsageError(f"converter {printable(name)}: a key has more than {MAX_PARTS} parts")
     try:
         top = entries.known(tomllib.loads(text), _TOP, "the file")
         return _converter(top, name, folder, let or {}, [] if files is None else files)
     except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"converter {name}: not valid TOML: {e}") from e
+        raise UsageError(f"converter {printable(name)}: not valid TOML: {e}") from e
     except RecursionError as e:
-        raise UsageError(f"converter {name}: is nested too deeply") from e
+        raise UsageError(f"converter {printable(name)}: is nested too deeply") from e
     except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of the wrong type for its key
-        raise UsageError(f"converter {name}: not a rule file: {e}") from e
+        raise UsageError(f"converter {printable(name)}: not a rule file: {e}") from e
     except (UsageError, LayoutError) as e:
-        text = e.message if e.message.startswith("converter ") else f"converter {name}: {e.message}"
+        text = e.message if e.message.startswith("converter ") else f"converter {printable(name)}: {e.message}"
         raise UsageError(brief(text, MAX_MESSAGE)) from e
 
 
@@ -172,7 +172,7 @@ def beside(name: str, folder: Path | None) -> Path:
             if home != shipped() and not inside(str(path), str(home)):  # what is read could be shown in a message
                 raise UsageError(f"include {name!r}: is a link that leaves the folder of the file that includes it")
             return path
-    raise UsageError(f"include {name!r}: there is no {name}.toml beside this file")
+    raise UsageError(f"include {name!r}: there is no {printable(name)}.toml beside this file")
 
 
 def _rules(table: Any, let: Mapping[str, Sequence[str]]) -> list[Rule]:
@@ -277,13 +277,13 @@ def read(path: Path) -> str:
     """The text of a rule file; UsageError if there is none."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for, for ever
-            raise UsageError(f"converter {path}: is not a regular file")
+            raise UsageError(f"converter {printable(str(path))}: is not a regular file")
         with path.open("rb") as f:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
             raise UsageError(f"converter {path.name}: is larger than {MAX_FILE} bytes")
         return data.decode()
     except OSError as e:
-        raise UsageError(f"converter {path}: {(e.strerror or str(e)).lower()}") from e
+        raise UsageError(f"converter {printable(str(path))}: {(e.strerror or str(e)).lower()}") from e
     except UnicodeDecodeError as e:
-        raise UsageError(f"converter {path}: not UTF-8 text") from e
+        raise UsageError(f"converter {printable(str(path))}: not UTF-8 text") from e

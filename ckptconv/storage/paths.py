@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from ..errors import UnsafeCheckpoint
+from ..errors import UnsafeCheckpoint, UsageError
 from ..messages import links, printable, redacted
 
 
@@ -22,6 +23,19 @@ def is_http(url: str) -> bool:
 def local(url: str) -> str:
     """The file-system path of a local url."""
     return url.removeprefix("file://")
+
+
+def refuse_remote(path: str, what: str) -> None:
+    """UsageError for a url where only a path on this machine can be, also one that lacks a slash.
+
+    As a path it would be a folder called `s3:` in the working folder. Two letters at least: C: is a drive.
+    """
+    scheme = _SCHEME.match(path)
+    if is_remote(path) or (scheme and not os.path.lexists(scheme[0])):
+        raise UsageError(f"{what} is a file on this machine: give a path, not {printable(redacted(path))}")
+
+
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/|$)")
 
 
 def host(url: str) -> str:

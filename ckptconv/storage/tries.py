@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import CkptError, UsageError
-from ..messages import redacted
+from ..messages import printable, redacted
 from .faults import causes, failure, network, status, wished
 
 RATE = 2**16  # bytes a second: what is slower has stalled
@@ -65,7 +65,7 @@ class Tries:
             raise e
         self._left -= 1
         self._pause = min(2 * self._pause, LONGEST)
-        LOG.info("%s: %s; asking again in %.1f s", redacted(self._url), network(e) or type(e).__name__, wait)
+        LOG.info("%s: %s; asking again in %.1f s", printable(redacted(self._url)), network(e) or type(e).__name__, wait)
         return wait
 
 

@@ -286,8 +286,8 @@ def test_what_is_damaged_is_always_said(
     from ckptconv.cli.convert import _show_done
 
     class Done(SimpleNamespace):
-        def __str__(self) -> str:
-            return "done"
+        def lines(self) -> list[str]:
+            return ["done"]
 
     done: Any = Done(damaged=["w"] if damaged else [], to_json=lambda: {"a": 1})
     if exits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -12,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from browser import CHROMIUM, Browser
 import ckptconv
 from ckptconv.api import Select
 from ckptconv.bulk.discover import discover
+from ckptconv.cli.serve import _browsing
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import html, server, shelf
 from ckptconv.reporting.pictures import matrix
@@ -144,9 +148,106 @@ def test_without_the_token_there_is_nothing(zoo: server.Server, path: str) -> No
     assert Got(zoo, path.replace("{}", zoo.token) or "*").status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "<b>"])
 def test_there_is_only_get(zoo: server.Server, method: str) -> None:
-    assert Got(zoo, base(zoo), method).status == 501
+    got = Got(zoo, base(zoo), method)
+    assert got.status == 501
+    assert {k: got.headers[k] for k in server.ALWAYS} == server.ALWAYS
+    assert method == "HEAD" or "<p>Not Implemented" in got.text
+
+
+def spoken(to: server.Server, sent: bytes) -> bytes:
+    """What is answered to these bytes, after which the line stays open."""
+    with socket.create_connection(to.server_address[:2], timeout=20) as line:
+        line.sendall(sent)
+        said = b""
+        with suppress(ConnectionError):
+            while some := line.recv(65536):
+                said += some
+        return said
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET {} HTTP/1.0\r\nHost: localhost\r\n\r\n", b"200"),
+        (b"GET {} HTTP/1.0\nHost: localhost\n\n", b"200"),
+        (b"GET {} HTTP/1.0\r\nX: " + b"y" * server.LARGEST, b"431"),
+        (b"GET /" + b"y" * server.LARGEST, b"431"),
+        (b"GET {} HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET {} HTTP/9.9\r\n\r\n", b"505"),
+        (b"GET {} {} {}\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\r\n\r\n", b"400"),
+    ],
+)
+def test_a_request_is_short(zoo: server.Server, sent: bytes, status: bytes) -> None:
+    said = spoken(zoo, sent.replace(b"{}", base(zoo).encode()))
+    head = said.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    if sent.endswith(b"y") and not said:
+        return  # the end of the line may overtake the answer if there is more that nobody reads
+    assert head[0].split()[1].encode() == status
+    assert {f"{k}: {v}" for k, v in server.ALWAYS.items()} <= set(head)
+
+
+def test_what_drips_or_is_silent_ends(zoo: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte resets the time-out of a socket, but not the limit for the whole request."""
+    monkeypatch.setattr(server, "ARRIVAL", 0.5)
+    began = time.monotonic()
+    assert spoken(zoo, b"") == spoken(zoo, b"GET / HTTP/1.0\r\n") == b""
+    with socket.create_connection(zoo.server_address[:2], timeout=20) as line, suppress(ConnectionError):
+        line.settimeout(0.1)
+        while time.monotonic() < began + 10:
+            line.sendall(b"a")
+            with suppress(TimeoutError):
+                assert line.recv(1) == b""
+                break
+    assert 1 < time.monotonic() - began < 5
+
+
+def test_of_too_many_connections_the_oldest_that_waits_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "ARRIVAL", 60.0)
+    ckptconv.save({"x": np.ones(3, "f4")}, tmp_path / "b.npz")
+    with serving(tmp_path) as made, ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection(made.server_address[:2], timeout=5)) for _ in range(9)]
+        assert Got(made, base(made) + "0/").status == 200
+        assert [line.recv(1) for line in lines[:6]] == [b""] * 6
+        assert threading.active_count() < 20
+        made.shutdown()
+
+
+def test_it_waits_for_a_file_descriptor(zoo: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+
+    def scarce(self: server.Server) -> Any:
+        asked.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("socketserver.TCPServer.get_request", scarce)
+        with socket.create_connection(zoo.server_address[:2]):
+            time.sleep(0.7)
+    assert 2 <= len(asked) <= 5
+    assert Got(zoo, base(zoo)).status == 200
+
+
+def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine sees what a browser is started with; the page that leads on is this user's only."""
+    pages = list[Path]()
+
+    def started(url: str) -> bool:
+        page = Path(url2pathname(urlsplit(url).path))
+        pages.append(page)
+        assert (S_IMODE(page.stat().st_mode), S_IMODE(page.parent.stat().st_mode)) == (0o600, 0o700)
+        assert 'url=http://127.0.0.1:9/TOKEN/"' in page.read_text()
+        return "TOKEN" in url
+
+    monkeypatch.setattr("webbrowser.open", started)
+    with _browsing("http://127.0.0.1:9/TOKEN/"):
+        assert pages[0].exists()
+    assert not pages[0].parent.exists()
 
 
 def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: server.Server, folder: Path) -> None:

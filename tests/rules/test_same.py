@@ -53,7 +53,7 @@ def test_equal_copies_become_one(tmp_path: Path) -> None:
 
 
 ODD: dict[str, tuple[Any, Any, str]] = {
-    "one element": (W, changed((1, 2), 99), r"copies of a/w that `same` asks for:\n  c/w, first at \[1, 2\]$"),
+    "one element": (W, changed((1, 2), 99), r"copies of a/w that the rule asks for:\n  c/w, first at \[1, 2\]$"),
     "the sign of zero": (W, changed((0, 0), -0.0), r"c/w, first at \[0, 0\]"),
     "both": (changed((2, 3), 1), changed((0, 1), 5), r"b/w, first at \[2, 3\]\n  c/w, first at \[0, 1\]"),
 }
@@ -95,6 +95,56 @@ def test_copies_are_alike(what: str, tmp_path: Path) -> None:
     source = saved(tmp_path / "s.safetensors", a__w=W, b__w=W, c__w=third)
     with pytest.raises(error, match=words):
         library.change(ckptconv.open(source), rules(tmp_path, RULES))
+
+
+SHARED = """
+one_way = "the scope is dropped"
+[[rule]]
+from = "{x}/emb"
+to = "emb"
+shared = true
+where = { x = ["a", "b", "c"] }
+"""
+NAN, OTHER = (np.array([bits], "u4").view("f4") for bits in (0x7FC00000, 0x7FC00001))
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "error", "words"),
+    [
+        (W, W, None, ""),
+        (changed((1, 2), 9), W, ConversionError, r"of a/emb that the rule asks for:\n  b/emb, first at \[1, 2\]$"),
+        (W, changed((0, 0), -0.0), ConversionError, r"c/emb, first at \[0, 0\]"),
+        (W.T.copy(), W, LayoutError, r"b/emb is \[4, 3\] float32, but a/emb is \[3, 4\] float32"),
+        (W.astype("f8"), W, LayoutError, r"b/emb is \[3, 4\] float64"),
+        (W.view("i4"), W, LayoutError, r"b/emb is \[3, 4\] int32, but a/emb"),
+        (W.reshape(3, 4, 1), W, LayoutError, r"b/emb is \[3, 4, 1\] float32"),
+    ],
+)  # fmt: skip
+def test_what_is_shared_is_compared(
+    second: Any, third: Any, error: type[CkptError] | None, words: str, tmp_path: Path
+) -> None:
+    """The first was taken, whatever the others held."""
+    source, name = saved(tmp_path / "s.safetensors", a__emb=W, b__emb=second, c__emb=third), rules(tmp_path, SHARED)
+    if error:
+        with pytest.raises(error, match=words):
+            ckptconv.convert(source, tmp_path / "t.safetensors", converter=name)
+        with pytest.raises(error, match=words):
+            library.change(_in_memory(ckptconv.open(source).numpy()), name)
+        return
+    done = ckptconv.convert(source, tmp_path / "t.safetensors", converter=name)
+    assert [n.names for n in done.notes if "copies that must be equal" in n.text] == [("b/emb", "c/emb")]
+    assert np.array_equal(ckptconv.open(tmp_path / "t.safetensors")["emb"].numpy(), W)
+    back = library.change(ckptconv.open(tmp_path / "t.safetensors"), name, inverse=True)
+    assert sorted(back) == ["a/emb", "b/emb", "c/emb"]
+
+
+def test_what_is_shared_is_compared_by_its_bits(tmp_path: Path) -> None:
+    name = rules(tmp_path, SHARED)
+    source = saved(tmp_path / "s.safetensors", a__emb=NAN, b__emb=NAN)
+    assert np.array_equal(library.change(ckptconv.open(source), name)["emb"].numpy().view("u4"), NAN.view("u4"))
+    source = saved(tmp_path / "o.safetensors", a__emb=NAN, b__emb=OTHER)
+    with pytest.raises(ConversionError, match="b/emb, first at"):
+        library.change(ckptconv.open(source), name)["emb"].numpy()
 
 
 def test_a_copy_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -190,7 +240,7 @@ def test_a_run_with_a_journal_compares_as_well(tmp_path: Path) -> None:
 
 def test_strings_are_not_compared(tmp_path: Path) -> None:
     texts = {f"{n}/w": np.array([b"a", b"b"], object) for n in "abc"}
-    with pytest.raises(LayoutError, match="`same` compares bytes, not strings"):
+    with pytest.raises(LayoutError, match="copies are compared by bytes, which strings do not have"):
         library.change(_in_memory(texts), rules(tmp_path, RULES))
 
 
@@ -205,3 +255,30 @@ def test_a_source_that_changes_while_it_is_compared(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="changed while it was read; nothing was written") as e:
         list(pieces)
     assert e.value.url == str(source)
+
+
+TIED = "[[rule]]\nfrom = 'emb'\nto = 'a'\n[[tie]]\nnames = ['a', 'b']\n"
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "words"),
+    [
+        (W, None, ""),
+        (changed((0, 0), -0.0), ConversionError, r"b, first at \[0, 0\]$"),
+        (W.view("i4"), LayoutError, r"b is \[3, 4\] int32, but a is \[3, 4\] float32"),
+        (W.reshape(-1), LayoutError, r"b is \[12\] float32, but a is \[3, 4\]"),
+    ],
+)
+def test_what_the_inverse_leaves_out_of_a_tie_is_compared(
+    second: Any, error: type[CkptError] | None, words: str, tmp_path: Path
+) -> None:
+    """The first was taken, whatever the others held."""
+    source, name = saved(tmp_path / "s.safetensors", a=W, b=second), rules(tmp_path, TIED)
+    if error:
+        with pytest.raises(error, match=words):
+            ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, inverse=True)
+        assert not (tmp_path / "t.safetensors").exists()
+        return
+    done = ckptconv.convert(source, tmp_path / "t.safetensors", converter=name, inverse=True)
+    assert [n.names for n in done.notes if n.kind == "tied"] == [("b",)]
+    assert np.array_equal(ckptconv.open(tmp_path / "t.safetensors")["emb"].numpy(), W)

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_not_said_to_be_loaded(tmp_path: Path) -> None:
     ckptconv.save({"weight": np.ones((3, 2), "f4")}, tmp_path / "a.safetensors")
     with pytest.raises(ckptconv.ConversionError) as e:
         into.load_into(module, tmp_path / "a.safetensors")
-    assert "nothing was loaded\n1 tensor would fit\n1 missing" in str(e.value)
+    assert "nothing was loaded\n  1 tensor would fit\n    1 missing" in str(e.value)
     assert "1 tensor loaded" not in str(e.value)
     assert torch.equal(module.weight, before)
 

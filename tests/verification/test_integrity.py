@@ -515,7 +515,7 @@ def test_the_options_of_a_file_are_pasted_into_no_shell(cli: Run, tmp_path: Path
     ckptconv.save({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "a b.npz")
     cli("a b.npz", "-o", "m.safetensors", "--include", "a", "--rename", "a=$(touch PWNED)")
     shown = cli("verify", "a b.npz", "m.safetensors").stderr.splitlines()[-1]
-    assert shown == "  ckptconv verify 'a b.npz' m.safetensors --include a --rename 'a=$(touch PWNED)'"
+    assert shown == "    ckptconv verify 'a b.npz' m.safetensors --include a --rename 'a=$(touch PWNED)'"
     for said in ('{"include": "\\u001b[2J"}', '{"force": true}', "[1]", '{"include": [[1]]}', "[" * 9000):
         api.write(
             replace(ckptconv.open(tmp_path / "a b.npz", include="a"), metadata={OPTIONS: said}),

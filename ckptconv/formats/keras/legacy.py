@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
-from ...messages import listing
+from ...messages import listing, printable
 from ...moves.part import Coded, Span
 from ...storage.files import Reader, Seen, sibling
 from .. import shard_index
@@ -169,7 +169,9 @@ def _open_index(url: str) -> Checkpoint:
         tree, label = trees[file], _bare(weight)
         path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
         if path is None:
-            raise CorruptCheckpoint(f"{weight} is not in {file}, where the index says it is", url=url)
+            raise CorruptCheckpoint(
+                f"{printable(weight)} is not in {printable(file)}, where the index says it is", url=url
+            )
         used[file].add(path)
         label = weight if label in tensors else label
         tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
@@ -182,7 +184,9 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     listed = dict.fromkeys(_list_of(found.groups.get(path, {}), "weight_names") or ())
     missing = [n for n in listed if join(path, n) not in found.datasets]
     if missing:
-        raise CorruptCheckpoint(f"{path} lists weights that are not stored:\n{listing(missing)}", url=found.url)
+        raise CorruptCheckpoint(
+            f"{printable(path)} lists weights that are not stored:\n{listing(missing)}", url=found.url
+        )
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
-from ...messages import listing
+from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
 from ..hdf5 import file as hdf5
 from ..hdf5 import member
@@ -204,7 +204,7 @@ def _shards(url: str) -> Shelf:
     for path, files in places.items():
         files = [files] if isinstance(files, str) else files
         if not isinstance(files, list) or not all(isinstance(f, str) for f in files):
-            raise CorruptCheckpoint(f"the entry {path} names no files", url=url)
+            raise CorruptCheckpoint(f"the entry {printable(path)} names no files", url=url)
         wanted[path.strip("/")] = files
     trees = {f: hdf5.look(sibling(url, f)) for f in dict.fromkeys(f for fs in wanted.values() for f in fs)}
     missing = [f"{p} in {f}" for p, fs in wanted.items() for f in fs if p not in trees[f].groups]

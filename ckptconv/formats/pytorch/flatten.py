@@ -143,8 +143,8 @@ class Made:
     def notes(self, quiet: bool) -> Iterator[Note]:
         if self.clashes:
             raise NameCollision(
-                f"tensors at different places would get one name:\n{listing(self.clashes)}\n"
-                "(a dotted key beside a nested container)", url=self.url,
+                "tensors at different places (a dotted key beside a nested container) would get one name:\n"
+                f"{listing(self.clashes)}", url=self.url,
             )  # fmt: skip
         for why, names in self.skipped.items():
             yield Note("skipped", why, tuple(names))

@@ -53,8 +53,8 @@ class Machine:
             what = many(len(self.unknown), "class or function", "classes or functions")
             raise UnsafeCheckpoint(
                 f"it names {what} that a checkpoint of plain tensors does not need; "
-                f"none was imported or run:\n{listing(self.unknown, MAX_LISTED)}\n"
-                "opaque=True reads the tensors and keeps these as inert placeholders",
+                "none was imported or run; opaque=True reads the tensors and keeps these as inert placeholders:\n"
+                f"{listing(self.unknown, MAX_LISTED)}",
                 url=self.url,
             )
 

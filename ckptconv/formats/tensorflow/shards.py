@@ -77,7 +77,7 @@ class Shards:
                 problems.append(text)
                 kind = kind if "is missing" in text else CorruptCheckpoint
         if problems:
-            raise kind("\n".join(problems), url=self.index)
+            raise kind("\n  ".join(problems), url=self.index)
 
     def _problem(self, shard: int, url: str, items: dict[bytes, BundleEntry]) -> str:
         file, entries = split(url)[1], ((k, e) for k, e in items.items() if e.shard_id == shard and not e.slices)
