@@ -87,11 +87,11 @@ def of_folder(mode: int) -> int:
     return 0o700 | mode | (mode & 0o044) >> 2
 
 
-def restrict(path: str | int, mode: int) -> None:
-    """Take from a file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
-    found = S_IMODE((os.stat(path) if isinstance(path, int) else os.lstat(path)).st_mode)
+def restrict(fd: int, mode: int) -> None:
+    """Take from an open file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
+    found = S_IMODE(os.fstat(fd).st_mode)
     if found & ~mode & 0o777:
-        os.chmod(path, found & (mode | 0o7000))
+        os.chmod(fd, found & (mode | 0o7000))
 
 
 def shared(urls: Iterable[str]) -> int:
@@ -111,6 +111,13 @@ def refuse_source(path: str, urls: Iterable[str]) -> None:
         os.path.realpath(local(url)) for url in urls if not is_remote(url)
     }:
         raise UsageError(f"{path!r} is read here, and would be replaced by what is said of it; give another name")
+
+
+def make_folder(path: str) -> None:
+    """Make a folder of ours that may be there already; OSError for a link or another user's folder in its place."""
+    os.makedirs(path, exist_ok=True)
+    if not is_folder(path):
+        raise _not_ours(path, "is a link or belongs to another user")
 
 
 def mark(folder: str) -> None:

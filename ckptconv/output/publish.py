@@ -63,7 +63,7 @@ def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: 
 
     def aside(name: str) -> str:
         at = os.path.join(folder, stages[os.path.dirname(name)], ".old")
-        os.makedirs(at, exist_ok=True)
+        own.make_folder(at)  # in a temporary folder whose name a later run knows, a stranger may have laid it
         return os.path.join(at, os.path.basename(name))
 
     try:

@@ -78,6 +78,7 @@ class Output:
                     fd = own.lock_folder(path)
                     if fd >= 0:
                         self._locks.append(fd)
+                        own.restrict(fd, own.of_folder(self._mode))  # by its descriptor, which is of no link
                         break
                     time.sleep(0.01)  # who clears litter is about to remove it
                 else:
@@ -94,7 +95,6 @@ class Output:
         except FileExistsError:
             if not self._stays:
                 raise
-            own.restrict(stage, own.of_folder(self._mode))
 
     def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""

@@ -98,7 +98,8 @@ def laid_out(tmp_path: Path, name: str, lay: Lay) -> tuple[Path, Path]:
 
 
 def seen(folder: Path) -> dict[str, str]:
-    return {p.name: p.read_text() for p in folder.iterdir()}
+    """What is in a folder, and who may read it."""
+    return {p.name: f"{p.read_bytes()!r} {mode(p):o}" for p in folder.iterdir()} | {".": f"{mode(folder):o}"}
 
 
 @pytest.mark.many
@@ -114,6 +115,36 @@ def test_nothing_is_followed(name: str, lay: Lay, tmp_path: Path) -> None:
             api.convert(repo / "src.npz", out, target=api.Target(**options))
         assert seen(home) == before, options
     assert_left(repo / name, lay)
+
+
+@pytest.mark.parametrize("to", ["tf", "safetensors", "torch"])
+@pytest.mark.parametrize("lay", LAID)
+def test_what_is_replaced_is_kept_nowhere_else(lay: Lay, to: str, tmp_path: Path) -> None:
+    """The folder for it, in a temporary folder that a later run knows by its name."""
+    home, repo = laid_out(tmp_path, "laid", lay)
+    target = api.Target(to, resume=True, force=True, max_shard_size=None if to == "tf" else 1000)
+    out = repo / {"tf": "out"}.get(to, f"out.{to}")
+    api.convert(repo / "src.npz", out, target=target)
+    made = sorted(p.name for p in repo.iterdir() if p.name.startswith("out"))
+    for name in made:
+        (home / name).write_text("mine")
+    before = seen(home)
+    (stage := repo / f".{made[-1]}.resume.part").mkdir()
+    (repo / "laid").rename(stage / ".old")
+    with suppress(CkptError):
+        api.convert(repo / "src.npz", out, target=target)
+    assert seen(home) == before
+    assert len(ckptconv.open(out)) == 2
+
+
+def test_no_permissions_are_changed_through_a_link(tmp_path: Path) -> None:
+    home, repo = laid_out(tmp_path, ".out.npz.resume.part", link_to_folder)
+    home.chmod(0o700)
+    for allowed in (0o600, 0o640, 0o644):
+        (repo / "src.npz").chmod(allowed)
+        with pytest.raises(StorageError):
+            api.convert(repo / "src.npz", repo / "out.npz", target=api.Target(resume=True))
+        assert mode(home) == 0o700
 
 
 @pytest.mark.slow
@@ -236,11 +267,12 @@ def test_a_folder_that_a_killed_run_had_replaced_keeps_what_is_not_the_checkpoin
 def test_only_a_regular_file_is_replaced(lay: Lay, to: str, tmp_path: Path) -> None:
     base = {"npy": "out.npy", "tf": "out"}.get(to, f"out.{to}")
     home, repo = laid_out(tmp_path, base + (".index" if to == "tf" else ""), lay)
+    before = seen(home)
     ckptconv.save({"w": np.ones(3)}, repo / "one.npz")
     for resume in (False, True):
         with pytest.raises(StorageError, match="only a regular file is replaced"):
             api.convert(repo / "one.npz", repo / base, target=api.Target(to, force=True, resume=resume))
-    assert seen(home) == {"victim": "mine", "out.safetensors": "mine"}
+    assert seen(home) == before
     assert len(os.listdir(repo)) == 3
 
 
