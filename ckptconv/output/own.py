@@ -218,6 +218,12 @@ def lock_folder(folder: str) -> int:
     return -1
 
 
+def remove_tree(folder: str) -> None:
+    """Remove a folder of ours with all that is in it; of a pipe in its place `rmtree` would wait for a writer."""
+    if is_folder(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove(path: str) -> bool:
     """Remove a temporary folder or file, locked meanwhile; False if a living run has it, or if it is not ours."""
     try:
@@ -228,7 +234,7 @@ def remove(path: str) -> bool:
         if not (is_folder(path) or is_file(path)) or not _owned(os.fstat(fd), path) or not lock(fd):
             return False
         if is_folder(path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(path)

@@ -7,7 +7,6 @@ Paths                     the same files in another process, by their paths
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -251,8 +250,8 @@ class Output:
             for path in self._to.stages:
                 with suppress(OSError):
                     os.rmdir(path)
-                shutil.rmtree(path, ignore_errors=True)
-                shutil.rmtree(f"{path}.old", ignore_errors=True)
+                own.remove_tree(path)
+                own.remove_tree(f"{path}.old")
         self.close()
         for path in reversed(self._made) if not self._stays else ():
             with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -26,14 +27,35 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and owners
 NAMES = [
     ".out.safetensors.deadbeef.part",
     ".out.safetensors.deadbeef.part/out.safetensors",
+    ".out.safetensors.deadbeef.part/.ckptconv",
+    ".out.safetensors.deadbeef.part.old",
     ".out.safetensors.deadbeef.publish",
     ".out.safetensors.resume.part",
     ".out.safetensors.resume.part/out.safetensors",
+    ".out.safetensors.resume.part/out.safetensors.old",
+    ".out.safetensors.resume.part/.ckptconv",
+    ".out.safetensors.resume.part/.old",
     ".out.safetensors.resume.journal",
     ".ckptconv-zoo.jsonl",
+    ".ckptconv-zoo.1-of-1.jsonl",
     "out.safetensors",
+    "out.safetensors.index.json",
     "out-00002-of-00009.safetensors",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _ends() -> Iterator[None]:
+    """A pipe that is waited for is a failure, not a test without end."""
+
+    def waited(*_: object) -> None:
+        pytest.fail("a minute went by")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def values() -> dict[str, np.ndarray]:
