@@ -224,6 +224,66 @@ def test_a_file_of_ours_is_emptied_only_if_it_is_ours(tmp_path: Path) -> None:
     assert theirs.read_text() == "longer than what is written next"
 
 
+FORGED = {
+    "to another name": {"moves": [["{stage}/theirs.npz", "theirs.npz"]]},
+    "from another folder": {"moves": [["photos/out.npz", "out.npz"]]},
+    "from another mark": {"moves": [[".out.npz.0123abcd.part/out.npz", "out.npz"]]},
+    "under another name": {"moves": [["{stage}/theirs.npz", "out.npz"]]},
+    "removes another first": {"first": ["mine"]},
+    "removes another last": {"last": ["mine"]},
+    "removes what lies above": {"last": ["../home/victim"]},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_note_that_knows_every_number_moves_only_the_destination(what: str, tmp_path: Path) -> None:
+    """Numbers and times of files can be guessed by who sees the folder: names are checked as well."""
+    home, repo = laid_out(tmp_path, "mine", foreign_file)
+    stage = ".out.npz.deadbeef.part"
+    for name in (f"{stage}/out.npz", f"{stage}/theirs.npz", "photos/out.npz", ".out.npz.0123abcd.part/out.npz"):
+        (repo / name).parent.mkdir(exist_ok=True)
+        (repo / name).write_text("evil")
+    note = {"first": [], "moves": [["{stage}/out.npz", "out.npz"]], "last": [], **FORGED[what]}
+    note = json.loads(json.dumps(note).replace("{stage}", stage))
+    named = [*note["first"], *note["last"], *(made for made, _ in note["moves"])]
+    note["files"] = {name: own.identity(str(repo / name)) for name in named}
+    (repo / ".out.npz.deadbeef.publish").write_text(json.dumps(note))
+    before = seen(home)
+    api.convert(repo / "src.npz", repo / "out.npz")
+    assert seen(home) == before
+    assert (repo / "mine").exists()
+    assert (repo / "photos" / "out.npz").exists()
+    assert (repo / ".out.npz.deadbeef.publish").exists()
+    assert not (repo / "theirs.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["journal", "part", "part/out.npz", ".ckptconv-zoo.jsonl"])
+def test_what_belongs_to_another_user_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckptconv.save(values(), tmp_path / "src.npz")
+    path = tmp_path / (name if name.startswith(".") else f".out.npz.resume.{name}")
+    if name == "part":
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("theirs")
+    if name == "part/out.npz":  # of a run that stopped, since else it would be cleared away
+        monkeypatch.setattr(own, "remove", lambda _: False)
+    before = seen(path if name == "part" else path.parent).get(path.name)
+    theirs, real = os.lstat(path), os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        found = real(fd)
+        return os.stat_result((*found[:4], found[4] + 1, *found[5:])) if os.path.samestat(found, theirs) else found
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        if name == ".ckptconv-zoo.jsonl":
+            run.convert([str(tmp_path / "src.npz")], str(tmp_path), resume=True)
+        else:
+            api.convert(tmp_path / "src.npz", tmp_path / "out.npz", target=api.Target(resume=True))
+    assert seen(path if name == "part" else path.parent).get(path.name) == before
+
+
 def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
     """Even with a real stage: neither an older shard nor the index, which are the victim's."""
     ckptconv.save(values(), tmp_path / "src.npz")
