@@ -116,13 +116,14 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
 
 def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     from ..bulk.progress import RECENT, progress
+    from ..bulk.status import ledgers
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
     data = progress(folder)
     data["causes"] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data["causes"]]
     text = page(data, RECENT).encode(errors="backslashreplace")
-    made = html.written(output or default_name(folder), text, force=force)
+    made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
     else:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
@@ -104,13 +104,13 @@ def report(
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     path = os.fspath(output or default_name(urls[-1]))
     own.refuse_source(path, stamps)
-    return written(path, page, force=how.force, mode=own.shared(stamps))
+    return written(path, page, stamps, force=how.force)
 
 
-def written(path: str, page: bytes, *, force: bool, mode: int = 0o666) -> Page:
-    """Write a page, whole or not at all."""
+def written(path: str, page: bytes, sources: Iterable[str], *, force: bool) -> Page:
+    """Write a page, whole or not at all, for those who may read all of its sources."""
     folder, name = files.split(path)
-    with Output(folder, [OutputFile(name, len(page))], force=force, mode=mode) as out:
+    with Output(folder, [OutputFile(name, len(page))], force=force, mode=own.shared(sources)) as out:
         out.write(name, 0, page)
         out.publish()
     return Page(path, len(page))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv import api
@@ -275,12 +276,14 @@ def test_what_belongs_to_another_user_is_not_used(name: str, tmp_path: Path, mon
         found = real(fd)
         return os.stat_result((*found[:4], found[4] + 1, *found[5:])) if os.path.samestat(found, theirs) else found
 
+    def convert() -> object:
+        if name == ".ckptconv-zoo.jsonl":
+            return run.convert([str(tmp_path / "src.npz")], str(tmp_path), resume=True)
+        return api.convert(tmp_path / "src.npz", tmp_path / "out.npz", target=api.Target(resume=True))
+
     monkeypatch.setattr(os, "fstat", fstat)
     with pytest.raises(StorageError, match="belongs to another user"):
-        if name == ".ckptconv-zoo.jsonl":
-            run.convert([str(tmp_path / "src.npz")], str(tmp_path), resume=True)
-        else:
-            api.convert(tmp_path / "src.npz", tmp_path / "out.npz", target=api.Target(resume=True))
+        convert()
     assert seen(path if name == "part" else path.parent).get(path.name) == before
 
 
@@ -539,10 +542,33 @@ def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
         made(tmp_path / "home" / ".." / "a.npz", force=True)
 
 
-def test_a_ledger_is_its_owners(tmp_path: Path) -> None:
+def test_a_ledger_is_its_owners(tmp_path: Path, cli: Run) -> None:
+    """And so is the page that shows it."""
     ckptconv.save(values(), tmp_path / "a.npz")
     ckptconv.zoo([tmp_path / "a.npz"], tmp_path / "out")
-    assert mode(tmp_path / "out" / ".ckptconv-zoo.jsonl") == 0o600
+    assert cli("zoo", "report", "out").returncode == 0
+    assert mode(tmp_path / "out" / ".ckptconv-zoo.jsonl") == mode(tmp_path / "out.zoo.html") == 0o600
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("lay", LAID)
+@pytest.mark.parametrize("verb", ["report a.npz -o {}", "match a.npz b.npz -o {}", "zoo report zoo -o {}"])
+def test_pages_and_proposals_follow_nothing(verb: str, lay: Lay, tmp_path: Path, cli: Run) -> None:
+    name = "rules.toml" if verb.startswith("match") else "page.html"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "victim").write_text("mine")
+    for path in ("a.npz", "b.npz"):
+        ckptconv.save({"w": np.arange(4.0)}, tmp_path / path)
+    if verb.startswith("zoo"):
+        ckptconv.zoo([tmp_path / "a.npz"], tmp_path / "zoo")
+    lay(path := tmp_path / name, home)
+    before, what, replaced = seen(home), os.lstat(path).st_ino, lay in (hard_link, foreign_file)
+    for force in ([], ["--force"]):
+        done = cli(*verb.format(name).split(), *force)
+        assert done.returncode == (0 if replaced and force else 9)
+        assert seen(home) == before
+    assert replaced or os.lstat(path).st_ino == what
 
 
 def test_room_is_asked_for_the_sum_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
