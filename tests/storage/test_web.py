@@ -132,6 +132,23 @@ def test_a_redirect_on_the_same_server_is_followed(serve: Serve, npz: bytes) -> 
     assert list(ckptconv.open(f"http://{serve(Moved)}/m.npz")) == ["w"]
 
 
+@pytest.mark.parametrize("login", ["me:hush", "me", ":hush"])
+def test_a_redirect_brings_no_login(login: str, serve: Serve) -> None:
+    """On the same server, too: the request would be sent as somebody whom a stranger chose."""
+
+    class Redirecting(Quiet):
+        seen: ClassVar[list[str]] = []
+
+        def do_GET(self) -> None:
+            self.seen.append(self.path)
+            self.answer(302, Location=f"http://{login}@{self.headers['Host']}/x")
+
+    with pytest.raises(StorageError, match="redirects to an address with a login that you did not give") as refused:
+        ckptconv.open(f"http://{serve(Redirecting)}/m.npz")
+    assert "/x" not in Redirecting.seen
+    assert "hush" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "target",
     [
