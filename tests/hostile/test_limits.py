@@ -141,6 +141,30 @@ def test_limits(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         do(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("opcodes", "count", "packed", "words"),
+    [
+        (b"\x94", 80_000, None, ""),
+        (b"\x94", 90_000, None, "memorises more than 88"),
+        (b"\x94", 80_000, 1000, "memorises more than 65786 values"),
+        (b"]", 70_000, None, ""),
+        (b"]", 80_000, None, "makes containers without end"),
+        (b"}", 70_000, 1000, "makes containers without end"),
+        (b"\x8f", 70_000, 1000, "makes containers without end"),
+        (b"(", 80_000, None, "makes containers without end"),
+    ],
+)
+def test_what_a_pickle_makes_is_bounded_by_its_packed_size(
+    opcodes: bytes, count: int, packed: int | None, words: str
+) -> None:
+    data = b"\x80\4(N" + opcodes * count + (b"t" if opcodes == b"(" else b"") * count + b"t."
+    if words:
+        with refused(words):
+            pickle.load(data, packed=packed)
+    else:
+        pickle.load(data, packed=packed)
+
+
 def test_names_that_are_too_long_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = templates.Matcher([(templates.template("{x...}"), {})])
     monkeypatch.setattr(templates, "MAX_NAME", 4)

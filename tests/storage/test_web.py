@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import json
+import logging
 import socket
 import threading
 import time
@@ -19,9 +20,11 @@ import pytest
 from kit import Run
 
 import ckptconv
+from ckptconv.api import Select
 from ckptconv.bulk import discover, run
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
+from ckptconv.reporting import shelf
 from ckptconv.storage import faults, files, lookups, paths, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
@@ -478,8 +481,12 @@ def test_a_cause_keeps_its_kind() -> None:
 
 
 @pytest.mark.slow
-def test_secrets_reach_no_output(serve: Serve, npz: bytes, tmp_path: Path, cli: Run) -> None:
-    host = serve(holding({"/d/m.npz": npz}))
+def test_secrets_reach_no_output(
+    serve: Serve, npz: bytes, tmp_path: Path, cli: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "ckptconv")
+    damaged = npz[:200] + bytes([npz[200] ^ 1]) + npz[201:]  # among the elements
+    host = serve(holding({f"/d/{name}.npz": npz for name in "mno"} | {"/d/bad.npz": damaged}))
     url = f"http://me:hush@{host}/d/m.npz?X-Sig=hush"
     out = tmp_path / "work"
     out.mkdir()
@@ -489,7 +496,21 @@ def test_secrets_reach_no_output(serve: Serve, npz: bytes, tmp_path: Path, cli: 
         cli("inspect", url),
         cli("inspect", chained, "--json"),
         cli("inspect", f"zip://absent.npy::{url}"),
+        cli("inspect", f"zip://absent.npy::{url}", "--json"),
+        cli("inspect", chained.replace("::http", "::htp"), "--json"),
+        cli("inspect", url, "--graph", "--stats", "--json"),
+        cli("inspect", url, "--reference", url, "--check"),
         cli("report", url, "-o", out / "r.html"),
+        cli("report", url, url.replace("m.npz", "n.npz"), "-o", out / "two.html"),
+        cli("report", url, url.replace("m.npz", "n.npz"), "--dtype", "float16", "-o", out / "made.html"),
+        cli("report", *(url.replace("m.npz", f"{name}.npz") for name in "mno"), "-o", out / "many.html"),
+        cli("match", url, url.replace("m.npz", "n.npz"), "-o", out / "rules.toml"),
+        cli("convert", url, "-o", out / "n.safetensors", "--dry-run", "--json"),
+        cli("convert", chained, "-o", out / "n.safetensors", "--dry-run"),
+        cli("convert", url, "-o", url.replace("m.npz", "there.npz"), "--json"),
+        cli("convert", url, url.replace("m.npz", "bad.npz"), "--scope", "a", "--scope", "b", "-o", out / "b.npz"),
+        cli("verify", url, url.replace("m.npz", "bad.npz"), "--json"),
+        cli("zoo", url, url.replace("X-Sig", "X-Gis"), "-o", out / "zoo3", "--dry-run"),
         cli("convert", url, "-o", out / "m.safetensors", "--json"),
         cli("diff", url, out / "m.safetensors", "--json"),
         cli("zoo", url, "-o", out / "zoo", "--json"),
@@ -497,6 +518,10 @@ def test_secrets_reach_no_output(serve: Serve, npz: bytes, tmp_path: Path, cli: 
     ]
     for done in said:
         assert "hush" not in done.stdout + done.stderr, done.args
+    both = shelf.Shelf(lambda: [shelf.Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Select())
+    pages = [both.listing(), both.page(0, lambda: None), both.page(1, lambda: None, whole=True)]
+    assert "hush" not in "".join([*pages, both.pair(0, 1, lambda: None)])
+    assert "hush" not in caplog.text
     for path in out.rglob("*"):
         assert "hush" not in path.name
         assert not path.is_file() or b"hush" not in path.read_bytes(), path
