@@ -151,7 +151,7 @@ def test_limits(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (b"]", 80_000, None, "makes containers without end"),
         (b"}", 70_000, 1000, "makes containers without end"),
         (b"\x8f", 70_000, 1000, "makes containers without end"),
-        (b"(", 80_000, None, "makes containers without end"),
+        (b"(", 100_000, None, "makes containers without end"),
     ],
 )
 def test_what_a_pickle_makes_is_bounded_by_its_packed_size(
