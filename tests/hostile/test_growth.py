@@ -167,9 +167,9 @@ def v1_slices(folder: Path, n: int) -> Path:
 
 def graph_scopes(folder: Path, n: int) -> Path:
     """Functions with long names, full of nodes with short ones."""
-    nodes = [{"name": "abcdefgh"[i % 8], "op": "NoOp", "input": ["a"]} for i in range(100)]
+    nodes = [{"name": "abcdefgh"[i % 8], "op": "N", "input": ["a"]} for i in range(1000)]
     graph = pb.GraphDef(node=[{"name": "a", "op": "NoOp"}])
-    for i in range(40 * n):
+    for i in range(60 * n):
         graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 900}, node_def=nodes)
     (folder / "x.pb").write_bytes(graph.SerializeToString())
     return folder / "x.pb"

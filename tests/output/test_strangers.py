@@ -304,12 +304,15 @@ def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_a_refused_run_clears_only_what_is_proved_to_be_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marker", [None, b"", b"1 2\n"])
+def test_a_refused_run_clears_only_what_is_proved_to_be_ours(marker: bytes | None, tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "src.npz")
     (tmp_path / "out.safetensors").write_text("there")
     theirs = tmp_path / ".out.safetensors.0123abcd.part"
     theirs.mkdir()
     (theirs / "photo").write_text("theirs")
+    if marker is not None:  # of another folder, or of none
+        (theirs / own.MARKER).write_bytes(marker)
     with pytest.raises(StorageError, match="already exists"):
         api.convert(tmp_path / "src.npz", tmp_path / "out.safetensors")
     assert (theirs / "photo").read_text() == "theirs"
