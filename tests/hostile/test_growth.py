@@ -145,26 +145,6 @@ def tf_entries(folder: Path, n: int) -> Path:
     return folder / "m.index"
 
 
-def v1_slices(folder: Path, n: int) -> Path:
-    """Every tensor in slices of three tables, read in turn."""
-    from ckptconv.formats.tensorflow import slices
-
-    count = 800 * n
-    for k in range(3):
-        meta, pairs = pb.SavedTensorSlices(), {}
-        for i in range(count):
-            name = f"t{i:06d}"
-            extent = pb.TensorSliceProto(extent=[{"start": k, "length": 1}])
-            meta.meta.tensor.add(name=name.encode(), type=1, shape={"dim": [{"size": 3}]}, slice=[extent])
-            data = pb.SavedTensorSlices()
-            data.data.name = name.encode()
-            data.data.data.float_val.append(k)
-            pairs[slices.key(name.encode(), extent)] = data.SerializeToString()
-        rows = [(b"", meta.SerializeToString()), *sorted(pairs.items())]
-        (folder / f"m-0000{k}-of-00003").write_bytes(table_write.build(rows))
-    return folder / "m-00000-of-00003"
-
-
 def graph_scopes(folder: Path, n: int) -> Path:
     """Functions with long names, full of nodes with short ones."""
     nodes = [{"name": "abcdefgh"[i % 8], "op": "N", "input": ["a"]} for i in range(1000)]
@@ -373,7 +353,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "hf: shards": (shards, "hf"),
     "tf: prefixes": (tf_keys, "tf"),
     "tf: entries": (tf_entries, "tf"),
-    "tf-v1: slices": (v1_slices, "tf-v1"),
+    "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (graph_scopes, "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
     "flax: maps": (flax, "flax"),

@@ -508,7 +508,7 @@ def test_secrets_reach_no_output(
 ) -> None:
     caplog.set_level(logging.DEBUG, "ckptconv")
     damaged = npz[:200] + bytes([npz[200] ^ 1]) + npz[201:]  # among the elements
-    host = serve(holding({f"/d/{name}.npz": npz for name in "mno"} | {"/d/bad.npz": damaged}))
+    host = serve(holding({f"/d/{name}.npz": npz for name in "mno"} | {"/d/bad.npz": damaged, "/d/worse.npz": damaged}))
     url = f"http://me:hush@{host}/d/m.npz?X-Sig=hush"
     out = tmp_path / "work"
     out.mkdir()
@@ -530,7 +530,16 @@ def test_secrets_reach_no_output(
         cli("convert", url, "-o", out / "n.safetensors", "--dry-run", "--json"),
         cli("convert", chained, "-o", out / "n.safetensors", "--dry-run"),
         cli("convert", url, "-o", url.replace("m.npz", "there.npz"), "--json"),
-        cli("convert", url, url.replace("m.npz", "bad.npz"), "--scope", "a", "--scope", "b", "-o", out / "b.npz"),
+        cli(
+            "convert",
+            *(url.replace("m.npz", f"{name}.npz") for name in ("bad", "worse")),
+            "--scope",
+            "a",
+            "--scope",
+            "b",
+            "-o",
+            out / "b.npz",
+        ),
         cli("verify", url, url.replace("m.npz", "bad.npz"), "--json"),
         cli("zoo", url, url.replace("X-Sig", "X-Gis"), "-o", out / "zoo3", "--dry-run"),
         cli("convert", url, "-o", out / "m.safetensors", "--json"),
