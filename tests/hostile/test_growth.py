@@ -91,10 +91,10 @@ def metadata(i: int) -> tuple[str, object]:
 def shards(folder: Path, n: int) -> Path:
     """Many shards, each with metadata of its own."""
     places = {}
-    for i in range(60 * n):
-        head = {"__metadata__": {f"{i}.{k}": "" for k in range(200)}} | dict([empty(f"t{i}")])
+    for i in range(300 * n):
+        head = {"__metadata__": {f"{i}.{k}": "" for k in range(400)}} | dict([empty(f"t{i}")])
         raw = json.dumps(head).encode()
-        file = f"model-{i:05d}-of-{60 * n:05d}.safetensors"
+        file = f"model-{i:05d}-of-{300 * n:05d}.safetensors"
         (folder / file).write_bytes(len(raw).to_bytes(8, "little") + raw)
         places[f"t{i}"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
