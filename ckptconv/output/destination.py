@@ -22,7 +22,6 @@ from ..storage.files import local
 from ..storage.paths import beginning, inside
 from . import listed, own, publish, replaceable
 from .publish import Publication, part
-from .replaceable import Taken
 
 
 class OutputFile(NamedTuple):
@@ -215,10 +214,10 @@ class OutputNames:
             if os.path.lexists(path := self.final[n]) and not (renaming and not os.path.lexists(self.temporary(n)))
         ]  # fmt: skip
         if taken:
-            raise Taken("already exists; force=True replaces it", url=taken[0])
+            raise replaceable.taken("already exists; force=True replaces it", taken[0])
         if older := () if renaming else self.older():
             where = os.path.join(self.folder, older[0])
-            raise Taken("belongs to a checkpoint of the same name; force=True replaces it", url=where)
+            raise replaceable.taken("belongs to a checkpoint of the same name; force=True replaces it", where)
 
     def check_replaceable(self) -> None:
         """Refuse to replace or remove what is not a zoo's own, where one writes."""

@@ -105,11 +105,11 @@ def of_folder(mode: int) -> int:
     return 0o700 | mode | (mode & 0o044) >> 2
 
 
-def restrict(path: str | int, mode: int) -> None:
-    """Take from a file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
-    found = S_IMODE((os.stat(path) if isinstance(path, int) else os.lstat(path)).st_mode)
+def restrict(fd: int, mode: int) -> None:
+    """Take from an open file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
+    found = S_IMODE(os.fstat(fd).st_mode)
     if found & ~mode & 0o777:
-        os.chmod(path, found & (mode | 0o7000))
+        os.chmod(fd, found & (mode | 0o7000))
 
 
 def shared(urls: Iterable[str], *folders: str) -> int:
@@ -129,6 +129,13 @@ def refuse_source(path: str, urls: Iterable[str]) -> None:
         os.path.realpath(local(url)) for url in urls if not is_remote(url)
     }:
         raise UsageError(f"{path!r} is read here, and would be replaced by what is said of it; give another name")
+
+
+def make_folder(path: str) -> None:
+    """Make a folder of ours that may be there already; OSError for a link or another user's folder in its place."""
+    os.makedirs(path, exist_ok=True)
+    if not is_folder(path):
+        raise _not_ours(path, "is a link or belongs to another user")
 
 
 def mark(folder: str) -> None:
@@ -229,6 +236,12 @@ def lock_folder(folder: str) -> int:
     return -1
 
 
+def remove_tree(folder: str) -> None:
+    """Remove a folder of ours with all that is in it; of a pipe in its place `rmtree` would wait for a writer."""
+    if is_folder(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove(path: str) -> bool:
     """Remove a temporary folder or file, locked meanwhile; False if a living run has it, or if it is not ours."""
     try:
@@ -239,7 +252,7 @@ def remove(path: str) -> bool:
         if not (is_folder(path) or is_file(path)) or not _owned(os.fstat(fd), path) or not lock(fd):
             return False
         if is_folder(path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(path)

@@ -16,7 +16,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -63,7 +62,7 @@ def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: 
 
     def aside(name: str) -> str:
         at = os.path.join(folder, stages[os.path.dirname(name)], ".old")
-        os.makedirs(at, exist_ok=True)
+        own.make_folder(at)  # in a temporary folder whose name a later run knows, a stranger may have laid it
         return os.path.join(at, os.path.basename(name))
 
     try:
@@ -85,9 +84,9 @@ def perform(folder: str, todo: Publication, owns: Callable[[str], bool], steps: 
         raise
     steps.clear()
     for made, _ in todo.moves:
-        shutil.rmtree(os.path.join(folder, f"{made}.old"), ignore_errors=True)
+        own.remove_tree(os.path.join(folder, f"{made}.old"))
     for stage in set(stages.values()) - {""}:
-        shutil.rmtree(os.path.join(folder, stage), ignore_errors=True)
+        own.remove_tree(os.path.join(folder, stage))
 
 
 def _move(source: str, target: str, steps: Steps) -> None:

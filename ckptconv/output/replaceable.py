@@ -18,7 +18,12 @@ _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
 
 
 class Taken(StorageError):
-    """There is something at the destination that may not be replaced."""
+    """There is something at the destination that may not be replaced: what a zoo catches."""
+
+
+def taken(message: str, url: str) -> StorageError:
+    """The error for a destination that is taken: one that a zoo can tell from others, if one writes."""
+    return (StorageError if _KNOWN.get() is None else Taken)(message, url=url)
 
 
 @contextmanager
@@ -44,4 +49,4 @@ def _key(url: str) -> str:
     return url if files.is_remote(url) else os.path.abspath(files.local(url))
 
 
-__all__ = ["Taken", "check", "only"]
+__all__ = ["Taken", "check", "only", "taken"]

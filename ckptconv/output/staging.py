@@ -7,7 +7,6 @@ Paths                     the same files in another process, by their paths
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -82,6 +81,7 @@ class Output:
                     fd = own.lock_folder(path)
                     if fd >= 0:
                         self._locks.append(fd)
+                        own.restrict(fd, own.of_folder(self._mode))  # by its descriptor, which is of no link
                         break
                     time.sleep(0.01)  # who clears litter is about to remove it
                 else:
@@ -98,7 +98,6 @@ class Output:
         except FileExistsError:
             if not self._stays:
                 raise
-            own.restrict(stage, own.of_folder(self._mode))
 
     def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""
@@ -255,8 +254,8 @@ class Output:
             for path in self._to.stages:
                 with suppress(OSError):
                     os.rmdir(path)
-                shutil.rmtree(path, ignore_errors=True)
-                shutil.rmtree(f"{path}.old", ignore_errors=True)
+                own.remove_tree(path)
+                own.remove_tree(f"{path}.old")
         self.close()
         for path in reversed(self._made) if not self._stays else ():
             with suppress(OSError):

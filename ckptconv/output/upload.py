@@ -24,7 +24,6 @@ from ..storage.paths import is_http
 from . import hub, multipart, replaceable
 from .destination import OutputFile, beginnings, foreign
 from .multipart import Range
-from .replaceable import Taken
 from .staging import Output
 
 if TYPE_CHECKING:
@@ -64,12 +63,12 @@ class Upload:
             raise StorageError("nothing can be written to a web server", url=folder)
         self._kept = {f.name for f in files if f.shared and join(folder, f.name) in self._there}
         if taken and not force:
-            raise Taken("already exists; force=True replaces it", url=taken[0])
+            raise replaceable.taken("already exists; force=True replaces it", taken[0])
         self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
         if self._older and unit:
             raise foreign([redacted(url) for url in self._older], folder)
         if self._older and not force:
-            raise Taken("belongs to a checkpoint of the same name; force=True replaces it", url=self._older[0])
+            raise replaceable.taken("belongs to a checkpoint of the same name; force=True replaces it", self._older[0])
         replaceable.check([*taken, *self._older])
         begun = {f.name: multipart.begin(join(folder, f.name), f.size, (tensors or {}).get(f.name, ())) for f in files}
         self._parts = {name: parts for name, parts in begun.items() if parts and name not in self._kept}

@@ -76,6 +76,8 @@ def test_letters_that_nobody_sees_are_escaped(hidden: str, capsys: pytest.Captur
 HOSTILE = [
     "$(touch pwned)",
     "`touch pwned`",
+    "a\\$(touch pwned)",  # what quotes `$` and not the backslash before it
+    "a\\`touch pwned\\`",
     "a;touch pwned",
     'a"b',
     "a'b",
@@ -114,7 +116,8 @@ def test_zsh_runs_nothing_at_tab(cli: Run, folder: Path) -> None:
     env = {**os.environ, "_TYPER_COMPLETE_ARGS": "ckptconv a.ckpt -c ", "_CKPTCONV_COMPLETE": "complete_zsh"}
     offered = cli(env=env, cwd=folder).stdout
     assert "rules.toml" in offered
-    subprocess.run(["zsh", "-c", "_arguments() { print -r -- $@ }\n" + offered], cwd=folder, check=True)
+    twice = '_arguments() { local action=${@[-1]#*: :}; eval "words=( ${action[3,-3]} )" }\n'  # as zsh's own does
+    subprocess.run(["zsh", "-c", twice + offered], cwd=folder, check=True)
     assert not (folder / "pwned").exists()
 
 

@@ -91,7 +91,7 @@ def test_what_is_there_stays(force: bool, model: Path, tmp_path: Path) -> None:
 
 
 def test_links_pipes_and_large_files_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "secret").write_text("!!")  # not too large
     (model / "vocab.txt").unlink()
     (model / "vocab.txt").symlink_to(tmp_path / "secret")
     (model / "spiece.model").symlink_to(model / "none")

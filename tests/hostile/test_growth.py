@@ -91,10 +91,10 @@ def metadata(i: int) -> tuple[str, object]:
 def shards(folder: Path, n: int) -> Path:
     """Many shards, each with metadata of its own."""
     places = {}
-    for i in range(60 * n):
-        head = {"__metadata__": {f"{i}.{k}": "" for k in range(200)}} | dict([empty(f"t{i}")])
+    for i in range(300 * n):
+        head = {"__metadata__": {f"{i}.{k}": "" for k in range(400)}} | dict([empty(f"t{i}")])
         raw = json.dumps(head).encode()
-        file = f"model-{i:05d}-of-{60 * n:05d}.safetensors"
+        file = f"model-{i:05d}-of-{300 * n:05d}.safetensors"
         (folder / file).write_bytes(len(raw).to_bytes(8, "little") + raw)
         places[f"t{i}"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
@@ -145,31 +145,11 @@ def tf_entries(folder: Path, n: int) -> Path:
     return folder / "m.index"
 
 
-def v1_slices(folder: Path, n: int) -> Path:
-    """Every tensor in slices of three tables, read in turn."""
-    from ckptconv.formats.tensorflow import slices
-
-    count = 800 * n
-    for k in range(3):
-        meta, pairs = pb.SavedTensorSlices(), {}
-        for i in range(count):
-            name = f"t{i:06d}"
-            extent = pb.TensorSliceProto(extent=[{"start": k, "length": 1}])
-            meta.meta.tensor.add(name=name.encode(), type=1, shape={"dim": [{"size": 3}]}, slice=[extent])
-            data = pb.SavedTensorSlices()
-            data.data.name = name.encode()
-            data.data.data.float_val.append(k)
-            pairs[slices.key(name.encode(), extent)] = data.SerializeToString()
-        rows = [(b"", meta.SerializeToString()), *sorted(pairs.items())]
-        (folder / f"m-0000{k}-of-00003").write_bytes(table_write.build(rows))
-    return folder / "m-00000-of-00003"
-
-
 def graph_scopes(folder: Path, n: int) -> Path:
     """Functions with long names, full of nodes with short ones."""
-    nodes = [{"name": "abcdefgh"[i % 8], "op": "NoOp", "input": ["a"]} for i in range(100)]
+    nodes = [{"name": "abcdefgh"[i % 8], "op": "N", "input": ["a"]} for i in range(1000)]
     graph = pb.GraphDef(node=[{"name": "a", "op": "NoOp"}])
-    for i in range(40 * n):
+    for i in range(60 * n):
         graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 900}, node_def=nodes)
     (folder / "x.pb").write_bytes(graph.SerializeToString())
     return folder / "x.pb"
@@ -401,7 +381,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "hf: shards": (shards, "hf"),
     "tf: prefixes": (tf_keys, "tf"),
     "tf: entries": (tf_entries, "tf"),
-    "tf-v1: slices": (v1_slices, "tf-v1"),
+    "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (graph_scopes, "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
     "flax: maps": (flax, "flax"),

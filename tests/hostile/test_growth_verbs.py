@@ -143,6 +143,7 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "convert -c tf-torch": (named("layer_{}/dense/bias"), ("convert", "{p}", "-o", "{o}.npz", "-c", "tf-torch")),
     "convert, two checkpoints": (both, ("convert", "{p}", "{d}/o.safetensors", "-o", "{o}.npz")),
     "convert, small shards": (flat, ("convert", "{p}", "-o", "{o}", "--to", "hf", "--max-shard-size", "40B")),
+    "convert, slices of three tables": (growth.v1_slices, ("convert", "{p}", "-o", "{o}.npz")),
     "convert, ties": (tied, ("convert", "{p}", "-o", "{o}.pt")),
     **{
         f"convert --to {f.name}": (

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from kit import ROOT
 
+from ckptconv.formats.pytorch.known import TORCH
+
 HOME = ROOT / "fixtures" / "hostile"
 EXPECTED = {
     f"{path.parent.name}/{name}" for path in HOME.glob("*/expected.json") for name in json.loads(path.read_text())
@@ -32,6 +34,27 @@ def test_every_promise_names_tests_that_exist() -> None:
         for file, test in named:
             path = file or path
             assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for p in pages for name in re.findall(r"\btests/[\w/]+\.py", p.read_text(encoding="utf-8"))}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert len(named) > 30
+
+
+def test_the_numbers_in_the_promises_are_true() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    expected = json.loads((HOME / "pytorch" / "expected.json").read_text())
+    for page, before, count, after in (
+        (text, "a machine that knows ", len(TORCH), " names"),
+        (text, "| ", len(expected), " files, each under an audit hook"),
+        ((ROOT / "docs" / "hostile.md").read_text(), "knows a table of ", len(TORCH), " names"),
+    ):
+        assert f"{before}{count}{after}" in page
+    over = re.search(r"over (\d+) files, each with its expected error", text)
+    assert over
+    assert int(over[1]) < len(EXPECTED)
 
 
 def test_every_attack_has_a_file() -> None:

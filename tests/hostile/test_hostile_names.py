@@ -212,3 +212,11 @@ def test_a_rule_file_that_is_a_pipe_is_not_waited_for(included: bool, tmp_path: 
     (tmp_path / "rules.toml").write_text('include = ["pipe"]\n')
     with pytest.raises(UsageError, match=r"is not a regular file|there is no pipe\.toml"):
         library.load(str(tmp_path / ("rules.toml" if included else "pipe.toml")))
+
+
+@pytest.mark.parametrize("options", [(), ("--tree",), ("--stats",)])
+def test_a_name_without_end_is_shown_in_short(options: tuple[str, ...], tmp_path: Path, cli: Run) -> None:
+    ckptconv.save({"x" * 60_000: np.ones(2), "y" * 60_000: np.ones(2)}, tmp_path / "m.safetensors")
+    done = cli("inspect", "m.safetensors", *options)
+    assert done.returncode == 0
+    assert len(done.stdout + done.stderr) < 3000

@@ -6,6 +6,7 @@ A file that breaks a limit often breaks something else as well, and is refused f
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from pickles import Raw, pickled
 import ckptconv
 from ckptconv.formats import safetensors, signatures
 from ckptconv.formats.containers import msgpack as walker
+from ckptconv.formats.hdf5 import member
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import opcodes, pickle, walk
 from ckptconv.formats.tensorflow import locate
@@ -139,6 +141,39 @@ def test_limits(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, name, least - 1)
     with refused(words):
         do(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "count", "packed", "words"),
+    [
+        (b"\x94", 80_000, None, ""),
+        (b"\x94", 90_000, None, "memorises more than 88"),
+        (b"\x94", 80_000, 1000, "memorises more than 65786 values"),
+        (b"]", 70_000, None, ""),
+        (b"]", 80_000, None, "makes containers without end"),
+        (b"}", 70_000, 1000, "makes containers without end"),
+        (b"\x8f", 70_000, 1000, "makes containers without end"),
+        (b"(", 100_000, None, "makes containers without end"),
+    ],
+)
+def test_what_a_pickle_makes_is_bounded_by_its_packed_size(
+    opcodes: bytes, count: int, packed: int | None, words: str
+) -> None:
+    data = b"\x80\4(N" + opcodes * count + (b"t" if opcodes == b"(" else b"") * count + b"t."
+    if words:
+        with refused(words):
+            pickle.load(data, packed=packed)
+    else:
+        pickle.load(data, packed=packed)
+
+
+def test_a_member_that_is_read_whole_is_not_unpacked_without_bound(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as z:
+        for name, size in (("config.json", 2**24), ("metadata.json", 2**24 + 2**20)):
+            z.writestr(name, b" " * size)
+    assert len(member.read(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
+    with refused(r"metadata\.json expands from \d+ to 17825792 bytes"):
+        member.read(str(tmp_path / "m.keras"), "metadata.json", 2**28)
 
 
 def test_names_that_are_too_long_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import resource
@@ -300,7 +301,8 @@ def test_a_note_from_a_stranger_touches_only_the_destination(sources: list[Path]
         publish.Publication((), (("precious.txt", "out.safetensors"),), ()),
     ]):  # fmt: skip
         note = tmp_path / f".out.safetensors.{i:08x}.publish"
-        note.write_text(__import__("json").dumps(todo._asdict()))
+        files = publish._identities(str(tmp_path), todo)  # else none of them would be read any further
+        note.write_text(json.dumps(todo._asdict() | {"files": files}))
     write(sources[0], tmp_path, "single")
     assert victim.read_bytes() == b"precious"
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv import api
@@ -26,14 +29,35 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and owners
 NAMES = [
     ".out.safetensors.deadbeef.part",
     ".out.safetensors.deadbeef.part/out.safetensors",
+    ".out.safetensors.deadbeef.part/.ckptconv",
+    ".out.safetensors.deadbeef.part.old",
     ".out.safetensors.deadbeef.publish",
     ".out.safetensors.resume.part",
     ".out.safetensors.resume.part/out.safetensors",
+    ".out.safetensors.resume.part/out.safetensors.old",
+    ".out.safetensors.resume.part/.ckptconv",
+    ".out.safetensors.resume.part/.old",
     ".out.safetensors.resume.journal",
     ".ckptconv-zoo.jsonl",
+    ".ckptconv-zoo.1-of-1.jsonl",
     "out.safetensors",
+    "out.safetensors.index.json",
     "out-00002-of-00009.safetensors",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _ends() -> Iterator[None]:
+    """A pipe that is waited for is a failure, not a test without end."""
+
+    def waited(*_: object) -> None:
+        pytest.fail("a minute went by")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def values() -> dict[str, np.ndarray]:
@@ -98,7 +122,8 @@ def laid_out(tmp_path: Path, name: str, lay: Lay) -> tuple[Path, Path]:
 
 
 def seen(folder: Path) -> dict[str, str]:
-    return {p.name: p.read_text() for p in folder.iterdir()}
+    """What is in a folder, and who may read it."""
+    return {p.name: f"{p.read_bytes()!r} {mode(p):o}" for p in folder.iterdir()} | {".": f"{mode(folder):o}"}
 
 
 @pytest.mark.many
@@ -114,6 +139,36 @@ def test_nothing_is_followed(name: str, lay: Lay, tmp_path: Path) -> None:
             api.convert(repo / "src.npz", out, target=api.Target(**options))
         assert seen(home) == before, options
     assert_left(repo / name, lay)
+
+
+@pytest.mark.parametrize("to", ["tf", "safetensors", "torch"])
+@pytest.mark.parametrize("lay", LAID)
+def test_what_is_replaced_is_kept_nowhere_else(lay: Lay, to: str, tmp_path: Path) -> None:
+    """The folder for it, in a temporary folder that a later run knows by its name."""
+    home, repo = laid_out(tmp_path, "laid", lay)
+    target = api.Target(to, resume=True, force=True, max_shard_size=None if to == "tf" else 1000)
+    out = repo / {"tf": "out"}.get(to, f"out.{to}")
+    api.convert(repo / "src.npz", out, target=target)
+    made = sorted(p.name for p in repo.iterdir() if p.name.startswith("out"))
+    for name in made:
+        (home / name).write_text("mine")
+    before = seen(home)
+    (stage := repo / f".{made[-1]}.resume.part").mkdir()
+    (repo / "laid").rename(stage / ".old")
+    with suppress(CkptError):
+        api.convert(repo / "src.npz", out, target=target)
+    assert seen(home) == before
+    assert len(ckptconv.open(out)) == 2
+
+
+def test_no_permissions_are_changed_through_a_link(tmp_path: Path) -> None:
+    home, repo = laid_out(tmp_path, ".out.npz.resume.part", link_to_folder)
+    home.chmod(0o700)
+    for allowed in (0o600, 0o640, 0o644):
+        (repo / "src.npz").chmod(allowed)
+        with pytest.raises(StorageError):
+            api.convert(repo / "src.npz", repo / "out.npz", target=api.Target(resume=True))
+        assert mode(home) == 0o700
 
 
 @pytest.mark.slow
@@ -171,6 +226,73 @@ def test_a_file_of_ours_is_emptied_only_if_it_is_ours(tmp_path: Path) -> None:
     assert theirs.read_text() == "longer than what is written next"
 
 
+FORGED = {
+    "to another name": {"moves": [["{stage}/theirs.npz", "theirs.npz"]]},
+    "from another folder": {"moves": [["photos/out.npz", "out.npz"]]},
+    "from another mark": {"moves": [[".out.npz.0123abcd.part/out.npz", "out.npz"]]},
+    "under another name": {"moves": [["{stage}/theirs.npz", "out.npz"]]},
+    "removes another first": {"first": ["mine"]},
+    "removes another last": {"last": ["mine"]},
+    "removes what lies above": {"last": ["../home/victim"]},
+    "changed since": {},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_note_that_knows_every_number_moves_only_the_destination(what: str, tmp_path: Path) -> None:
+    """Numbers and times of files can be guessed by who sees the folder: names are checked as well."""
+    home, repo = laid_out(tmp_path, "mine", foreign_file)
+    stage = ".out.npz.deadbeef.part"
+    for name in (f"{stage}/out.npz", f"{stage}/theirs.npz", "photos/out.npz", ".out.npz.0123abcd.part/out.npz"):
+        (repo / name).parent.mkdir(exist_ok=True)
+        (repo / name).write_text("evil")
+    note = {"first": [], "moves": [["{stage}/out.npz", "out.npz"]], "last": [], **FORGED[what]}
+    note = json.loads(json.dumps(note).replace("{stage}", stage))
+    named = [*note["first"], *note["last"], *(made for made, _ in note["moves"])]
+    note["files"] = {name: own.identity(str(repo / name)) for name in named}
+    if what == "changed since":  # it has its number still; the clock of a file system goes by some milliseconds
+        time.sleep(0.02)
+        (repo / named[0]).write_text("evil, too")
+    (repo / ".out.npz.deadbeef.publish").write_text(json.dumps(note))
+    before = seen(home)
+    api.convert(repo / "src.npz", repo / "out.npz")
+    assert seen(home) == before
+    assert (repo / "mine").exists()
+    assert (repo / "photos" / "out.npz").exists()
+    assert (repo / ".out.npz.deadbeef.publish").exists()
+    assert not (repo / "theirs.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["journal", "part", "part/out.npz", ".ckptconv-zoo.jsonl"])
+def test_what_belongs_to_another_user_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckptconv.save(values(), tmp_path / "src.npz")
+    path = tmp_path / (name if name.startswith(".") else f".out.npz.resume.{name}")
+    if name == "part":
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("theirs")
+    if name == "part/out.npz":  # of a run that stopped, since else it would be cleared away
+        monkeypatch.setattr(own, "remove", lambda _: False)
+    before = seen(path if name == "part" else path.parent).get(path.name)
+    theirs, real = os.lstat(path), os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        found = real(fd)
+        return os.stat_result((*found[:4], found[4] + 1, *found[5:])) if os.path.samestat(found, theirs) else found
+
+    def convert() -> object:
+        if name == ".ckptconv-zoo.jsonl":
+            return run.convert([str(tmp_path / "src.npz")], str(tmp_path), resume=True)
+        return api.convert(tmp_path / "src.npz", tmp_path / "out.npz", target=api.Target(resume=True))
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        convert()
+    assert name == "part/out.npz" or not own.remove(str(path))
+    assert seen(path if name == "part" else path.parent).get(path.name) == before
+
+
 def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
     """Even with a real stage: neither an older shard nor the index, which are the victim's."""
     ckptconv.save(values(), tmp_path / "src.npz")
@@ -188,12 +310,15 @@ def test_a_forged_note_removes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_a_refused_run_clears_only_what_is_proved_to_be_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marker", [None, b"", b"1 2\n"])
+def test_a_refused_run_clears_only_what_is_proved_to_be_ours(marker: bytes | None, tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "src.npz")
     (tmp_path / "out.safetensors").write_text("there")
     theirs = tmp_path / ".out.safetensors.0123abcd.part"
     theirs.mkdir()
     (theirs / "photo").write_text("theirs")
+    if marker is not None:  # of another folder, or of none
+        (theirs / own.MARKER).write_bytes(marker)
     with pytest.raises(StorageError, match="already exists"):
         api.convert(tmp_path / "src.npz", tmp_path / "out.safetensors")
     assert (theirs / "photo").read_text() == "theirs"
@@ -236,11 +361,12 @@ def test_a_folder_that_a_killed_run_had_replaced_keeps_what_is_not_the_checkpoin
 def test_only_a_regular_file_is_replaced(lay: Lay, to: str, tmp_path: Path) -> None:
     base = {"npy": "out.npy", "tf": "out"}.get(to, f"out.{to}")
     home, repo = laid_out(tmp_path, base + (".index" if to == "tf" else ""), lay)
+    before = seen(home)
     ckptconv.save({"w": np.ones(3)}, repo / "one.npz")
     for resume in (False, True):
         with pytest.raises(StorageError, match="only a regular file is replaced"):
             api.convert(repo / "one.npz", repo / base, target=api.Target(to, force=True, resume=resume))
-    assert seen(home) == {"victim": "mine", "out.safetensors": "mine"}
+    assert seen(home) == before
     assert len(os.listdir(repo)) == 3
 
 
@@ -425,10 +551,33 @@ def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
         made(tmp_path / "home" / ".." / "a.npz", force=True)
 
 
-def test_a_ledger_is_its_owners(tmp_path: Path) -> None:
+def test_a_ledger_is_its_owners(tmp_path: Path, cli: Run) -> None:
+    """And so is the page that shows it."""
     ckptconv.save(values(), tmp_path / "a.npz")
     ckptconv.zoo([tmp_path / "a.npz"], tmp_path / "out")
-    assert mode(tmp_path / "out" / ".ckptconv-zoo.jsonl") == 0o600
+    assert cli("zoo", "report", "out").returncode == 0
+    assert mode(tmp_path / "out" / ".ckptconv-zoo.jsonl") == mode(tmp_path / "out.zoo.html") == 0o600
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("lay", LAID)
+@pytest.mark.parametrize("verb", ["report a.npz -o {}", "match a.npz b.npz -o {}", "zoo report zoo -o {}"])
+def test_pages_and_proposals_follow_nothing(verb: str, lay: Lay, tmp_path: Path, cli: Run) -> None:
+    name = "rules.toml" if verb.startswith("match") else "page.html"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "victim").write_text("mine")
+    for path in ("a.npz", "b.npz"):
+        ckptconv.save({"w": np.arange(4.0)}, tmp_path / path)
+    if verb.startswith("zoo"):
+        ckptconv.zoo([tmp_path / "a.npz"], tmp_path / "zoo")
+    lay(path := tmp_path / name, home)
+    before, what, replaced = seen(home), os.lstat(path).st_ino, lay in (hard_link, foreign_file)
+    for force in ([], ["--force"]):
+        done = cli(*verb.format(name).split(), *force)
+        assert done.returncode == (0 if replaced and force else 9)
+        assert seen(home) == before
+    assert replaced or os.lstat(path).st_ino == what
 
 
 def test_room_is_asked_for_the_sum_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

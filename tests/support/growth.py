@@ -84,6 +84,27 @@ def layers(folder: Path, n: int) -> Path:
     return folder / "x.h5"
 
 
+def v1_slices(folder: Path, n: int, each: int = 800) -> Path:
+    """Every tensor in slices of three tables, read in turn."""
+    from ckptconv.formats.tensorflow import messages_pb2 as pb
+    from ckptconv.formats.tensorflow import slices, table_write
+
+    count = each * n
+    for k in range(3):
+        meta, pairs = pb.SavedTensorSlices(), {}
+        for i in range(count):
+            name = f"t{i:06d}"
+            extent = pb.TensorSliceProto(extent=[{"start": k, "length": 1}])
+            meta.meta.tensor.add(name=name.encode(), type=1, shape={"dim": [{"size": 3}]}, slice=[extent])
+            data = pb.SavedTensorSlices()
+            data.data.name = name.encode()
+            data.data.data.float_val.append(k)
+            pairs[slices.key(name.encode(), extent)] = data.SerializeToString()
+        rows = [(b"", meta.SerializeToString()), *sorted(pairs.items())]
+        (folder / f"m-0000{k}-of-00003").write_bytes(table_write.build(rows))
+    return folder / "m-00000-of-00003"
+
+
 # --- in the child ----------------------------------------------------------------------------------------------------
 
 

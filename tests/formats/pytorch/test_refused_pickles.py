@@ -6,6 +6,7 @@ import math
 import pickletools
 from typing import Any
 
+import numpy as np
 import pytest
 from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
@@ -559,3 +560,23 @@ def test_what_calls_may_copy_is_counted() -> None:
     assert made.room == 0
     with refused("uses the same values over and over"):
         made.charge(([0],))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"ccollections\nOrderedDict\n(X\1\0\0\0wK\1\x86t\x85R.",
+        b"ccollections\ndefaultdict\nN(X\1\0\0\0wK\1\x86t\x86R.",
+        b"ccollections\ndefaultdict\nN}X\1\0\0\0wK\1s\x86R.",
+        b"ccollections\nCounter\n}X\1\0\0\0wK\1s\x85R.",
+    ],
+)
+def test_a_container_keeps_the_items_that_it_is_made_of(body: bytes) -> None:
+    assert load(b"\x80\2" + body) == {"w": 1}
+
+
+@pytest.mark.parametrize(("spelled", "order"), [(">f4", "<"), ("<f4", ">"), ("f4", ">"), ("f4", "<")])
+def test_the_order_of_a_numpy_dtype_is_its_states(spelled: str, order: str) -> None:
+    made = ArrayType(spelled, False, True)
+    made.build((3, order, None, None, None, -1, -1, 0))
+    assert made.numpy() == np.dtype(f"{order}f4")

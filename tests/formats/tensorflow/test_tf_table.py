@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import cramjam
+import growth
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -295,3 +296,17 @@ def test_a_key_that_is_not_there(tmp_path, key):
         assert found.get(b"a").hex() == "08011204120208022808" + "35593ce535"
         with pytest.raises(CorruptCheckpoint, match=f"the key {key.hex()} is not in the table"):
             found.get(key)
+
+
+def test_each_table_is_parsed_once_for_all_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of one tensor lie in several tables, which are asked in turn."""
+    made, real = list[str](), table.Table.__init__
+
+    def counted(self: table.Table, reader: Reader) -> None:
+        made.append(reader.url)
+        real(self, reader)
+
+    found = ckptconv.open(growth.v1_slices(tmp_path, 1, each=5))
+    monkeypatch.setattr(table.Table, "__init__", counted)
+    assert [t.numpy().tolist() for t in found.values()] == [[0, 1, 2]] * 5
+    assert len(made) == len(set(made)) == 3
