@@ -86,17 +86,15 @@ def _message(url: str) -> Iterator[Ranges]:
     elif b"meta_info_def {" in text or b"graph_def {" in text:
         kind = pb.MetaGraphDef
     try:
-        message = text_format.ParseLines(_lines(text.decode()), kind(), allow_unknown_field=True)
+        message = text_format.Parse(_broken_up(text.decode()), kind(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
         raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})", url=url) from e
     yield InMemory(url, message.SerializeToString())
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a text, the long ones cut between tokens: the parser copies a line for each unknown field in it."""
-    if max(map(len, lines := text.split("\n"))) <= MAX_LINE:
-        return lines
-    return _BETWEEN.sub(r"\g<0>\n", text).split("\n")
+def _broken_up(text: str) -> str:
+    """A text whose long lines are broken between tokens: the parser copies a line for each unknown field in it."""
+    return _BETWEEN.sub(r"\g<0>\n", text) if max(map(len, text.split("\n"))) > MAX_LINE else text
 
 
 def _regions(f: Ranges) -> Regions:

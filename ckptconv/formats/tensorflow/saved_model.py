@@ -50,7 +50,7 @@ def constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
     from . import nodes
 
-    graph = nodes.read(f, *regions.graph) if regions.graph else nodes.Graph({}, {}, [], [0], [0])
+    graph = nodes.read(f, *regions.graph) if regions.graph else nodes.Graph({}, {}, [], [0], [0], [0])
     tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
     notes = []
     if regions.graph and not regions.meta and all(x.number == 1 for x in fields(f, *regions.graph)):
