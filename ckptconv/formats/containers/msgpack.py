@@ -62,8 +62,8 @@ class Walker:
 
     def __init__(self, f: Reader) -> None:
         self.f = f
-        self.at = self.low = 0
-        self.left = min(MAX_VALUES, f.size // VALUE + 2**17)  # values that may still come
+        self.at = self.count = self.low = 0
+        self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
         self.window = b""
 
     def take(self, size: int) -> bytes:
@@ -106,9 +106,9 @@ class Walker:
 
     def value(self, depth: int) -> Any:
         """The next value: dict, list, Array, a number, or Other."""
-        self.left -= 1
-        if depth > MAX_DEPTH or self.left < 0:
-            raise self.corrupt(f"is nested deeper than {MAX_DEPTH}, or has more values than tensors need")
+        self.count += 1
+        if depth > MAX_DEPTH or self.count > self.most:
+            raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {self.most} values")
         kind, n = self.head()
         if kind == "value":
             return Other("None") if n is None else n

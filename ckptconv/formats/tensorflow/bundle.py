@@ -222,9 +222,8 @@ class _Builder:
             tile = slices.tile(piece, layout.shape)
             if tile is None:
                 raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
-            part = self.items.get(slices.key(key, piece))
-            if part is None and slices.is_whole(piece) and entry.size:
-                part = entry
+            # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
+            part = entry if slices.is_whole(piece) else self.items.get(slices.key(key, piece))
             if part is None:
                 text = f"the slice {slices.spell(tile)} is listed but not stored"
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)

@@ -194,11 +194,13 @@ def decode(coded: Coded) -> Iterator[bytes]:
         proto = pb.SavedTensorSlices.FromString(raw).data.data
     except DecodeError as e:
         raise CorruptCheckpoint(f"a slice is not a valid message ({e})", url=coded.url) from e
-    if kind.kind == "s":
-        items = constants.strings(proto, count, "a slice")
+    if proto.tensor_content:
+        raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them", url=coded.url)
+    if kind.kind == "s":  # one more than there should be is asked for, since TensorFlow refuses it
+        items = constants.strings(proto, count + 1, "a slice")
         got = len(items)
     else:
-        items = [constants.stored(proto, kind, count, "a slice")]
+        items = [constants.stored(proto, kind, count + 1, "a slice")]
         got = len(items[0]) // kind.itemsize
     if got != count:
         raise CorruptCheckpoint(f"a slice has {got} elements, not {count}", url=coded.url)
