@@ -36,13 +36,13 @@ def soon() -> Iterator[None]:
     def late(*_: object) -> None:
         raise Late
 
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def many_children_of_one_node(folder: Path) -> Path:
 
 def shards_that_are_missing(folder: Path) -> Path:
     """Shards of another number lie there; each that is missing looks for itself among them."""
-    count = 6000
+    count = 4000
     one = {b"%06d" % i: entry(b"", dtype=1, shape={"dim": [{"size": 0}]}, shard_id=i) for i in range(count)}
     for i in range(count):
         (folder / f"m.data-{i:05d}-of-99998").touch()
@@ -144,7 +144,7 @@ def v1(**fields: object) -> Callable[[Path], Path]:
 
 
 def unknown_fields_in_a_line(folder: Path) -> Path:
-    (folder / "x.pbtxt").write_text('node { name: "a" op: "NoOp" }\n' + 'x{y{z:"}\\"{"}}' * 25_000)
+    (folder / "x.pbtxt").write_text('node { name: "a" op: "NoOp" }\n' + 'x{y{z:1 s:"}\\"{"}}' * 40_000)
     return folder / "x.pbtxt"
 
 
