@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,12 @@ def many_children_of_one_node(folder: Path) -> Path:
     (folder / "saved_model.pb").write_bytes(theirs.SerializeToString())
     with_graph(folder / "variables" / "variables", ours)
     return folder
+
+
+def graph_of_many_strings(folder: Path) -> Path:
+    data, crc = strings.pack([b""] * 1000)
+    about = pb.BundleEntryProto(dtype=7, shape={"dim": [{"size": 1000}]}, size=len(data), crc32c=mask(crc))
+    return bundle(folder / "m", {b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}, data)
 
 
 def shards_that_are_missing(folder: Path) -> Path:
@@ -210,6 +217,7 @@ def chunks_along_many_axes(folder: Path) -> Path:
 
 CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tf: models within each other": (models_within_each_other, ""),
+    "tf: an object graph of many strings": (graph_of_many_strings, "the object graph is not one string"),
     "tf: shards that are missing": (shards_that_are_missing, ""),
     "tf-graph: many children of one node": (many_children_of_one_node, ""),
     "tf-graph: unknown fields in a line": (unknown_fields_in_a_line, ""),
@@ -261,6 +269,17 @@ def test_numbers_are_decoded_across_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     for count in range(len(numbers) + 2):
         found = [int(n) for block in constants._varints(b"".join(map(table.varint, numbers)), count) for n in block]
         assert found == numbers[:count]
+
+
+def test_strings_take_little_more_than_they_are() -> None:
+    """Each of a single byte in the file, its length."""
+    data, crc = strings.pack([b""] * 200_000)
+    tracemalloc.start()
+    try:
+        assert len(strings.unpack(data, 200_000, crc, "little", "x")) == 200_000
+        assert tracemalloc.get_traced_memory()[1] < 24 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 # --- values that TensorFlow reads elsewhere ---------------------------------------------------------------------------

@@ -68,7 +68,10 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
         shards.check(items)
     graph = b""
     if OBJECT_GRAPH in tensors:
-        data = tensors.pop(OBJECT_GRAPH).parts[0].data
+        found = tensors.pop(OBJECT_GRAPH)
+        if found.shape:  # it is read at once: of any number of strings that would take any amount of memory
+            raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
+        data = found.parts[0].data
         if isinstance(data, Coded):
             with suppress(CkptError) if salvage else nullcontext():
                 graph = b"".join(strings.decode(data))
