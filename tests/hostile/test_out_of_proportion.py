@@ -187,6 +187,16 @@ def called(module: str, name: str, again: bytes) -> Callable[[Path], Path]:
     return pickle_of(f"](c{module}\n{name}\n".encode() + b"\x94" + again * 200_000 + b"e")
 
 
+def deflated(folder: Path) -> Path:
+    """Zeros, which deflate to nothing, buy room for lists."""
+    padding = random.Random(1).randbytes(20_000) + bytes(1_000_000)
+    raw = b"\x80\x04](B" + struct.pack("<I", len(padding)) + padding + b"]" * 80_000 + b"e."
+    with zipfile.ZipFile(folder / "x.pt", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("x/data.pkl", raw)
+        z.writestr("x/version", b"3\n")
+    return folder / "x.pt"
+
+
 def views(folder: Path) -> Path:
     torch = pytest.importorskip("torch")
     torch.save({f"w{i}": torch.tensor([float(i)]).expand(2**29) for i in range(3)}, folder / "x.pt")
@@ -230,6 +240,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pickle: sets made by calls": (called("builtins", "set", b"h\0)R"), "containers and objects without end"),
     "pickle: objects made by calls": (called("argparse", "Namespace", b"h\0)R"), "objects without end"),
     "pickle: objects called again": (called("argparse", "Namespace", b")R"), "objects without end"),
+    "torch: a pickle that is deflated": (deflated, "containers and objects without end"),
     "torch: views of one element": (views, "its views repeat what is stored without bound"),
     "flax: nothing": (msgpack_of(b"\xc0"), "has more than 156073 values"),
     "flax: empty maps": (msgpack_of(b"\x80"), "has more than 156073 values"),
