@@ -21,7 +21,7 @@ from kit import refused
 import ckptconv
 from ckptconv.formats import signatures
 from ckptconv.formats.orbax import btree
-from ckptconv.formats.tensorflow import constants, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import constants, objects, slices, strings, table, table_write
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
 
@@ -272,6 +272,15 @@ def test_a_dtype_that_is_not_read_is_not_kept(tmp_path: Path) -> None:
 def _npy(descr: str) -> bytes:
     said = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (0,), }}".encode()
     return signatures.NPY + b"\2\0" + struct.pack("<I", len(said)) + said
+
+
+def test_names_that_equal_other_keys_are_followed_at_once() -> None:
+    """Each key of a chain would get the name that is the key before it, which the first two share."""
+    chain, others = ["x" + VALUE * i for i in range(1000)], [f"y{i}" for i in range(100_000)]
+    with soon():
+        names, collisions = objects.readable([*chain, *others])
+    assert collisions == tuple(chain)
+    assert all(name == key for key, name in names.items())
 
 
 def test_numbers_are_decoded_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
