@@ -73,7 +73,9 @@ def hash_check(t: Stored, digits: str) -> str:
 def hash_tensor(t: Stored, sources: Sources) -> str:
     """Read a tensor in bounded memory and hash it; a string tensor hashes each element's length and bytes."""
     if t.dtype.kind == "s":
-        packed = b"".join(len(s).to_bytes(8, "little") + s for s in read_strings(t).reshape(-1))
+        packed = bytearray()  # joined at once, each would be an object of its own first
+        for s in read_strings(t).reshape(-1):
+            packed += len(s).to_bytes(8, "little") + s
         return content_hash(t, chunk_digests(memoryview(packed)))
     return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(memoryview(window))))
 

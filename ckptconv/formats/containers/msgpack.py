@@ -23,6 +23,7 @@ from ...moves.part import checked_count
 from ...storage.files import Reader
 
 MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
+VALUE = 8  # bytes of the file per value: an array takes twenty for three, and a leaf 300 of memory
 ARRAY, COMPLEX, SCALAR = 1, 2, 3
 CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
 WINDOW = 65536
@@ -62,6 +63,7 @@ class Walker:
     def __init__(self, f: Reader) -> None:
         self.f = f
         self.at = self.count = self.low = 0
+        self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
         self.window = b""
 
     def take(self, size: int) -> bytes:
@@ -105,8 +107,8 @@ class Walker:
     def value(self, depth: int) -> Any:
         """The next value: dict, list, Array, a number, or Other."""
         self.count += 1
-        if depth > MAX_DEPTH or self.count > MAX_VALUES:
-            raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH or self.count > self.most:
+            raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {self.most} values")
         kind, n = self.head()
         if kind == "value":
             return Other("None") if n is None else n

@@ -12,8 +12,11 @@ Reading only. Source: openai/finetune-transformer-lm, model/ and train.py.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...checkpoint import Checkpoint, Note, Tensor
@@ -92,7 +95,8 @@ def _pieces(url: str, files: Sequence[str]) -> list[ParamsFile]:
 
 def _parts(pieces: Sequence[ParamsFile], start: int, count: int, at: int) -> Iterator[Part]:
     """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
-    for p in pieces:
+    first = max(0, bisect_right(pieces, start, key=attrgetter("first")) - 1)
+    for p in takewhile(lambda p: p.first < start + count, islice(pieces, first, None)):
         low, high = max(start, p.first), min(start + count, p.first + p.length)
         if low < high:
             size = p.kind.itemsize

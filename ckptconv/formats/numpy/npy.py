@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from ...checkpoint import Checkpoint, Note, Tensor, contiguous, view
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
-from ...messages import listing
+from ...messages import brief, listing
 from ...moves.part import Coded, Data, Span, checked_count, is_vast
 from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
@@ -40,6 +40,7 @@ MAX_OURS = 64 << 20
 MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_PICKLE = 2**31  # bytes
 MAX_EMPTY = 2**16  # strings without characters
+MAX_DESCR = 200  # characters that are kept of a dtype that is not read
 MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
 OBJECTS = "|O"
 SPELLING = {
@@ -199,6 +200,7 @@ def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
         raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
+    descr = descr if kind else brief(descr, MAX_DESCR)  # of what is not read, deflated 64 KiB would be kept
     return Head(descr, fortran, shape, size, checked_count(shape, url=url, tensor=tensor) * width, kind)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from math import prod
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
@@ -48,6 +49,7 @@ from .npy import (
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
+MAX_STRINGS = 2**16  # in an array of any size
 NEAR = 256  # bytes of an array that hold its head, unless its dtype or shape is long
 
 
@@ -95,6 +97,9 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
             f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, there are {m.size}",
             url=f.url, tensor=m.name,
         )  # fmt: skip
+    if head.kind.kind == "s" and prod(head.shape) > m.packed // 2 + MAX_STRINGS:  # each becomes an object
+        text = f"{m.packed} bytes expand to {prod(head.shape)} strings; numpy.savez stores them as they are"
+        raise UnsafeCheckpoint(text, url=f.url, tensor=m.name)
     if m.method != STORED or head.kind.kind == "s":
         return head, Coded(__name__, f.url, m.name, head.nbytes)
     # crc(head + elements) = combine(crc(head), crc(elements)), and combining is an exclusive or

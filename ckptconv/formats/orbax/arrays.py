@@ -5,7 +5,7 @@ Absent chunks consist of the fill value; they become a few boxes, however many c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from .values import Value
 from .zarr import Array
 
 LOOSE = SUB_BYTE | {"bool": ("bool",)}
+BOXES = 4  # of absent chunks for each chunk that is there
 ABSENT = 2**64 - 1  # in a shard's index: a chunk that consists of the fill value
 
 Place = tuple[int, ...]
@@ -60,7 +61,7 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
             parts += inside
             absent += sum(prod(p.shape) for p in empty)
             parts += empty
-    gaps = [_filled(array, lo, hi, array.chunk, name) for lo, hi in holes(array.grid, sorted(chunks))]
+    gaps = _gaps(array, array.grid, chunks, array.chunk, name)
     parts += gaps
     absent += sum(prod(p.shape) for p in gaps)
     return Made(Tensor(name, array.kind, array.shape, tuple(parts)), absent)
@@ -140,7 +141,7 @@ def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Pa
             there[index] = Chunk(inside, inner.chunk, _within(value, at, length), inner.codecs, inner.swap, inner.order)
     _check_apart(sorted(taken), value, name)
     edge = tuple(min(g, -(-(n - s) // c)) for g, n, s, c in zip(grid, array.shape, start, inner.chunk, strict=True))
-    empty = [_filled(array, lo, hi, inner.chunk, name, start) for lo, hi in holes(edge, sorted(there))]
+    empty = _gaps(array, edge, there, inner.chunk, name, start)
     return [_part(array, c, name) for c in there.values()], empty
 
 
@@ -192,7 +193,25 @@ def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
         at, before = end, index + 1
 
 
-def _filled(array: Array, lo: Place, hi: Place, chunk: Place, name: str, origin: Place = ()) -> Part:
+def _gaps(
+    array: Array, grid: Place, there: Collection[Place], chunk: Place, name: str, origin: Place = ()
+) -> list[Part]:
+    """The boxes of a grid, which begins at `origin`, that hold none of the cells `there`: they have the fill value.
+
+    Along many axes each cell that is there can make a box for each of them, which no file needs.
+    """
+    if len(there) == prod(grid):
+        return []
+    fill, most, parts = Held(_fill(array, name)), BOXES * len(there) + 2**12, list[Part]()
+    for lo, hi in holes(grid, sorted(there)):
+        if len(parts) == most:
+            what = f"{len(there)} chunks lie scattered among absent ones, more than {most} boxes of which are between"
+            raise UnsafeCheckpoint(what, url=array.url, tensor=name)
+        parts.append(_filled(array, lo, hi, chunk, fill, origin))
+    return parts
+
+
+def _filled(array: Array, lo: Place, hi: Place, chunk: Place, fill: Held, origin: Place) -> Part:
     """A box of chunks that consist of the fill value: one element, with strides of 0."""
     base = origin or (0,) * len(lo)
     start = [b + a * c for b, a, c in zip(base, lo, chunk, strict=True)]
@@ -200,7 +219,7 @@ def _filled(array: Array, lo: Place, hi: Place, chunk: Place, name: str, origin:
     steps = c_strides(array.shape)
     shape = tuple(e - s for s, e in zip(start, end, strict=True))
     at = sum(a * s for a, s in zip(start, steps, strict=True))
-    return Part(Held(_fill(array, name)), array.kind, shape, 0, (0,) * len(shape), at, steps)
+    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps)
 
 
 def _fill(array: Array, name: str) -> Any:

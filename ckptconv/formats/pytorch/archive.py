@@ -61,9 +61,10 @@ def claim(seen: Seen, *, script: bool) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         archive = enter(f, salvage=how.salvage)
-        raw = archive.pickle(f, "data.pkl")
-        root = load(raw, allowed=TORCH, persistent_load=archive.storage("data"), opaque=how.opaque, url=url)
-        made = checkpoint(root, len(raw), url=url, format="torch", notes=archive.notes())
+        raw, packed = archive.pickle(f, "data.pkl"), archive.packed("data.pkl")
+        find = archive.storage("data")
+        root = load(raw, allowed=TORCH, persistent_load=find, opaque=how.opaque, url=url, packed=packed)
+        made = checkpoint(root, packed, url=url, format="torch", notes=archive.notes())
     return densified(made) if how.densify else made
 
 
@@ -91,6 +92,10 @@ class Archive:
         if m is None:
             raise CorruptCheckpoint(f"has no {name}", url=self.url)
         return _read(f, m, MAX_PICKLE)
+
+    def packed(self, name: str) -> int:
+        """How many bytes of the file one of the pickles takes: what is made of it is in proportion to that."""
+        return self.members[name].packed
 
     def storage(self, folder: str) -> Callable[[Any], Storage]:
         """What resolves persistent ids: the storages whose members lie in `folder`."""

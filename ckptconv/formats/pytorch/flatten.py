@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
-from ...errors import CkptError, NameCollision
+from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import c_strides
 from .arrays import ArrayType, PickledArray
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
-from .views import Absent, Pieces, Storage, StorageType, TorchType, View
+from .views import MAX_EXPANSION, Absent, Pieces, Storage, StorageType, TorchType, View
 from .walk import Walk, is_module
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
@@ -72,6 +72,7 @@ class Made:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.left = MAX_EXPANSION  # bytes that all views may have beyond their storages'
         self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
@@ -114,6 +115,9 @@ class Made:
         same = self.groups[id(v.storage), v.offset, v.shape, v.strides, v.torch, v.ops]
         same.append(name)
         if len(same) == 1:
+            self.left -= max(0, prod(v.shape) * v.row.itemsize - v.storage.size)
+            if self.left < 0:
+                raise UnsafeCheckpoint("its views repeat what is stored without bound", url=self.url, tensor=name)
             last = v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.strides, strict=True))
             size = v.row.itemsize
             self.extents[id(v.storage)].append((v.offset * size, (last + 1) * size, name))

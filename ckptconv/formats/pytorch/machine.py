@@ -106,6 +106,7 @@ class Machine:
         """REDUCE and NEWOBJ: run our function for an allowed global, record the arguments for an unknown one."""
         if type(args) is not tuple:
             raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments", url=self.url)
+        self.contain()
         if type(what) is Known:
             run = what.new if new else what.call
             if run is None or named:
@@ -149,10 +150,12 @@ class Machine:
             raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values", url=self.url)
 
     def contain(self) -> None:
-        """Count a container; the number that a pickle may have is bounded by its size."""
+        """Count a container, or an object; the number that a pickle may have is bounded by its size."""
         self.containers -= 1
         if self.containers < 0:
-            raise UnsafeCheckpoint("the pickle makes containers without end, with nothing in them", url=self.url)
+            raise UnsafeCheckpoint(
+                "the pickle makes containers and objects without end, with nothing in them", url=self.url
+            )
 
     def assign(self, target: Any, pairs: list[Any]) -> None:
         if len(pairs) % 2:

@@ -75,9 +75,9 @@ def _bits(view: View, grad: Any, metadata: Any) -> View:
         return view
     if type(metadata) not in (dict, Ordered) or not set(metadata) <= {"conj", "neg"}:
         raise UnsafeCheckpoint(f"a tensor has the metadata {shown(list(metadata))}; conj and neg are known")
-    bits = tuple(name for name in ("conj", "neg") if metadata.get(name))
+    bits = tuple(name for name in ("conj", "neg") if name in metadata)  # torch sets what is there, even to False
     kinds = "c" if "conj" in bits else "fc"  # the imaginary part of a conjugated tensor is a negated one of floats
-    if any(type(v) is not bool for v in metadata.values()) or (bits and (not view.row or view.row.kind not in kinds)):
+    if any(v is not True for v in metadata.values()) or (bits and (not view.row or view.row.kind not in kinds)):
         raise UnsafeCheckpoint(f"a tensor of {view.torch} is stored conjugated or negated")
     return view._replace(ops=view.ops + bits)
 

@@ -38,11 +38,12 @@ def open(url: str, how: Reading) -> Checkpoint:
         for name, folder in (("data", "data"), ("constants", "constants")):
             if name + ".pkl" not in archive.members and name == "constants":
                 continue
-            raw = archive.pickle(f, name + ".pkl")
+            raw, packed = archive.pickle(f, name + ".pkl"), archive.packed(name + ".pkl")
             foreign: bool | tuple[str, ...] = True if how.opaque else SCRIPT
-            root = load(raw, allowed=TORCH, persistent_load=archive.storage(folder), opaque=foreign, url=url)
+            find = archive.storage(folder)
+            root = load(raw, allowed=TORCH, persistent_load=find, opaque=foreign, url=url, packed=packed)
             value: Any = root if name == "data" else {"constants": root}
-            made.append(checkpoint(value, len(raw), url=url, format="torchscript", quiet=True))
+            made.append(checkpoint(value, packed, url=url, format="torchscript", quiet=True))
     notes = archive.notes()
     if archive.cut and "constants.pkl" not in archive.members:
         notes.append(Note("damaged", "lost with the end of the file", ("constants.pkl",)))

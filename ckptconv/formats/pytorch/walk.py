@@ -10,7 +10,7 @@ name. Containers that hold themselves, or share without bound, are met and do no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from ...checkpoint import Note, Role
@@ -26,6 +26,7 @@ from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 MAX_DEPTH = 100
 SHARING = 4  # visits per byte of pickle: a container may occur at several places, but not without bound
 NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
+VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
 WalkRole = Literal[Role, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
@@ -38,6 +39,7 @@ class Walk:
     def __init__(self, size: int, url: str) -> None:
         self.left = SHARING * size + 2**14
         self.room = NAMING * size + 2**20
+        self.values = size // VALUE + 2**16
         self.url = url
         self.open: set[int] = set()
         self.cyclic: list[str] = []
@@ -84,6 +86,9 @@ class Walk:
             if value is None:
                 self.refused.append(f"{name}: a tensor made without data, which no state fills")
                 return
+        self.values -= type(value) not in TENSORS
+        if self.values < 0:
+            raise UnsafeCheckpoint("it holds values without end that are not tensors", url=self.url)
         if role == ATTRIBUTE and type(value) in TENSORS:
             self.attributes.append(name)
         else:
@@ -100,18 +105,18 @@ class Walk:
                 else:
                     self.hung.append(leaf.name)
 
-    def children(self, value: Any, name: str) -> list[tuple[str, Any, WalkRole]] | None:
+    def children(self, value: Any, name: str) -> Iterable[tuple[str, Any, WalkRole]] | None:
         """The contents of a container: name segment, value, role; None for a leaf."""
         kind = type(value)
         if kind is dict:
-            return [(k if type(k) is str else segment(k), v, "") for k, v in value.items()] or None
+            return ((k if type(k) is str else segment(k), v, "") for k, v in value.items()) if value else None
         if kind is Ordered:
             self.hung += [f"{name}.{segment(k)}" if name else segment(k) for k in value.state if k not in KEPT]
             return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
             self.left -= len(value)
             scalars = all(type(v) in SCALARS for v in value)
-            return None if scalars else [(str(i), v, "") for i, v in enumerate(value)]
+            return None if scalars else ((str(i), v, "") for i, v in enumerate(value))
         return self.recorded(value) if kind is Inert and value.args is not None else None
 
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:

@@ -68,7 +68,10 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
         shards.check(items)
     graph = b""
     if OBJECT_GRAPH in tensors:
-        data = tensors.pop(OBJECT_GRAPH).parts[0].data
+        found = tensors.pop(OBJECT_GRAPH)
+        if found.shape:  # it is read at once: of any number of strings that would take any amount of memory
+            raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
+        data = found.parts[0].data
         if isinstance(data, Coded):
             with suppress(CkptError) if salvage else nullcontext():
                 graph = b"".join(strings.decode(data))
@@ -222,9 +225,8 @@ class _Builder:
             tile = slices.tile(piece, layout.shape)
             if tile is None:
                 raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
-            part = self.items.get(slices.key(key, piece))
-            if part is None and slices.is_whole(piece) and entry.size:
-                part = entry
+            # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
+            part = entry if slices.is_whole(piece) else self.items.get(slices.key(key, piece))
             if part is None:
                 text = f"the slice {slices.spell(tile)} is listed but not stored"
                 raise CorruptCheckpoint(text, url=self.url, tensor=name)

@@ -9,6 +9,7 @@ integers of up to 32 bits (including quantised ones) are in int_val. Source: ten
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DType
@@ -25,6 +26,7 @@ FIELDS = {
     "float16": "half_val", "bfloat16": "half_val", "bool": "bool_val", "string": "string_val",
     "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
 }  # fmt: skip
+BLOCK = 2**20  # bytes
 FIXED = {"float_val", "double_val", "scomplex_val", "dcomplex_val"}
 
 
@@ -48,8 +50,10 @@ def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
     elif field in FIXED:
         raw = _packed(proto, field)
     else:
-        values = _varints(_packed(proto, field))
-        raw = (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
+        raw = b"".join(
+            (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
+            for values in _varints(_packed(proto, field), count)
+        )
     if len(raw) % kind.itemsize:
         raise CorruptCheckpoint(f"{where} ends within a {kind}")
     return raw[: count * kind.itemsize]
@@ -96,18 +100,22 @@ def _packed(proto: pb.TensorProto, field: str) -> bytes:
     return raw[at:]
 
 
-def _varints(raw: bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Decode many varints at once; protobuf wrote them, none is longer than ten bytes."""
+def _varints(raw: bytes, count: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint64]]]:
+    """Decode the first `count` varints, many at once; protobuf wrote them, none is longer than ten bytes.
+
+    A block at a time, because each byte takes eighty of memory while it is decoded.
+    """
     import numpy as np
 
-    data = np.frombuffer(raw, "u1")
-    ends = np.flatnonzero(data < 128)
-    if not len(ends):
-        return np.zeros(0, "u8")
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    lengths = ends - starts + 1
-    values = np.zeros(len(ends), "u8")
-    for i in range(int(lengths.max())):
-        more = lengths > i
-        values[more] |= (data[starts[more] + i] & np.uint8(127)).astype("u8") << np.uint64(7 * i)
-    return values
+    data, at = np.frombuffer(raw, "u1"), 0
+    while count > 0 and at < len(data):
+        block = data[at : at + BLOCK]
+        ends = np.flatnonzero(block < 128)[:count]
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        lengths = ends - starts + 1
+        values = np.zeros(len(ends), "u8")
+        for i in range(int(lengths.max())):
+            more = lengths > i
+            values[more] |= (block[starts[more] + i] & np.uint8(127)).astype("u8") << np.uint64(7 * i)
+        yield values
+        count, at = count - len(ends), at + int(ends[-1]) + 1

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ from .wire import fields, messages
 
 FORMAT = "tf-graph"
 TEXT_LIMIT = 1 << 28  # text is parsed in memory, by Python
+MAX_LINE = 2**14  # characters
+_BETWEEN = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[{}<>\[\],;\s]""")
 TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_version", b"meta_graphs {", b"versions {")
 
 
@@ -83,10 +86,15 @@ def _message(url: str) -> Iterator[Ranges]:
     elif b"meta_info_def {" in text or b"graph_def {" in text:
         kind = pb.MetaGraphDef
     try:
-        message = text_format.Parse(text.decode(), kind(), allow_unknown_field=True)
+        message = text_format.Parse(_broken_up(text.decode()), kind(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
         raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})", url=url) from e
     yield InMemory(url, message.SerializeToString())
+
+
+def _broken_up(text: str) -> str:
+    """A text whose long lines are broken between tokens: the parser copies a line for each unknown field in it."""
+    return _BETWEEN.sub(r"\g<0>\n", text) if max(map(len, text.split("\n"))) > MAX_LINE else text
 
 
 def _regions(f: Ranges) -> Regions:

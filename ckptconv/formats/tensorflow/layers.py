@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 _LAYER = re.compile(r"layer-(\d{1,9})")
+MAX_WRAPPED = 16  # models within models, around the one that has layers; a graph of cycles has no innermost one
 _LISTS = {"_operations", "_functional", "_layers", "layers"}  # what Keras 3 puts between a model and its layers
 # lists of variables beside the objects that own them, and what is not part of the model
 _ASIDE = re.compile(
@@ -79,10 +80,11 @@ class _Walk:
 
     def model(self, node: int = 0) -> int:
         """The model's node: the root, or its only child with weights if the root has none itself."""
-        while True:
+        holding = self.holding()
+        for _ in range(MAX_WRAPPED):
             rows = [c for c in self.graph.nodes[node].children if c.node_id != node]
             names = {c.local_name for c in self.graph.nodes[node].children}
-            below = {i for _, i in self.children(node) if i not in self.seen and self.copy().part(i).listed()}
+            below = {i for _, i in self.children(node) if i not in self.seen and i in holding}
             if (
                 len(below) != 1
                 or "root" in names
@@ -94,6 +96,23 @@ class _Walk:
             if not any(p.listed() for p in self.copy().part(only).parts):
                 return node  # a layer
             node = only
+        return node
+
+    def holding(self) -> set[int]:
+        """The nodes below which there are weights: found from the weights upwards, so that each edge counts once."""
+        above: dict[int, list[int]] = {}
+        for node in range(len(self.graph.nodes)):
+            for _, child in self.children(node):
+                above.setdefault(child, []).append(node)
+        todo = [i for i in above if i not in self.seen and self.variable(i)]
+        found, below = set[int](), set(todo)  # nothing is looked for below a variable
+        while todo:
+            for node in above.get(todo.pop(), ()):
+                if node not in found:
+                    found.add(node)
+                    if node not in self.seen and node not in below:
+                        todo.append(node)
+        return found
 
     def copy(self) -> _Walk:
         return _Walk(self.graph, self.tensors, self.seen)

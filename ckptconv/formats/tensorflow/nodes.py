@@ -27,6 +27,7 @@ MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axe
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
 SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
+FILL_RATIO, MAX_FILL = 1100, 2**32  # as for chunks of Orbax that are absent, and for expanded views of PyTorch
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 
 # inputs that control the computation rather than provide values; -1 is the last one
@@ -65,11 +66,13 @@ class Graph(NamedTuple):
     quantised: list[str]
     repeated: list[int]  # one number: the strings held in memory in addition to those stored
     scoped: list[int]  # one number: the characters of functions' names that can still prefix names of nodes
+    filled: list[int]  # one number: the bytes that repeated last values can still fill
 
 
 def read(f: Ranges, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
-    graph = Graph({}, defaultdict(list), [], [0], [SCOPE_RATIO * (end - start) + 2**20])
+    scoped, filled = SCOPE_RATIO * (end - start) + 2**20, FILL_RATIO * (end - start) + MAX_FILL
+    graph = Graph({}, defaultdict(list), [], [0], [scoped], [filled])
     for a, b in messages(f, start, end, 1):
         _node(f, a, b, "", graph)
     for library in messages(f, start, end, 2):
@@ -152,6 +155,9 @@ def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProt
         # equal bytes earlier in the node are just as good
         span = Span(f.url, start + raw.find(data), len(data))
         return contiguous(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
+    graph.filled[0] -= count * kind.itemsize - len(data)
+    if graph.filled[0] < 0:
+        raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
     return _held(name, kind, shape, count, data)
 
 

@@ -124,9 +124,14 @@ def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     names = {k: unescape(k.removesuffix(VALUE)) or "/" for k in keys}
     count = Counter(names.values())
     collisions = tuple(k for k, n in names.items() if count[n] > 1)
-    taken = set(collisions)
-    while clash := [k for k, n in names.items() if k not in taken and n in taken]:  # a name equal to another key
+    taken, todo = set(collisions), list(collisions)
+    owners: dict[str, list[str]] = {}
+    for k, n in names.items():
+        owners.setdefault(n, []).append(k)
+    while todo:  # a name equal to another key
+        clash = [k for k in owners.get(todo.pop(), ()) if k not in taken]
         taken.update(clash)
+        todo += clash
     return {k: k if k in taken else n for k, n in names.items()}, tuple(k for k in names if k in taken)
 
 

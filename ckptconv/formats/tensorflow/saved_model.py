@@ -50,7 +50,7 @@ def constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
     from . import nodes
 
-    graph = nodes.read(f, *regions.graph) if regions.graph else nodes.Graph({}, {}, [], [0], [0])
+    graph = nodes.read(f, *regions.graph) if regions.graph else nodes.Graph({}, {}, [], [0], [0], [0])
     tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
     notes = []
     if regions.graph and not regions.meta and all(x.number == 1 for x in fields(f, *regions.graph)):
@@ -133,12 +133,16 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
     saved, graph = _object_graph(f, regions), objects.parse(read)
     full_names: dict[str, str] = {}
     trained: set[str] = set()
+    variables: dict[int, tuple[str, bool]] = {}  # by node of the checkpoint: the last name, and whether any is trained
     for theirs, ours in _pairs(saved, graph, f.url).items():
-        variable = saved.nodes[theirs].variable
-        for attribute in graph.nodes[ours].attributes if saved.nodes[theirs].HasField("variable") else ():
+        if saved.nodes[theirs].HasField("variable"):
+            variable = saved.nodes[theirs].variable
+            variables[ours] = variable.name, variable.trainable or variables.get(ours, ("", False))[1]
+    for ours, (name, trainable) in variables.items():
+        for attribute in graph.nodes[ours].attributes:
             if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in read.tensors:
-                full_names[attribute.checkpoint_key] = variable.name.removesuffix(":0") or attribute.full_name
-                if variable.trainable:
+                full_names[attribute.checkpoint_key] = name.removesuffix(":0") or attribute.full_name
+                if trainable:
                     trained.add(attribute.checkpoint_key)
     copies = dict.fromkeys(_copies(read.tensors, full_names))
     names, repeated = _choose({k: full_names.get(k, "") for k in read.tensors if k not in copies})
@@ -148,8 +152,8 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
         notes.append(Note("skipped", "copies that Keras' export keeps of variables with the same name", tuple(copies)))
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
-    trainable = [names[k] for k in names if k in trained]
-    return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": trainable})
+    of_training = [names[k] for k in names if k in trained]
+    return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": of_training})
 
 
 def _copies(tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
@@ -187,10 +191,13 @@ def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]
 def _pairs(saved: pb.SavedObjectGraph, graph: pb.TrackableObjectGraph, url: str) -> dict[int, int]:
     """Pair the nodes of the model's object graph with those at the same paths of the checkpoint's object graph."""
     pairs = {0: 0} if saved.nodes and graph.nodes else {}
+    children: dict[int, dict[str, int]] = {}  # many nodes of the model can be paired with one of the checkpoint
     todo = list(pairs)
     while todo:
         at = todo.pop()
-        beside = {c.local_name: c.node_id for c in graph.nodes[pairs[at]].children}
+        if (beside := children.get(pairs[at])) is None:
+            beside = {c.local_name: c.node_id for c in graph.nodes[pairs[at]].children}
+            children[pairs[at]] = beside
         for child in saved.nodes[at].children:
             if not 0 <= child.node_id < len(saved.nodes):
                 raise CorruptCheckpoint(f"the object graph refers to a node beyond its {len(saved.nodes)}", url=url)

@@ -36,7 +36,7 @@ class Shards:
         self.base = split(index)[1].removesuffix(".index")
         self.reach: dict[int, int] = {}
         self.urls: dict[int, str] = {}
-        self.beside: list[str] | None = None  # names in the folder, once a shard is missing
+        self.beside: set[str] | None = None  # numbers of shards by the names in the folder, once a shard is missing
 
     def url(self, shard: int, end: int, name: str) -> str:
         """The URL of a shard; records that its bytes up to `end` are needed."""
@@ -60,12 +60,11 @@ class Shards:
         if exists(url):
             return url
         if self.beside is None:
-            self.beside = [n for n in names(split(self.index)[0]) if n.startswith(self.base + ".data-")]
-        matches = map(locate.DATA.fullmatch, self.beside)
-        counts = {m[3] for m in matches if m and m[1] == self.base}
-        if len(counts) != 1 or int(min(counts)) == self.count:
+            matches = map(locate.DATA.fullmatch, names(split(self.index)[0]))
+            self.beside = {m[3] for m in matches if m and m[1] == self.base}
+        if len(self.beside) != 1 or int(min(self.beside)) == self.count:
             return url
-        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(counts)}")
+        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(self.beside)}")
 
     def check(self, items: dict[bytes, BundleEntry]) -> None:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""

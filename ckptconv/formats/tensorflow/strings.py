@@ -9,7 +9,7 @@ fixed-width integers have the file's endianness. Specification: WriteStringTenso
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal
 
 from ...errors import CorruptCheckpoint
@@ -19,6 +19,7 @@ from ...storage.checksum import mask, unmask
 from ...storage.files import Reader
 from .table import read_varint, varint
 
+BLOCK = 4096
 Order = Literal["little", "big"]
 
 
@@ -39,15 +40,15 @@ def unpack(data: bytes, count: int, crc: int, order: Order, url: str) -> list[by
     if not count and not data:
         return []
     lengths, at = _lengths(data, count, url)
-    ends = list(accumulate(lengths, initial=at + 4))
-    if ends[-1] != len(data):
-        raise CorruptCheckpoint(f"{count} strings take {ends[-1]} bytes, {len(data)} are stored", url=url)
+    if (end := at + 4 + sum(lengths)) != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
     running = _crc_of(lengths, order)
     if running != unmask(int.from_bytes(data[at : at + 4], order)):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
     if checksum.crc("crc32c", memoryview(data)[at:], running) != crc:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
-    return [data[a:b] for a, b in pairwise(ends)]
+    begins = accumulate(lengths, initial=at + 4)
+    return [data[begin : begin + n] for begin, n in zip(begins, lengths, strict=False)]
 
 
 def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
@@ -63,9 +64,12 @@ def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
 
 
 def _crc_of(lengths: Sequence[int], order: Order) -> int:
-    """CRC of the lengths as fixed-width integers, a run of equal widths at once."""
-    fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
-    return checksum.crc("crc32c", fixed)
+    """CRC of the lengths as fixed-width integers, a few thousand at once: each is an object before they are joined."""
+    running = 0
+    for i in range(0, len(lengths), BLOCK):
+        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths[i : i + BLOCK])
+        running = checksum.crc("crc32c", fixed, running)
+    return running
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:

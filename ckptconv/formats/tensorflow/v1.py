@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint, Tensor, contiguous, tiled
 from ...dtypes import DType
-from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
 MAX_TABLES = 4096  # tables whose indexes are cached
+KEYS = 8  # characters of keys per byte of the tables: each slice repeats its name, in its key and in its value
+WIDEST = 16  # bytes of an element in a message
+ENTRY = 64  # characters for which a slice counts at least
 META_TAG = 0x0A  # field 1 as a message; in a V2 header field 1 is a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empty key, a value of meta > tensor > name
@@ -85,15 +88,18 @@ class _Variable:
 
     def __init__(self, code: int, shape: tuple[int, ...]) -> None:
         self.code, self.shape = code, shape
-        self.tiles: list[tuple[Tile, Coded]] = []
+        self.tiles: dict[tuple[Tile, Coded], None] = {}
 
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
     """Read the descriptions in all tables and combine them."""
     variables: dict[str, _Variable] = {}
+    room = 2**20
     for url in urls:
-        for item in _meta(url).tensor:
-            _gather(url, item, variables)
+        meta, size = _meta(url)
+        room += KEYS * size
+        for item in meta.tensor:
+            room = _gather(url, item, variables, room)
     tensors: dict[str, Tensor] = {}
     partial, quantised, opaque, unknown = list[str](), list[str](), list[str](), list[str]()
     for name, v in variables.items():
@@ -101,7 +107,7 @@ def open_tables(urls: Sequence[str]) -> Checkpoint:
         if kind is None:
             (opaque if v.code in (dtypes.RESOURCE, dtypes.VARIANT) else unknown).append(name)
             continue
-        tiles = slices.joined(v.tiles, v.shape, urls[0], name)
+        tiles = slices.joined(list(v.tiles), v.shape, urls[0], name)
         if tiles is None:
             partial.append(name)
             continue
@@ -115,13 +121,14 @@ def open_tables(urls: Sequence[str]) -> Checkpoint:
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
 
 
-def _meta(url: str) -> pb.SavedTensorSliceMeta:
+def _meta(url: str) -> tuple[pb.SavedTensorSliceMeta, int]:
+    """The description of the tensors of a table, and the size of its file."""
     from google.protobuf.message import DecodeError
 
     from . import messages_pb2 as pb
 
     with Reader(url) as f:
-        raw = Table(f).get(b"")
+        raw, size = Table(f).get(b""), f.size
     try:
         meta = pb.SavedTensorSlices.FromString(raw).meta
     except DecodeError as e:
@@ -130,10 +137,11 @@ def _meta(url: str) -> pb.SavedTensorSliceMeta:
         raise CorruptCheckpoint(
             f"needs a reader of version {meta.versions.min_consumer}; version 1 is supported", url=url
         )
-    return meta
+    return meta, size
 
 
-def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) -> None:
+def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable], room: int) -> int:
+    """Add what a table says of a tensor; return what remains of the characters that keys may have."""
     name = item.name.decode("utf-8", "surrogateescape")
     shape = tuple(d.size for d in item.shape.dim)
     checked_count(shape, url=url, tensor=name)
@@ -144,12 +152,16 @@ def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable]) 
         raise CorruptCheckpoint(text, url=url, tensor=name)
     kind = dtypes.BY_CODE.get(code)
     for piece in item.slice:
+        room -= 2 * len(item.name) + ENTRY
+        if room < 0:
+            raise UnsafeCheckpoint("lists more slices than its files can hold", url=url, tensor=name)
         tile = slices.tile(piece, shape)
         if tile is None:
             raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
         count = checked_count(tile.shape)
         key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
-        entry.tiles.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
+        entry.tiles[tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)] = None
+    return room
 
 
 def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Tile, Coded]]) -> Tensor:
@@ -176,15 +188,19 @@ def decode(coded: Coded) -> Iterator[bytes]:
     kind, count = dtypes.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
         raw = _table(coded.url, f.stamp).on(f).get(bytes.fromhex(key))
+    if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
+        raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes", url=coded.url)
     try:
         proto = pb.SavedTensorSlices.FromString(raw).data.data
     except DecodeError as e:
         raise CorruptCheckpoint(f"a slice is not a valid message ({e})", url=coded.url) from e
-    if kind.kind == "s":
-        items = constants.strings(proto, count, "a slice")
+    if proto.tensor_content:
+        raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them", url=coded.url)
+    if kind.kind == "s":  # one more than there should be is asked for, since TensorFlow refuses it
+        items = constants.strings(proto, count + 1, "a slice")
         got = len(items)
     else:
-        items = [constants.stored(proto, kind, count, "a slice")]
+        items = [constants.stored(proto, kind, count + 1, "a slice")]
         got = len(items[0]) // kind.itemsize
     if got != count:
         raise CorruptCheckpoint(f"a slice has {got} elements, not {count}", url=coded.url)

@@ -90,6 +90,9 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "a list of metadata": (tensor("float", 0, (2, 3), (3, 1), False, ["conj"]), "the metadata .'conj'.; conj and"),
     "unknown metadata": (tensor("float", 0, (2, 3), (3, 1), False, {"perm": True}), "the metadata .'perm'.; conj and"),
     "conj by a number": (tensor("complex", 0, (2,), (1,), False, {"conj": 1}), "of complex64 is stored conjugated"),
+    "conj that is denied, which torch takes for conj": (
+        tensor("complex", 0, (2,), (1,), False, {"conj": False}), "of complex64 is stored conjugated"
+    ),
     "conj of floats": (tensor("float", 0, (2, 3), (3, 1), False, {"conj": True}), "of float32 is stored conjugated"),
     "neg of whole numbers": (tensor("long", 0, (2, 3), (3, 1), False, {"neg": True}), "of int64 is stored conjugated"),
     "neg of what nothing holds": (tensor("half", 0, (2,), (1,), False, {"neg": True}), "stored conjugated or negated"),
@@ -227,7 +230,7 @@ ALLOWED: dict[str, tuple[Any, type, tuple[int, ...]]] = {
     "nothing, far away": (tensor(offset=99, shape=(0,), strides=(1,)), View, (0,)),
     "the widest expansion": (tensor(shape=(2**30,), strides=(0,)), View, (2**30,)),
     "conjugated": (tensor("complex", 0, (2,), (1,), False, {"conj": True, "neg": True}), View, (2,)),
-    "negated floats": (tensor("float", 0, (2,), (1,), False, {"neg": True, "conj": False}), View, (2,)),
+    "negated floats": (tensor("float", 0, (2,), (1,), False, {"neg": True}), View, (2,)),
     "a gradient of a complex tensor": (tensor("complex", 0, (2,), (1,), True), View, (2,)),
     "sparse, coalesced": (sparse("torch.sparse_coo", (tensor(), tensor(), (4, 5), True)), Pieces, (4, 5)),
     "compressed": (sparse("torch.sparse_csr", (tensor(), tensor(), tensor(), [4, 5])), Pieces, (4, 5)),

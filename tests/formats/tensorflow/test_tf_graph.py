@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import same
+from kit import refused, same
 
 import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
@@ -121,10 +121,18 @@ def test_constants_that_lie(tmp_path, fields):
         ckptconv.open(tmp_path / "g.pb")
 
 
-def test_a_splat_of_a_terabyte_costs_nothing_to_open(tmp_path):
-    graph = pb.GraphDef(node=[constant("x", 1, (2**20, 2**20), float_val=[0.5])])
+def test_a_splat_of_gigabytes_costs_nothing_to_open(tmp_path):
+    graph = pb.GraphDef(node=[constant("x", 1, (2**15, 2**15), float_val=[0.5])])
     (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
-    assert ckptconv.open(tmp_path / "g.pb")["x"].nbytes == 2**42
+    assert ckptconv.open(tmp_path / "g.pb")["x"].nbytes == 2**32
+
+
+def test_splats_without_bound_are_refused(tmp_path):
+    """Each could be one that is read; to hash or to convert them all would never end."""
+    graph = pb.GraphDef(node=[constant(f"x{i}", 1, (2**15, 2**15), float_val=[0.5]) for i in range(2)])
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    with refused("4 bytes claim to be"):
+        ckptconv.open(tmp_path / "g.pb")
 
 
 def test_inputs_that_control_are_those_of_tensorflows_ops():

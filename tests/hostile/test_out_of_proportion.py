@@ -1,0 +1,324 @@
+"""Small files that would take a reader memory or time out of all proportion: each is refused, or read at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cramjam
+import numpy as np
+import pytest
+from crc32c import crc32c
+from kit import refused
+
+import ckptconv
+from ckptconv.formats import signatures
+from ckptconv.formats.orbax import btree
+from ckptconv.formats.tensorflow import constants, objects, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.storage.checksum import mask
+
+SECONDS = 4.0  # of processor time; without their bounds these take from ten up to all there are
+
+
+class Late(BaseException):
+    """No Exception, which a reader would take for damage."""
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+# --- TensorFlow -----------------------------------------------------------------------------------------------------
+
+HEADER = b"\x08\x01\x1a\x02\x08\x01"
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+WHOLE = pb.TensorSliceProto(extent=[{}])
+
+
+def entry(data: bytes, **fields: object) -> bytes:
+    return pb.BundleEntryProto(size=len(data), crc32c=mask(crc32c(data)), **fields).SerializeToString()
+
+
+def bundle(prefix: Path, entries: dict[bytes, bytes], data: bytes = b"", header: bytes = HEADER) -> Path:
+    prefix.parent.mkdir(exist_ok=True)
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table_write.build(sorted([(b"", header), *entries.items()])))
+    if data:
+        prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
+    return prefix
+
+
+def with_graph(prefix: Path, graph: pb.TrackableObjectGraph, *variables: str) -> Path:
+    data, crc = strings.pack([graph.SerializeToString()])
+    empty = entry(b"", dtype=1, shape={"dim": [{"size": 0}]})
+    found = {(v + VALUE).encode(): empty for v in variables}
+    about = pb.BundleEntryProto(dtype=7, shape={}, size=len(data), crc32c=mask(crc)).SerializeToString()
+    return bundle(prefix, {b"_CHECKPOINTABLE_OBJECT_GRAPH": about, **found}, data)
+
+
+def models_within_each_other(folder: Path) -> Path:
+    """Three objects in a circle, two of which have a variable: the innermost model is never reached."""
+    graph = pb.TrackableObjectGraph(nodes=[{} for _ in range(5)])
+    for node, child, name in ((0, 1, "b"), (1, 2, "c"), (2, 0, "a"), (0, 3, "v"), (1, 4, "v")):
+        graph.nodes[node].children.add(node_id=child, local_name=name)
+    for node, name in ((3, "v"), (4, "w")):
+        graph.nodes[node].attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=name + VALUE)
+    return with_graph(folder / "m", graph, "v", "w")
+
+
+def many_children_of_one_node(folder: Path) -> Path:
+    """A chain of objects that are all the same one of the checkpoint's, which has many children, itself again."""
+    count = 6000
+    ours, theirs = pb.TrackableObjectGraph(nodes=[{}]), pb.SavedModel(saved_model_schema_version=1)
+    for name in ("a", *map(str, range(count))):
+        ours.nodes[0].children.add(node_id=0, local_name=name)
+    graph = theirs.meta_graphs.add()
+    graph.meta_info_def.tags.append("serve")
+    graph.graph_def.node.add(name="a", op="NoOp")
+    for i in range(count):
+        graph.object_graph_def.nodes.add().children.add(node_id=min(i + 1, count - 1), local_name="a")
+    (folder / "saved_model.pb").write_bytes(theirs.SerializeToString())
+    with_graph(folder / "variables" / "variables", ours)
+    return folder
+
+
+def graph_of_many_strings(folder: Path) -> Path:
+    data, crc = strings.pack([b""] * 1000)
+    about = pb.BundleEntryProto(dtype=7, shape={"dim": [{"size": 1000}]}, size=len(data), crc32c=mask(crc))
+    return bundle(folder / "m", {b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}, data)
+
+
+def shards_that_are_missing(folder: Path) -> Path:
+    """Shards of another number lie there; each that is missing looks for itself among them."""
+    count = 4000
+    one = {b"%06d" % i: entry(b"", dtype=1, shape={"dim": [{"size": 0}]}, shard_id=i) for i in range(count)}
+    for i in range(count):
+        (folder / f"m.data-{i:05d}-of-99998").touch()
+    return bundle(folder / "m", one, header=pb.BundleHeaderProto(num_shards=99999).SerializeToString())
+
+
+def table_of(folder: Path, about: pb.SavedTensorSlices, data: pb.SavedTensorSlices | None = None) -> Path:
+    """A V1 checkpoint of one tensor `t`, in one block, compressed."""
+    block = table_write._Block(16)
+    block.add(b"", about.SerializeToString())
+    if data:
+        block.add(slices.key(b"t", WHOLE), data.SerializeToString())
+    out, index = b"", table_write._Block(1)
+    small = bytes(cramjam.snappy.compress_raw(block.finish()))
+    index.add(b"\xff", table.varint(0) + table.varint(len(small)))
+    handles = b""
+    for body, kind in ((small, b"\1"), (table_write._Block(1).finish(), b"\0"), (index.finish(), b"\0")):
+        handles += table.varint(len(out)) + table.varint(len(body)) if kind == b"\0" else b""
+        out += body + kind + struct.pack("<I", mask(crc32c(body + kind)))
+    (folder / "m").write_bytes(out + handles.ljust(40, b"\0") + signatures.TABLE)
+    return folder / "m"
+
+
+def slices_of_a_long_name(folder: Path) -> Path:
+    about = pb.SavedTensorSlices()
+    about.meta.tensor.add(name=b"n" * 50_000, type=1, slice=[{} for _ in range(10_000)])
+    return table_of(folder, about)
+
+
+def v1(**fields: object) -> Callable[[Path], Path]:
+    """One tensor of one whole number."""
+
+    def make(folder: Path) -> Path:
+        about, data = pb.SavedTensorSlices(), pb.SavedTensorSlices()
+        about.meta.tensor.add(name=b"t", type=9, shape={"dim": [{"size": 1}]}, slice=[WHOLE])
+        data.data.name = b"t"
+        data.data.data.CopyFrom(pb.TensorProto(**fields))
+        return table_of(folder, about, data)
+
+    return make
+
+
+def unknown_fields_in_a_line(folder: Path) -> Path:
+    (folder / "x.pbtxt").write_text('node { name: "a" op: "NoOp" }\n' + 'x{y{z:1 s:"}\\"{"}}' * 40_000)
+    return folder / "x.pbtxt"
+
+
+# --- NumPy ----------------------------------------------------------------------------------------------------------
+
+
+def strings_of_nothing(folder: Path) -> Path:
+    np.savez_compressed(folder / "x.npz", s=np.zeros(1_000_000, "S1"))
+    return folder / "x.npz"
+
+
+def shapes_and_files(folder: Path) -> Path:
+    files, layers = 900, 5000
+    for i in range(files):
+        np.save(folder / f"params_{i}.npy", np.zeros(1 + (not i), "f4"))
+    shapes = [[1, 0], [1, 0], *([0] for _ in range(12 * layers - 1)), [files + 1]]
+    (folder / "params_shapes.json").write_text(json.dumps(shapes))
+    return folder
+
+
+# --- pickles, msgpack, Orbax ----------------------------------------------------------------------------------------
+
+
+def pickle_of(body: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / "x.pkl").write_bytes(b"\x80\x04" + body + b".")
+        return folder / "x.pkl"
+
+    return make
+
+
+def called(module: str, name: str, again: bytes) -> Callable[[Path], Path]:
+    return pickle_of(f"](c{module}\n{name}\n".encode() + b"\x94" + again * 200_000 + b"e")
+
+
+def deflated(folder: Path) -> Path:
+    """Zeros, which deflate to nothing, buy room for lists."""
+    padding = random.Random(1).randbytes(20_000) + bytes(1_000_000)
+    raw = b"\x80\x04](B" + struct.pack("<I", len(padding)) + padding + b"]" * 80_000 + b"e."
+    with zipfile.ZipFile(folder / "x.pt", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("x/data.pkl", raw)
+        z.writestr("x/version", b"3\n")
+    return folder / "x.pt"
+
+
+def views(folder: Path) -> Path:
+    torch = pytest.importorskip("torch")
+    torch.save({f"w{i}": torch.tensor([float(i)]).expand(2**29) for i in range(3)}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def msgpack_of(value: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / "x.msgpack").write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", 200_000) + value * 200_000)
+        return folder / "x.msgpack"
+
+    return make
+
+
+def chunks_along_many_axes(folder: Path) -> Path:
+    axes, draw = 26, random.Random(1)
+    about = {"zarr_format": 2, "shape": [2] * axes, "chunks": [1] * axes, "dtype": "|u1", "compressor": None,
+             "fill_value": 0, "order": "C", "filters": None}  # fmt: skip
+    raw = json.dumps(about).encode()
+    keys = sorted({".".join(draw.choice("01") for _ in range(axes)).encode() for _ in range(2000)})
+    entries = [btree.Entry(b"w/.zarray", 0, len(raw), raw), *(btree.Entry(b"w/" + k, i, 1) for i, k in enumerate(keys))]
+    nodes, manifest = btree.build(sorted(entries), "d/x", len(keys))
+    (folder / "d").mkdir()
+    (folder / "d" / "x").write_bytes(bytes(len(keys)) + nodes)
+    (folder / "manifest.ocdbt").write_bytes(manifest)
+    return folder
+
+
+CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "tf: models within each other": (models_within_each_other, ""),
+    "tf: an object graph of many strings": (graph_of_many_strings, "the object graph is not one string"),
+    "tf: shards that are missing": (shards_that_are_missing, ""),
+    "tf-graph: many children of one node": (many_children_of_one_node, ""),
+    "tf-graph: unknown fields in a line": (unknown_fields_in_a_line, ""),
+    "tf-v1: slices of a long name": (slices_of_a_long_name, "lists more slices than its files can hold"),
+    "tf-v1: numbers beyond the shape": (v1(int64_val=[1] * 100_000), "a slice of 1 elements takes 100015 bytes"),
+    "npz: strings of nothing": (strings_of_nothing, "bytes expand to 1000000 strings"),
+    "gpt: shapes and files": (shapes_and_files, ""),
+    "pickle: values without a tensor": (pickle_of(b"](" + b")" * 400_000 + b"e"), "values without end"),
+    "pickle: numbers beside one tuple": (pickle_of(b"]()" + b"N" * 400_000 + b"e"), "values without end"),
+    "pickle: sets made by calls": (called("builtins", "set", b"h\0)R"), "containers and objects without end"),
+    "pickle: objects made by calls": (called("argparse", "Namespace", b"h\0)R"), "objects without end"),
+    "pickle: objects called again": (called("argparse", "Namespace", b")R"), "objects without end"),
+    "torch: a pickle that is deflated": (deflated, "containers and objects without end"),
+    "torch: views of one element": (views, "its views repeat what is stored without bound"),
+    "flax: nothing": (msgpack_of(b"\xc0"), "has more than 156073 values"),
+    "flax: empty maps": (msgpack_of(b"\x80"), "has more than 156073 values"),
+    "orbax: chunks along many axes": (chunks_along_many_axes, "chunks lie scattered among absent ones"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_or_read_at_once(name: str, tmp_path: Path) -> None:
+    make, words = CASES[name]
+    path = make(tmp_path)
+    with soon():
+        if not words:
+            ckptconv.open(path)
+            return
+        with refused(words):
+            for t in ckptconv.open(path).values():
+                t.numpy()
+
+
+def test_a_dtype_that_is_not_read_is_not_kept(tmp_path: Path) -> None:
+    """60,000 characters of it deflate to nothing."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("a.npy", _npy("[('" + "a" * 60_000 + "', '<f4')]"))
+    (note,) = (n for n in ckptconv.open(tmp_path / "x.npz").notes if n.kind == "skipped")
+    assert len(note.names[0]) < 300
+
+
+def _npy(descr: str) -> bytes:
+    said = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (0,), }}".encode()
+    return signatures.NPY + b"\2\0" + struct.pack("<I", len(said)) + said
+
+
+def test_names_that_equal_other_keys_are_followed_at_once() -> None:
+    """Each key of a chain would get the name that is the key before it, which the first two share."""
+    chain, others = ["x" + VALUE * i for i in range(1000)], [f"y{i}" for i in range(100_000)]
+    with soon():
+        names, collisions = objects.readable([*chain, *others])
+    assert collisions == tuple(chain)
+    assert all(name == key for key, name in names.items())
+
+
+def test_numbers_are_decoded_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "BLOCK", 16)  # of which the last varint may lie in the next
+    numbers = [3, 2**40, 2**64 - 1, 0, 2**14, 2**63, 1, 2**21, 2**64 - 1, 5]
+    for count in range(len(numbers) + 2):
+        found = [int(n) for block in constants._varints(b"".join(map(table.varint, numbers)), count) for n in block]
+        assert found == numbers[:count]
+
+
+def test_strings_take_little_more_than_they_are() -> None:
+    """Each of a single byte in the file, its length."""
+    data, crc = strings.pack([b""] * 200_000)
+    tracemalloc.start()
+    try:
+        assert len(strings.unpack(data, 200_000, crc, "little", "x")) == 200_000
+        assert tracemalloc.get_traced_memory()[1] < 24 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+# --- values that TensorFlow reads elsewhere ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{"int64_val": [1, 2]}, {"tensor_content": bytes(8)}, {"int64_val": []}])
+def test_elements_that_tensorflow_does_not_read(fields: dict[str, object], tmp_path: Path) -> None:
+    with refused("a slice has"):
+        ckptconv.open(v1(**fields)(tmp_path))["t"].numpy()
+
+
+def test_a_whole_slice_is_read_where_tensorflow_reads_it(tmp_path: Path) -> None:
+    """From the tensor's own entry, whatever is stored under the slice's key."""
+    data, shape = np.array([1, 2], "<f4").tobytes(), {"dim": [{"size": 1}]}
+    own = entry(data[:4], dtype=1, shape=shape, slices=[WHOLE])
+    other = entry(data[4:], dtype=1, shape=shape, offset=4)
+    bundle(tmp_path / "m", {b"w": own, slices.key(b"w", WHOLE): other}, data)
+    assert ckptconv.open(tmp_path / "m")["w"].numpy().tolist() == [1]
+    absent = pb.BundleEntryProto(dtype=1, shape=shape, slices=[WHOLE]).SerializeToString()
+    bundle(tmp_path / "m", {b"w": absent, slices.key(b"w", WHOLE): other}, data)
+    with refused("the entry has 0 bytes"):
+        ckptconv.open(tmp_path / "m")
