@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "CKPTCONV_REDIRECTS": "Hosts and .domains, separated by commas, to which a web server may redirect.",
     "CKPTCONV_SCHEMES": "More kinds of URLs, separated by commas, that fsspec may open: abfs,sftp.",
     "CKPTCONV_TIMEOUT": "Seconds after which a request to a server ends (60).",
+    "CKPTCONV_UNJAILED": "1: HDF5 files are also read where the library cannot be confined, as in some emulators.",
     "NO_COLOR": "If it is set, output has no colours.",
     "TMPDIR": "Where temporary files go.",
 }

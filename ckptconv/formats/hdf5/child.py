@@ -16,7 +16,7 @@ rights of the parent. The server of multiprocessing exists once per process, is 
 its own pipes, the parent's main module and its environment. The process that protects the user from a hostile file must
 have two pipes and nothing else, in an isolated interpreter (-I) that has imported only h5py.
 
-    parent -> child     JSON lines: {"size": N, "packed": N} first, then {"do": "scan"} or {"do": "read", "path": P}
+    parent -> child     JSON lines: {"size", "packed", "open"} first, then {"do": "scan"} or {"do": "read", "path": P}
     child  -> parent    frames: kind u8, length u64le, body
                         G  start, size as u64le: requests these bytes, which follow raw    R  a record, JSON
                         D  bytes of the dataset   S  strings, each u32le length + bytes    E  [kind, message], JSON
@@ -61,6 +61,7 @@ PIECE = 1 << 20  # bytes read or sent at once
 PIPE = 1 << 16  # bytes that a pipe holds
 MEMORY = 4 << 30
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
+UNJAILED = "CKPTCONV_UNJAILED"  # set to 1 by who trusts the files, on a system that does not let its jail be entered
 MAX_IDLE = 2  # children kept for the next request
 
 
@@ -183,7 +184,8 @@ class Child:
         if os.name != "nt" and self._process.stdin:
             os.set_blocking(self._process.stdin.fileno(), False)  # it may not read what it asked for
         self._received = bytearray()  # of frames to come: records are many and small
-        self._send(json.dumps({"size": image.size, "packed": image.packed}).encode() + b"\n")
+        first = {"size": image.size, "packed": image.packed, "open": os.environ.get(UNJAILED) == "1"}
+        self._send(json.dumps(first).encode() + b"\n")
 
     def ask(self, **request: str) -> Iterator[tuple[bytes, bytes]]:
         """Send a request and yield the frames of the answer. All time counts but that of the caller, between frames."""
