@@ -150,10 +150,10 @@ def test_limits(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (b"\x94", 90_000, None, "memorises more than 88"),
         (b"\x94", 80_000, 1000, "memorises more than 65786 values"),
         (b"]", 70_000, None, ""),
-        (b"]", 80_000, None, "makes containers without end"),
-        (b"}", 70_000, 1000, "makes containers without end"),
-        (b"\x8f", 70_000, 1000, "makes containers without end"),
-        (b"(", 100_000, None, "makes containers without end"),
+        (b"]", 80_000, None, "makes containers and objects without end"),
+        (b"}", 70_000, 1000, "makes containers and objects without end"),
+        (b"\x8f", 70_000, 1000, "makes containers and objects without end"),
+        (b"(", 100_000, None, "makes containers and objects without end"),
     ],
 )
 def test_what_a_pickle_makes_is_bounded_by_its_packed_size(
