@@ -85,20 +85,34 @@ def _found(
     sources: Sequence[str], folder: str, settings: Settings, pattern: str, follow: bool
 ) -> Iterator[tuple[Packed, Way]]:
     """The checkpoints of all sources, those of manifests last."""
-    way = cache(lambda number: Way(places.ending(used[number]), used[number], options=options(used[number])))
-    used = {id(settings): settings}
+
+    @cache
+    def way(number: int) -> Way | CkptError:
+        try:
+            return _way(used[number])
+        except CkptError as e:
+            return e
+
+    used, usual = {id(settings): settings}, _way(settings)
     plain = [s for s in sources if not is_manifest(s)]
     for row in packed(plain, pattern, skip=folder, follow=follow) if plain else ():
-        yield row, way(id(settings))
+        yield row, usual
     lines = chain.from_iterable(read_manifest(s, settings) for s in sources if is_manifest(s))
     count, none = 0, bool(pattern) and not plain
     for line, found in _looked_up(lines):
         count += 1
         if not pattern or fits(pack(found), pattern):
             used[id(line.settings)], none = line.settings, False
-            yield pack(found, line.destination), way(id(line.settings))
+            how = way(id(line.settings))
+            if isinstance(how, CkptError):  # a format or a converter that cannot be: of this row alone
+                found, how = found._replace(problem=found.problem or how), usual
+            yield pack(found, line.destination), how
     if count and none:
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
+
+
+def _way(settings: Settings) -> Way:
+    return Way(places.ending(settings), settings, options=options(settings))
 
 
 def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:

@@ -299,6 +299,35 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
     assert set(run.read_ledger(str(tmp_path / "out"))) >= {"sound.safetensors"}
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"to": "nosuch"}, "unknown format 'nosuch'"), ({"to": "dcp"}, "can be read but not written"),
+        ({"converter": "large.toml"}, "is larger than"), ({"converter": "text.toml"}, "not UTF-8 text"),
+        ({"converter": "up.toml"}, "must be the bare name"), ({"converter": "pipe.toml"}, "is not a regular file"),
+        ({"converter": "x" * 5000}, "no converter is called"), ({"converter": "x" * 5000 + ".toml"}, "name too long"),
+        ({"converter": "\0.toml"}, "no file has such a name"), ({"converter": "\ud800.toml"}, "no file has such a name"),
+        ({"converter": "text"}, "no converter is called"),
+    ],
+)  # fmt: skip
+def test_the_options_of_a_row_are_its_own_failure(
+    row: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they name is first looked at when all are planned; what is not a rule file is not read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large.toml").write_bytes(bytes(2**21))
+    (tmp_path / "up.toml").write_text('include = ["../x"]')
+    for name in ("text.toml", "text"):
+        (tmp_path / name).write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe.toml")
+    lines = [{"source": save(tmp_path / "a.npz").name, **row}, {"source": save(tmp_path / "b.npz").name}]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = run.convert(["m.jsonl"], "out")
+    assert (done.done, len(done.failed)) == (1, 1)
+    assert says in str(done)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "meets"),
     [
