@@ -22,8 +22,11 @@ from ckptconv.bulk.discover import discover
 from ckptconv.bulk.work import WorkerConfig, work
 from ckptconv.engine.journal import MAX_HEAD
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
+from ckptconv.output import upload
 from ckptconv.output.append_log import LONGEST
 from ckptconv.output.staging import Output
+from ckptconv.storage import lookups
+from ckptconv.storage.files import read_all
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 
@@ -193,6 +196,30 @@ def test_what_comes_between_plan_and_publication_stays(tmp_path: Path, monkeypat
             with pytest.raises(StorageError, match=says):
                 work(WorkerConfig(str(tmp_path / "out"), 2**25, 1, False, True), item)
         assert folder_of(tmp_path / "out") == {"m.safetensors": b"mine"}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("late", ["m.safetensors", "m-00001-of-00009.safetensors"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_comes_to_a_store_before_it_is_sent_stays(
+    late: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there at the start, or what an earlier run wrote."""
+    out, ledger, real = f"memory://late/{late}/{again}", str(tmp_path / "l.jsonl"), Output.publish
+    save(tmp_path / "in" / "m.npz")
+    if again:
+        assert run.convert([str(tmp_path / "in")], out, ledger=ledger).done == 1
+        save(tmp_path / "in" / "m.npz", 2.0)
+
+    def published(made: Output, **how: bool) -> None:
+        real(made, **how)
+        lookups.filesystem(out)[0].pipe_file(f"{out}/{late}", b"mine")
+
+    monkeypatch.setattr(upload, "RECENT", -1.0)
+    monkeypatch.setattr(Output, "publish", published)
+    done = run.convert([str(tmp_path / "in")], out, ledger=ledger, resume=again)
+    assert [e.error for e in done.failed] == ["StorageError"]
+    assert read_all(f"{out}/{late}", 9) == b"mine"
 
 
 @pytest.mark.usefixtures("at_once")
