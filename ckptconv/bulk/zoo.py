@@ -87,7 +87,7 @@ def zoo_plan(
     """
     refuse_remote(ledger := os.fspath(ledger), "a ledger")
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
-    known = read_ledger(ledger or os.fspath(output), shard) if resume else {}
+    known = read_ledger(ledger or os.fspath(output), shard) if resume else None
     many = [os.fspath(s) for s in list_of(sources)]
     return plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,

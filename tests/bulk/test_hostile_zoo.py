@@ -282,6 +282,83 @@ def test_an_output_folder_in_the_tree_holds_no_sources(
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("to", ["safetensors", "npy", "tf", "hf"])
+@pytest.mark.parametrize(
+    ("sources", "out"),
+    [(["."], "."), (["in"], "in"), (["in"], "link"), (["**/*"], "out"), (["*"], "."), (["in", "out"], "out"),
+     (["link/*"], "in"), (["in/*.*", "in/sub"], "in")],
+)  # fmt: skip
+def test_no_zoo_converts_its_own_outputs(
+    to: str, sources: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.npz", "in/n.npz", "in/sub/o.npz"):
+        save(tmp_path / name)
+    (tmp_path / "link").symlink_to("in")
+    settings = run.Settings(target=api.Target(format=to))
+
+    def converted(**how: bool) -> tuple[int, int, int]:
+        done = run.convert(sources, out, settings, **how)
+        return done.done, done.skipped, len(list(tmp_path.rglob("*")))
+
+    first = converted()
+    assert first[0] > 0
+    for _ in range(2):
+        assert converted(resume=True) == (0, *first[::2])
+    assert [i.state for i in zoos.zoo_plan(sources, out, to=to) if i.state != "problem"] == ["convert"] * first[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
+    save(tmp_path / "m.npz")
+    (tmp_path / "a.jsonl").write_text(
+        '{"source": "m.npz"}\n{"source": "m.safetensors", "to": "npz", "destination": "x"}'
+    )
+    for resume in (False, True):
+        done = run.convert([str(tmp_path / "a.jsonl")], str(tmp_path), resume=resume)
+        assert len(done.failed) == 1
+    assert "is an output of this zoo" in str(done)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_share_converts_the_outputs_of_another(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        save(tmp_path / f"{name}.npz")
+    for _ in range(2):
+        for shard in ("1/2", "2/2"):
+            run.convert([str(tmp_path)], str(tmp_path), shard=shard, resume=True)
+        assert len(list(tmp_path.glob("*.*"))) == 16 + 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_file_that_was_never_written_is_a_source(tmp_path: Path) -> None:
+    """Its own destination, where the ledger lists that it failed."""
+    save(tmp_path / "m.safetensors")
+    for resume in (False, True):
+        done = run.convert([str(tmp_path)], str(tmp_path), resume=resume)
+        assert [e.at for e in done.failed] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at"),
+    [("*", "in/sub/m.npz"), ("in//*", "sub/m.npz"), ("*.npz", "n.npz"), (".//in//**/*.npz", "sub/m.npz")],
+)
+def test_outputs_of_a_glob_begin_at_its_first_wildcard(
+    pattern: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in" / "sub" / "m.npz")
+    save(tmp_path / "n.npz")
+    for absolute in ("", f"{tmp_path}/", f"{tmp_path}//"):
+        found = run.plan(
+            [absolute + pattern.removeprefix("." * bool(absolute))],
+            "out",
+            run.Settings(target=api.Target(format="npz")),
+        )
+        assert at in [i.at for i in found]
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
     save(tmp_path / "in" / "m.npz")
     again(tmp_path)
@@ -334,8 +411,8 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
         ({"converter": "large.toml"}, "is larger than"), ({"converter": "text.toml"}, "not UTF-8 text"),
         ({"converter": "up.toml"}, "must be the bare name"), ({"converter": "pipe.toml"}, "is not a regular file"),
         ({"converter": "x" * 5000}, "no converter is called"), ({"converter": "x" * 5000 + ".toml"}, "name too long"),
-        ({"converter": "\0.toml"}, "no file has such a name"), ({"converter": "\ud800.toml"}, "no file has such a name"),
-        ({"converter": "text"}, "no converter is called"),
+        ({"converter": "\0.toml"}, "no file has such a name"), ({"converter": "text"}, "no converter is called"),
+        ({"converter": "\ud800.toml"}, "no file has such a name"),
     ],
 )  # fmt: skip
 def test_the_options_of_a_row_are_its_own_failure(
