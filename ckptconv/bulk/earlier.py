@@ -6,11 +6,14 @@ They are found where the output folder is itself searched, or by a glob or a row
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 
+import numpy as np
+
 from ..storage import files
+from .footprints import STATE
 from .ledger import LEDGERS, Ledger, LedgerEntry
 
 INDEX = ".index.json"
@@ -44,6 +47,19 @@ def is_output(folder: str, known: Mapping[str, LedgerEntry] | None, ledger: str)
     return fits
 
 
+def left(planned: Iterable[str], folder: str, known: Mapping[str, LedgerEntry]) -> Iterator[str]:
+    """The files that are there of outputs of earlier runs that are not planned now: force=True is not about these.
+
+    TensorFlow's state file is not one of them: the checkpoints of a folder share it.
+    """
+    now = np.sort(np.fromiter(map(hash, planned), np.int64))
+    for at in known:
+        k = np.searchsorted(now, hash(at))
+        if k == len(now) or now[k] != hash(at):
+            names = (name for name, _, _ in known[at].written if files.split(name)[1] != STATE)
+            yield from (name for name in names if files.stat(files.join(folder, name)))
+
+
 def _names(at: str) -> Iterable[str]:
     """The outputs that a file or folder may belong to: itself, its index, or a folder above it."""
     yield at
@@ -53,4 +69,4 @@ def _names(at: str) -> Iterable[str]:
         yield at
 
 
-__all__ = ["is_output"]
+__all__ = ["is_output", "left"]

@@ -67,9 +67,10 @@ def plan(
     items = items.distinct() if any(map(is_manifest, sources)) else items
     items = items.newest() if latest else items
     places.tell_apart(items)
-    linked = list(places.check(items, folder, ledger))
-    items = _share(items, *share_of(shard)) if shard else items
     known = known or {}
+    kept = list(earlier.left(items.paths(), folder, known)) if settings.target.force else []
+    linked = list(places.check(items, folder, ledger, kept))
+    items = _share(items, *share_of(shard)) if shard else items
     there = cache(lambda: sorted([*_occupied(folder), *linked]))
     if files.is_remote(folder):  # a store says of all at once what would be asked of each
         there()

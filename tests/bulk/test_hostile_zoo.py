@@ -438,6 +438,16 @@ def test_the_options_of_a_row_are_its_own_failure(
         (("m.safetensors", "safetensors"), ("m-00001-of-00002.safetensors", "safetensors"), True),
         (("m.safetensors", "safetensors"), ("m.safetensors.index.json", "npz"), True),
         (("m.safetensors", "safetensors"), ("m-00001-of-00002.npz", "npz"), False),
+        (("m-00001-of-00002.safetensors", "safetensors"), ("m-00002-of-00002.safetensors", "safetensors"), False),
+        (("m-00001-of-00002.safetensors", "safetensors"), ("m-00001-of-00002-00001-of-00009.safetensors", "npz"), True),
+        (("m", "safetensors"), ("m-00001-of-00002.safetensors", "npz"), True),
+        (("m.bin", "safetensors"), ("m.bin-00001-of-00002.safetensors", "npz"), True),
+        (("m.pt", "torch, in shards"), ("M-00001-of-00002.pt", "npz"), True),
+        (("m.pt", "torch, in shards"), ("m.pt.index.json", "npz"), True),
+        (("m.pt", "torch"), ("m-00001-of-00002.pt", "torch"), False),
+        (("x/m.ckpt", "tf"), ("x/m.ckpt.index", "tf"), True), (("x/m.ckpt.meta", "tf"), ("x/m.ckpt", "tf"), True),
+        (("m", "hf"), ("m/config.json", "npz"), True), (("x/m", "hf"), ("x", "hf"), True),
+        (("m", "hf"), ("m-00001-of-00002.safetensors", "safetensors"), False), (("m", "hf"), ("n", "hf"), False),
         (("m.weights.json", "keras3"), ("m_00003.weights.h5", "keras3"), True),
         (("x/m.ckpt", "tf"), ("x/checkpoint", "npz"), True), (("x/m.ckpt", "tf"), ("x/checkpoint/a.npz", "npz"), True),
         (("x/m.ckpt", "tf"), ("x/n.ckpt", "tf"), False), (("m.ckpt", "tf"), ("m.ckpt.index", "npz"), True),
@@ -451,11 +461,33 @@ def test_the_options_of_a_row_are_its_own_failure(
 def test_outputs_that_would_meet_are_failures(
     one: tuple[str, str], other: tuple[str, str], meets: bool, tmp_path: Path
 ) -> None:
-    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to}
+    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to.partition(",")[0],
+             **({"max_shard_size": 9} if "," in to else {})}
             for n, (at, to) in enumerate((one, other, ("sound.npz", "npz")))]  # fmt: skip
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     items = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
     assert [i.state == "problem" for i in items] == [meets, meets, False]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("listed", [True, False])
+def test_force_removes_no_shard_that_another_row_wrote(listed: bool, tmp_path: Path) -> None:
+    """Not now, but in an earlier run: one that the ledger does not list is replaced, as force=True says."""
+    save(tmp_path / "one" / "m-00001-of-00002.npz")
+    save(tmp_path / "two" / "m.npz")
+    out, force = tmp_path / "out", run.Settings(target=api.Target(force=True))
+    assert run.convert([str(tmp_path / "one")], str(out)).done == 1
+    if not listed:
+        (out / ledgers.NAME).unlink()
+    planned = zoos.zoo_plan(str(tmp_path / "two"), str(out), force=True)
+    done = run.convert([str(tmp_path / "two")], str(out), force)
+    assert (done.done, len(done.failed)) == ((0, 1) if listed else (1, 0))
+    assert [i.state for i in planned] == ["problem" if listed else "convert"]
+    assert (out / "m-00001-of-00002.safetensors").exists() is listed
+    assert not listed or "m-00001-of-00002.safetensors of an earlier run" in str(done)
+    assert run.convert([str(tmp_path / "one")], str(out), force).done == 1  # its own
+    (out / "m-00001-of-00002.safetensors").unlink()
+    assert run.convert([str(tmp_path / "two")], str(out), force).done == 1
 
 
 @pytest.mark.parametrize(
