@@ -17,6 +17,7 @@ import ckptconv
 from ckptconv import api
 from ckptconv.bulk import ledger as ledgers
 from ckptconv.bulk import planning, progress, room, run, status
+from ckptconv.bulk import work as works
 from ckptconv.bulk import zoo as zoos
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.work import WorkerConfig, work
@@ -246,19 +247,27 @@ def test_what_a_killed_run_did_not_record_is_known_by_its_bytes(
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("swap", ["other", "gone", "later"])
+@pytest.mark.parametrize("swap", ["other", "gone", "later", "twin", "twin elsewhere", "rewritten"])
 def test_a_source_that_is_not_the_planned_one_is_a_failure(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, real = save(tmp_path / "in" / "m.npz"), run.room.check
+    """A twin has the same size and time."""
+    source, twin, real = save(tmp_path / "in" / "m.npz"), save(tmp_path / "twin.npz", 2.0), run.room.check
+    os.utime(twin, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))
 
     def swapped(*given: Any) -> None:
+        was = source.stat()
         if swap == "later":
             os.utime(source, ns=(0, 0))
-        else:
+        elif swap != "rewritten":
             source.unlink()
         if swap == "other":
             ckptconv.save({"x": np.zeros(99)}, source)
+        elif swap == "twin elsewhere":
+            source.symlink_to(twin)
+        elif swap in ("twin", "rewritten"):
+            source.write_bytes(twin.read_bytes())
+            os.utime(source, ns=(was.st_atime_ns, was.st_mtime_ns))
         real(*given)
 
     monkeypatch.setattr(run.room, "check", swapped)
@@ -266,7 +275,26 @@ def test_a_source_that_is_not_the_planned_one_is_a_failure(
     assert "is not the file that was planned" in str(done)
     assert folder_of(tmp_path / "out") == {}
     monkeypatch.setattr(run.room, "check", real)
-    assert again(tmp_path).done == (swap != "gone")
+    assert again(tmp_path).done == (swap not in ("gone", "twin elsewhere"))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content is hashed later than it is converted."""
+    source, real = save(tmp_path / "in" / "m.npz"), works.content
+
+    def changed(found: Any) -> str:
+        save(source, 2.0)
+        return real(found)
+
+    monkeypatch.setattr(works, "content", changed)
+    for made in (1, 1, 0):
+        done = run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, hashed=True)
+        assert done.done == made
+        monkeypatch.setattr(works, "content", real)
+    assert float(ckptconv.open(tmp_path / "out" / "m.safetensors")["w"].numpy()[0]) == 2
 
 
 @pytest.mark.parametrize("root", [".", "in", "./in", "link"])
