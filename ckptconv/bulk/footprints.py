@@ -61,7 +61,7 @@ def reserved(at: str) -> bool:
 def meeting(outputs: Outputs) -> list[list[int]]:
     """Groups of outputs, by number, of which one may write or remove what another writes, or something below it.
 
-    outputs: gives their paths and formats, twice: torch if it has shards, '' for a file. A path takes 8 bytes here.
+    outputs: gives their paths and formats, twice: torch if it has shards, '' for a file. A name takes 8 bytes here.
     """
     often = _often(outputs)
     groups: dict[int, set[int]] = {}

@@ -684,6 +684,12 @@ def test_a_journal_of_a_terabyte_is_not_read(name: str, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size == 2**40
 
 
+def test_what_is_planned_was_found(tmp_path: Path) -> None:
+    for state, warns in (("planned", False), ("", True)):
+        (tmp_path / run.NAME).write_text((json.dumps({**ENTRY, "state": state}) + "\n") * bool(state))
+        assert ("no checkpoint was found" in str(status.zoo_status(str(tmp_path)))) is warns
+
+
 # --- room -------------------------------------------------------------------------------------------------------------
 
 
