@@ -90,8 +90,12 @@ class Conversions(Sequence[Conversion]):
             yield at or name + self._all[number].ending
 
     def outputs(self) -> Iterator[tuple[str, str]]:
-        """The paths of all outputs, and their formats."""
-        formats = [table.get(way.settings.target.format or "safetensors").name for way in self._all]
+        """The paths of all outputs, and their formats; '' for torch if it has no shards."""
+        targets = [way.settings.target for way in self._all]
+        formats = [table.get(t.format or "safetensors").name for t in targets]
+        formats = [
+            "" if f == "torch" and t.max_shard_size is None else f for f, t in zip(formats, targets, strict=True)
+        ]
         yield from zip(self.paths(), (formats[number] for number in self._ways), strict=True)
 
     def lengthen(self, k: int) -> None:
@@ -102,6 +106,11 @@ class Conversions(Sequence[Conversion]):
     def mark(self, k: int, state: State, ours: bool) -> None:
         way = self._all[self._ways[k]]
         self._ways[k] = self._number(Way(way.ending, way.settings, state, ours, way.options))
+
+    def do_again(self) -> None:
+        """Convert what is done as well."""
+        for k, i in enumerate(self):
+            self.mark(k, "problem" if i.found.problem else "convert", i.ours)
 
     def fail(self, k: int, problem: CkptError) -> None:
         """Note why one cannot be converted, unless that is known."""

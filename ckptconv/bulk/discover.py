@@ -84,7 +84,7 @@ def _all(
     roots = {s for s in sources if not is_glob(s) and is_dir(s)}
     for source in sources:
         if is_glob(source):
-            yield from _globbed(source, follow)
+            yield from _globbed(source, skip, follow)
         elif source in roots:
             base = split(source.rstrip("/"))[1]
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
@@ -122,7 +122,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
 
 
-def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
+def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
     refuse_unlisted(pattern)
@@ -131,7 +131,8 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
         scheme = pattern.split("://")[0] + "://"
         matches = [scheme + str(p).lstrip("/") for p in fs.glob(path)]
     else:
-        matches = globs.matches(local(pattern), follow)
+        pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
+        matches = globs.matches(pattern, follow)
     if not matches:
         raise UsageError(f"nothing matches {pattern}")
     fixed = re.split(r"[*?\[]", pattern)[0]
@@ -143,12 +144,12 @@ def _globbed(pattern: str, follow: bool) -> Iterator[FoundCheckpoint]:
         if not (remote or follow or inside(path if whole else folder, root or ".")):
             yield _problem(path, path[len(root) :], UnsafeCheckpoint(links.TEXT, url=path))
         elif whole:
-            yield from _below(path, path[len(root) :].strip("/") + "/", "", follow)
+            yield from _below(path, path[len(root) :].strip("/") + "/", skip, follow)
         else:
             folders.setdefault(folder, set()).add(base)
     for folder, chosen in folders.items():
         files = next(f for _, _, f in walk(folder))
-        under = (folder + "/")[len(root) :].strip("/")
+        under = "" if folder == "." else (folder + "/")[len(root) :].strip("/")
         for name, e in {} if remote else links.bad(folder, root or ".", follow).items():
             files.pop(name, None)
             if name in chosen:

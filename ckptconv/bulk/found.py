@@ -58,7 +58,7 @@ def unpack(row: Packed) -> tuple[FoundCheckpoint, str]:
     source, named, suffix, files, at = marshal.loads(row)
     name = named if isinstance(named, str) else source[named : len(source) - len(suffix)]
     members = [
-        (source[: files[k]] + files[k + 1], Stat(*files[k + 2 : k + 5])) for k in range(0, len(files), 5)
+        (source[: files[k]] + files[k + 1], Stat(*files[k + 2 : k + 6])) for k in range(0, len(files), 6)
     ]  # fmt: skip
     return FoundCheckpoint(source, name, suffix, tuple(members)), at
 

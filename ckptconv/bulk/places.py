@@ -18,7 +18,7 @@ from .found import repeated
 from .manifest import Settings
 
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
-BARE = {"npy": "", "tf": "/model.ckpt", "hf": "/model.safetensors"}
+BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
 LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
 
 
@@ -36,10 +36,11 @@ def tell_apart(items: Conversions) -> None:
                 items.lengthen(k)
 
 
-def check(items: Conversions, folder: str, ledger: str) -> Iterator[str]:
+def check(items: Conversions, folder: str, ledger: str, kept: Sequence[str] = ()) -> Iterator[str]:
     """Note the problems of where outputs go: two at one place, or one outside; gives what folders behind links hold.
 
-    A stranger may have laid links in the output folder, if it came with the checkpoints.
+    A stranger may have laid links in the output folder, if it came with the checkpoints. kept: files below the output
+    folder that no output may replace.
     """
     moved = dict[str, str]()  # folders behind links: where they are, as seen from the output folder
     ours: list[tuple[str, str, str]] = []
@@ -68,19 +69,22 @@ def check(items: Conversions, folder: str, ledger: str) -> Iterator[str]:
             items.fail(k, meeting[to.casefold()])
         elif to.startswith("../") and not inside(files.join(folder, os.path.dirname(at)), folder):
             items.fail(k, UnsafeCheckpoint(LEAVES, url=files.join(folder, at)))
-    _tell_footprints(items, place)
+    _tell_footprints(items, place, kept)
 
 
-def _tell_footprints(items: Conversions, place: Callable[[str], str]) -> None:
+def _tell_footprints(items: Conversions, place: Callable[[str], str], kept: Sequence[str]) -> None:
     """Note outputs that would write, replace or remove files of one another, and those with names of our own files."""
     for k, at in enumerate(items.paths()):
         if footprints.reserved(at):
             items.fail(k, UsageError(f"{at} is a name of temporary files or ledgers of ckptconv; choose another"))
-    for group in footprints.meeting(lambda: ((place(at), format) for at, format in items.outputs())):
-        some = [items[k] for k in group[:2]]
-        pair = " and ".join(f"{redacted(i.found.source)} to {i.at}" for i in some)
+    files = [(name, "") for name in kept]
+    for group in footprints.meeting(lambda: chain(((place(at), f) for at, f in items.outputs()), files)):
+        new = [k for k in group if k < len(items)]
+        some = [f"{redacted(i.found.source)} to {i.at}" for i in (items[k] for k in new[:2])]
+        some += [f"{files[k - len(items)][0]} of an earlier run" for k in group[len(new) :][:1]]
+        pair = " and ".join(some[:1] + some[-1:])
         why = UsageError(f"the outputs would meet, one replacing files of another: {pair}; give other destinations")
-        for k in group:
+        for k in new:
             items.fail(k, why)
 
 

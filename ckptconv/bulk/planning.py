@@ -20,11 +20,11 @@ from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name
-from . import places
+from . import earlier, places
 from .breaker import Breaker
 from .conversions import Conversion, Conversions, State, Way
 from .discover import discover, fits, packed
-from .found import FoundCheckpoint, Packed, pack
+from .found import FoundCheckpoint, Packed, pack, parts
 from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Row, Settings, is_manifest
 from .manifest import read as read_manifest
@@ -33,6 +33,7 @@ DEFAULT = Settings()
 ASKING = 16  # threads that look for remote rows of a manifest
 BATCH = 1000  # sources that are waited for together
 FOLDERS = 100  # whose names are kept for the next rows of a manifest
+OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"
 HASHING = 4  # threads that hash files when sources are compared by content
 
 
@@ -60,14 +61,16 @@ def plan(
     if not sources:
         raise UsageError("no source was given")
     items = Conversions()
-    for row, way in _found(sources, folder, settings, pattern, follow):
+    ours = earlier.is_output(folder, known, ledger or files.join(folder, ledger_name(shard)))
+    for row, way in _found(sources, folder, settings, pattern, follow, ours):
         items.append(row, way)
     items = items.distinct() if any(map(is_manifest, sources)) else items
     items = items.newest() if latest else items
     places.tell_apart(items)
-    linked = list(places.check(items, folder, ledger))
-    items = _share(items, *parts(shard)) if shard else items
     known = known or {}
+    kept = list(earlier.left(items.paths(), folder, known)) if settings.target.force else []
+    linked = list(places.check(items, folder, ledger, kept))
+    items = _share(items, *share_of(shard)) if shard else items
     there = cache(lambda: sorted([*_occupied(folder), *linked]))
     if files.is_remote(folder):  # a store says of all at once what would be asked of each
         there()
@@ -82,23 +85,40 @@ def plan(
 
 
 def _found(
-    sources: Sequence[str], folder: str, settings: Settings, pattern: str, follow: bool
+    sources: Sequence[str], folder: str, settings: Settings, pattern: str, follow: bool, ours: Callable[[str], bool]
 ) -> Iterator[tuple[Packed, Way]]:
-    """The checkpoints of all sources, those of manifests last."""
-    way = cache(lambda number: Way(places.ending(used[number]), used[number], options=options(used[number])))
-    used = {id(settings): settings}
+    """The checkpoints of all sources, those of manifests last; `ours`: whether one is an output of a zoo."""
+
+    @cache
+    def way(number: int) -> Way | CkptError:
+        try:
+            return _way(used[number])
+        except CkptError as e:
+            return e
+
+    used, usual = {id(settings): settings}, _way(settings)
     plain = [s for s in sources if not is_manifest(s)]
     for row in packed(plain, pattern, skip=folder, follow=follow) if plain else ():
-        yield row, way(id(settings))
+        if not ours(parts(row)[0]):
+            yield row, usual
     lines = chain.from_iterable(read_manifest(s, settings) for s in sources if is_manifest(s))
     count, none = 0, bool(pattern) and not plain
     for line, found in _looked_up(lines):
         count += 1
         if not pattern or fits(pack(found), pattern):
             used[id(line.settings)], none = line.settings, False
-            yield pack(found, line.destination), way(id(line.settings))
+            how = way(id(line.settings))
+            if isinstance(how, CkptError):  # a format or a converter that cannot be: of this row alone
+                found, how = found._replace(problem=found.problem or how), usual
+            if not found.problem and ours(found.source):
+                found = found._replace(problem=UsageError(OURS, url=found.source))
+            yield pack(found, line.destination), how
     if count and none:
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
+
+
+def _way(settings: Settings) -> Way:
+    return Way(places.ending(settings), settings, options=options(settings))
 
 
 def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
@@ -119,7 +139,7 @@ def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
             yield from zip(some, pool.map(look, some) if far else map(look, some), strict=True)
 
 
-def parts(shard: str) -> tuple[int, int]:
+def share_of(shard: str) -> tuple[int, int]:
     """The number of a share, from 1, and of all shares, of "2/8"."""
     number, slash, count = shard.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and shard.isascii()):
@@ -150,7 +170,7 @@ def _of_row(row: Row, listed: Callable[[str], Sequence[str]], problem: CkptError
 
 def ledger_name(shard: str) -> str:
     """The name of the ledger in an output folder; each share has one of its own."""
-    return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*parts(shard))) if shard else NAME
+    return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*share_of(shard))) if shard else NAME
 
 
 def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:

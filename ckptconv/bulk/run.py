@@ -69,10 +69,9 @@ def convert(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
             ledger=book.path, shard=shard,
         )  # fmt: skip
-        bad = items.in_state("problem")
         if settings.target.force and not resume:
-            for k, i in enumerate(items):
-                items.mark(k, "problem" if i.found.problem else "convert", i.ours)
+            items.do_again()
+        bad = items.in_state("problem")
         todo = items.in_state("convert", "retry", "changed").largest_first()
         _sweep(folder, (book.entries[i.at] for i in todo if i.at in book.entries))
         if resources.engine == "local":

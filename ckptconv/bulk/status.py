@@ -51,7 +51,7 @@ class Status:
 
     @property
     def _summary(self) -> Summary:
-        return Summary(self.done, 0, self.failed, self.bytes, 1.0)
+        return Summary(self.done, self.planned, self.failed, self.bytes, 1.0)  # planned ones were found, too
 
     def to_json(self) -> dict[str, Any]:
         """The status as JSON values."""

@@ -87,12 +87,15 @@ def zoo_plan(
     """
     refuse_remote(ledger := os.fspath(ledger), "a ledger")
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
-    known = read_ledger(ledger or os.fspath(output), shard) if resume else {}
+    known = read_ledger(ledger or os.fspath(output), shard) if resume or settings.target.force else None
     many = [os.fspath(s) for s in list_of(sources)]
-    return plan(
+    items = plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,
         follow=follow_links, ledger=ledger, shard=shard,
     )  # fmt: skip
+    if settings.target.force and not resume:
+        items.do_again()
+    return items
 
 
 __all__ = ["zoo", "zoo_plan"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from .staging import Output
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
+
+RECENT = 1.0  # seconds for which what a listing said of the destination is believed: another is a request
 
 
 def upload(path: str, url: str) -> None:
@@ -56,20 +59,10 @@ class Upload:
         tensors: Mapping[str, Sequence[Range]] | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.force = folder, force
+        self._files, self._stale, self._unit = files, stale, unit
         self._names = [f.name for f in files]
-        self._there = _present(folder, self._names, unit)
-        taken = [url for url in (join(folder, f.name) for f in files if not f.shared) if url in self._there]
-        if is_http(folder):
-            raise StorageError("nothing can be written to a web server", url=folder)
-        self._kept = {f.name for f in files if f.shared and join(folder, f.name) in self._there}
-        if taken and not force:
-            raise replaceable.taken("already exists; force=True replaces it", taken[0])
-        self._older = [url for url in sorted(self._there) if stale and self._stale(url, stale)]
-        if self._older and unit:
-            raise foreign([redacted(url) for url in self._older], folder)
-        if self._older and not force:
-            raise replaceable.taken("belongs to a checkpoint of the same name; force=True replaces it", self._older[0])
-        replaceable.check([*taken, *self._older])
+        self._kept = set[str]()
+        self._look()
         begun = {f.name: multipart.begin(join(folder, f.name), f.size, (tensors or {}).get(f.name, ())) for f in files}
         self._parts = {name: parts for name, parts in begun.items() if parts and name not in self._kept}
         import tempfile
@@ -81,6 +74,23 @@ class Upload:
         except BaseException:  # an interrupt, too, leaves no stage behind
             self.discard()
             raise
+
+    def _look(self) -> None:
+        """Note what is there now, and refuse to replace or remove what may not be."""
+        folder, self._looked = self.folder, time.monotonic()
+        self._there = _present(folder, self._names, self._unit)
+        taken = [url for url in (join(folder, f.name) for f in self._files if not f.shared) if url in self._there]
+        if is_http(folder):
+            raise StorageError("nothing can be written to a web server", url=folder)
+        self._kept |= {f.name for f in self._files if f.shared and join(folder, f.name) in self._there}
+        if taken and not self.force:
+            raise replaceable.taken("already exists; force=True replaces it", taken[0])
+        self._older = [url for url in sorted(self._there) if self._is_older(url)]
+        if self._older and self._unit:
+            raise foreign([redacted(url) for url in self._older], folder)
+        if self._older and not self.force:
+            raise replaceable.taken("belongs to a checkpoint of the same name; force=True replaces it", self._older[0])
+        replaceable.check([*taken, *self._older])
 
     def write(self, name: str, start: int, data: Buffer) -> None:
         if name not in self._parts:
@@ -117,6 +127,9 @@ class Upload:
     def publish(self, *, sync: bool = True) -> None:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""
         self._out.publish(sync=False)
+        if time.monotonic() - self._looked > RECENT:
+            with lookups.fresh():
+                self._look()
         if hub.takes(self.folder):
             new = {join(self.folder, n): os.path.join(self._stage, n) for n in self._names if n not in self._kept}
             hub.commit(new, self._older)
@@ -139,9 +152,9 @@ class Upload:
         for url in self._older:
             remove(url)
 
-    def _stale(self, url: str, pattern: str) -> bool:
+    def _is_older(self, url: str) -> bool:
         name = url[len(self.folder.rstrip("/")) + 1 :]
-        return name not in self._names and bool(re.fullmatch(pattern, name))
+        return bool(self._stale) and name not in self._names and bool(re.fullmatch(self._stale, name))
 
     def discard(self) -> None:
         shutil.rmtree(self._stage, ignore_errors=True)

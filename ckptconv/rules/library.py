@@ -5,6 +5,7 @@ toml.py parses their files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -60,11 +61,11 @@ def _kept(path: Path) -> Converter:
 
 def texts(name: str) -> tuple[str, ...]:
     """The text of a converter's file and of all files that it includes: everything its rules depend on."""
-    start = Path(name) if name.endswith(".toml") else _installed().get(name, Path(name))
-    found, todo = dict[Path, str](), [start]
+    start = Path(name) if name.endswith(".toml") else _installed().get(name)
+    found, todo = dict[Path, str](), [start] if start else []
     while todo:
         path = todo.pop()
-        if path not in found and path.is_file():
+        if path not in found and os.path.isfile(path):  # also False for an invalid file name
             found[path] = read(path)
             todo += [beside(other, path.parent) for other in included(found[path])]
     return tuple(found.values())

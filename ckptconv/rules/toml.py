@@ -287,3 +287,5 @@ def read(path: Path) -> str:
         raise UsageError(f"converter {printable(str(path))}: {(e.strerror or str(e)).lower()}") from e
     except UnicodeDecodeError as e:
         raise UsageError(f"converter {printable(str(path))}: not UTF-8 text") from e
+    except ValueError as e:  # a NUL or half a surrogate pair in its name
+        raise UsageError(f"converter {printable(str(path))}: no file has such a name") from e

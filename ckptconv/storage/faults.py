@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ WORDS = {
     "broken": "the connection broke",
 }
 UNREACHED = frozenset(WORDS[way] for way in ("host", "refused", "time"))
+LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 BUSY = 429, 503  # where a server may say how long it wants to be left alone
 
 
@@ -147,14 +149,21 @@ def _ours(e: Exception, url: str) -> CkptError:
         return _failed(reason, url)
     if isinstance(e, NotImplementedError):
         return StorageError("this kind of storage cannot do that (read-only?)", url=url)
-    text = scrubbed(str(e).split("\n")[0])[:300]
+    text = scrubbed(_without_login(str(e), url).split("\n")[0])[:300]
     return StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url)
+
+
+def _without_login(text: str, url: str) -> str:
+    """A message that may quote a part of the url, with which a name and password are no longer known as such."""
+    for login in LOGIN.findall(url):
+        text = text.replace(login, "...").replace(login.partition(":")[2] or login, "...")
+    return text
 
 
 def told(e: BaseException, url: str, depth: int = 8) -> BaseException:
     """The same error and its causes without secrets of urls, as built-in kinds: what the traceback of ours shows."""
     kind = next(k for k in type(e).__mro__ if k.__module__ == "builtins")
-    text = scrubbed(str(e).replace(url, redacted(url)))
+    text = scrubbed(_without_login(str(e).replace(url, redacted(url)), url))
     if kind is not type(e):
         text = f"{type(e).__module__}.{type(e).__name__}: {text}"
     try:

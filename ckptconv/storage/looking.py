@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from zlib import crc32
 
 from ..errors import CkptError
 from . import lookups
@@ -59,8 +60,7 @@ def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                 elif _is_file(entry):
-                    status = entry.stat()
-                    files[entry.name] = Stat(status.st_size, status.st_mtime_ns)
+                    files[entry.name] = _of(entry.stat())
     except OSError as e:
         raise refused(e, folder) from e
     return folders, files
@@ -83,7 +83,13 @@ def stat(url: str) -> Stat | None:
         status = os.stat(local(url))
     except OSError:
         return None
-    return Stat(status.st_size, status.st_mtime_ns)
+    return _of(status)
+
+
+def _of(status: os.stat_result) -> Stat:
+    known = os.name != "nt" and status.st_ino
+    mark = crc32(b"%d %d" % (status.st_ino, status.st_ctime_ns)) if known else 0
+    return Stat(status.st_size, status.st_mtime_ns, mark=mark)
 
 
 def names(folder: str, prefix: str = "") -> list[str]:

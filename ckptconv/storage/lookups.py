@@ -37,11 +37,13 @@ class Stat(NamedTuple):
     """The size and time of a file, which show whether it has changed; `mtime` in ns, 0 if it is not known.
 
     etag: what an object store says of its content in listings and answers alike, '' for other files.
+    mark: a checksum of the number and the time of change of a local file, which nobody sets back; 0 if not known.
     """
 
     size: int
     mtime: int
     etag: str = ""
+    mark: int = 0
 
 
 class Lookups:

@@ -17,13 +17,17 @@ import ckptconv
 from ckptconv import api
 from ckptconv.bulk import ledger as ledgers
 from ckptconv.bulk import planning, progress, room, run, status
+from ckptconv.bulk import work as works
 from ckptconv.bulk import zoo as zoos
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.work import WorkerConfig, work
 from ckptconv.engine.journal import MAX_HEAD
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
+from ckptconv.output import upload
 from ckptconv.output.append_log import LONGEST
 from ckptconv.output.staging import Output
+from ckptconv.storage import lookups
+from ckptconv.storage.files import read_all
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 
@@ -196,6 +200,30 @@ def test_what_comes_between_plan_and_publication_stays(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("late", ["m.safetensors", "m-00001-of-00009.safetensors"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_comes_to_a_store_before_it_is_sent_stays(
+    late: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there at the start, or what an earlier run wrote."""
+    out, ledger, real = f"memory://late/{late}/{again}", str(tmp_path / "l.jsonl"), Output.publish
+    save(tmp_path / "in" / "m.npz")
+    if again:
+        assert run.convert([str(tmp_path / "in")], out, ledger=ledger).done == 1
+        save(tmp_path / "in" / "m.npz", 2.0)
+
+    def published(made: Output, **how: bool) -> None:
+        real(made, **how)
+        lookups.filesystem(out)[0].pipe_file(f"{out}/{late}", b"mine")
+
+    monkeypatch.setattr(upload, "RECENT", -1.0)
+    monkeypatch.setattr(Output, "publish", published)
+    done = run.convert([str(tmp_path / "in")], out, ledger=ledger, resume=again)
+    assert [e.error for e in done.failed] == ["StorageError"]
+    assert read_all(f"{out}/{late}", 9) == b"mine"
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("to", ["safetensors", "npy", "tf"])
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("replaced", [False, True])
@@ -219,19 +247,27 @@ def test_what_a_killed_run_did_not_record_is_known_by_its_bytes(
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("swap", ["other", "gone", "later"])
+@pytest.mark.parametrize("swap", ["other", "gone", "later", "twin", "twin elsewhere", "rewritten"])
 def test_a_source_that_is_not_the_planned_one_is_a_failure(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, real = save(tmp_path / "in" / "m.npz"), run.room.check
+    """A twin has the same size and time."""
+    source, twin, real = save(tmp_path / "in" / "m.npz"), save(tmp_path / "twin.npz", 2.0), run.room.check
+    os.utime(twin, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))
 
     def swapped(*given: Any) -> None:
+        was = source.stat()
         if swap == "later":
             os.utime(source, ns=(0, 0))
-        else:
+        elif swap != "rewritten":
             source.unlink()
         if swap == "other":
             ckptconv.save({"x": np.zeros(99)}, source)
+        elif swap == "twin elsewhere":
+            source.symlink_to(twin)
+        elif swap in ("twin", "rewritten"):
+            source.write_bytes(twin.read_bytes())
+            os.utime(source, ns=(was.st_atime_ns, was.st_mtime_ns))
         real(*given)
 
     monkeypatch.setattr(run.room, "check", swapped)
@@ -239,7 +275,26 @@ def test_a_source_that_is_not_the_planned_one_is_a_failure(
     assert "is not the file that was planned" in str(done)
     assert folder_of(tmp_path / "out") == {}
     monkeypatch.setattr(run.room, "check", real)
-    assert again(tmp_path).done == (swap != "gone")
+    assert again(tmp_path).done == (swap not in ("gone", "twin elsewhere"))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content is hashed later than it is converted."""
+    source, real = save(tmp_path / "in" / "m.npz"), works.content
+
+    def changed(found: Any) -> str:
+        save(source, 2.0)
+        return real(found)
+
+    monkeypatch.setattr(works, "content", changed)
+    for made in (1, 1, 0):
+        done = run.convert([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, hashed=True)
+        assert done.done == made
+        monkeypatch.setattr(works, "content", real)
+    assert float(ckptconv.open(tmp_path / "out" / "m.safetensors")["w"].numpy()[0]) == 2
 
 
 @pytest.mark.parametrize("root", [".", "in", "./in", "link"])
@@ -252,6 +307,83 @@ def test_an_output_folder_in_the_tree_holds_no_sources(
     save(tmp_path / "in" / "out" / "m.safetensors")
     (tmp_path / "link").symlink_to("in")
     assert [os.path.basename(i.found.source) for i in run.plan([root], out)] == ["m.npz"]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("to", ["safetensors", "npy", "tf", "hf"])
+@pytest.mark.parametrize(
+    ("sources", "out"),
+    [(["."], "."), (["in"], "in"), (["in"], "link"), (["**/*"], "out"), (["*"], "."), (["in", "out"], "out"),
+     (["link/*"], "in"), (["in/*.*", "in/sub"], "in")],
+)  # fmt: skip
+def test_no_zoo_converts_its_own_outputs(
+    to: str, sources: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.npz", "in/n.npz", "in/sub/o.npz"):
+        save(tmp_path / name)
+    (tmp_path / "link").symlink_to("in")
+    settings = run.Settings(target=api.Target(format=to))
+
+    def converted(**how: bool) -> tuple[int, int, int]:
+        done = run.convert(sources, out, settings, **how)
+        return done.done, done.skipped, len(list(tmp_path.rglob("*")))
+
+    first = converted()
+    assert first[0] > 0
+    for _ in range(2):
+        assert converted(resume=True) == (0, *first[::2])
+    assert [i.state for i in zoos.zoo_plan(sources, out, to=to) if i.state != "problem"] == ["convert"] * first[0]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
+    save(tmp_path / "m.npz")
+    (tmp_path / "a.jsonl").write_text(
+        '{"source": "m.npz"}\n{"source": "m.safetensors", "to": "npz", "destination": "x"}'
+    )
+    for resume in (False, True):
+        done = run.convert([str(tmp_path / "a.jsonl")], str(tmp_path), resume=resume)
+        assert len(done.failed) == 1
+    assert "is an output of this zoo" in str(done)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_share_converts_the_outputs_of_another(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        save(tmp_path / f"{name}.npz")
+    for _ in range(2):
+        for shard in ("1/2", "2/2"):
+            run.convert([str(tmp_path)], str(tmp_path), shard=shard, resume=True)
+        assert len(list(tmp_path.glob("*.*"))) == 16 + 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_file_that_was_never_written_is_a_source(tmp_path: Path) -> None:
+    """Its own destination, where the ledger lists that it failed."""
+    save(tmp_path / "m.safetensors")
+    for resume in (False, True):
+        done = run.convert([str(tmp_path)], str(tmp_path), resume=resume)
+        assert [e.at for e in done.failed] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at"),
+    [("*", "in/sub/m.npz"), ("in//*", "sub/m.npz"), ("*.npz", "n.npz"), (".//in//**/*.npz", "sub/m.npz")],
+)
+def test_outputs_of_a_glob_begin_at_its_first_wildcard(
+    pattern: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "in" / "sub" / "m.npz")
+    save(tmp_path / "n.npz")
+    for absolute in ("", f"{tmp_path}/", f"{tmp_path}//"):
+        found = run.plan(
+            [absolute + pattern.removeprefix("." * bool(absolute))],
+            "out",
+            run.Settings(target=api.Target(format="npz")),
+        )
+        assert at in [i.at for i in found]
 
 
 @pytest.mark.usefixtures("at_once")
@@ -299,12 +431,51 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
     assert set(run.read_ledger(str(tmp_path / "out"))) >= {"sound.safetensors"}
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"to": "nosuch"}, "unknown format 'nosuch'"), ({"to": "dcp"}, "can be read but not written"),
+        ({"converter": "large.toml"}, "is larger than"), ({"converter": "text.toml"}, "not UTF-8 text"),
+        ({"converter": "up.toml"}, "must be the bare name"), ({"converter": "pipe.toml"}, "is not a regular file"),
+        ({"converter": "x" * 5000}, "no converter is called"), ({"converter": "x" * 5000 + ".toml"}, "name too long"),
+        ({"converter": "\0.toml"}, "no file has such a name"), ({"converter": "text"}, "no converter is called"),
+        ({"converter": "\ud800.toml"}, "no file has such a name"),
+    ],
+)  # fmt: skip
+def test_the_options_of_a_row_are_its_own_failure(
+    row: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they name is first looked at when all are planned; what is not a rule file is not read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large.toml").write_bytes(bytes(2**21))
+    (tmp_path / "up.toml").write_text('include = ["../x"]')
+    for name in ("text.toml", "text"):
+        (tmp_path / name).write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe.toml")
+    lines = [{"source": save(tmp_path / "a.npz").name, **row}, {"source": save(tmp_path / "b.npz").name}]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = run.convert(["m.jsonl"], "out")
+    assert (done.done, len(done.failed)) == (1, 1)
+    assert says in str(done)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "meets"),
     [
         (("m.safetensors", "safetensors"), ("m-00001-of-00002.safetensors", "safetensors"), True),
         (("m.safetensors", "safetensors"), ("m.safetensors.index.json", "npz"), True),
         (("m.safetensors", "safetensors"), ("m-00001-of-00002.npz", "npz"), False),
+        (("m-00001-of-00002.safetensors", "safetensors"), ("m-00002-of-00002.safetensors", "safetensors"), False),
+        (("m-00001-of-00002.safetensors", "safetensors"), ("m-00001-of-00002-00001-of-00009.safetensors", "npz"), True),
+        (("m", "safetensors"), ("m-00001-of-00002.safetensors", "npz"), True),
+        (("m.bin", "safetensors"), ("m.bin-00001-of-00002.safetensors", "npz"), True),
+        (("m.pt", "torch, in shards"), ("M-00001-of-00002.pt", "npz"), True),
+        (("m.pt", "torch, in shards"), ("m.pt.index.json", "npz"), True),
+        (("m.pt", "torch"), ("m-00001-of-00002.pt", "torch"), False),
+        (("x/m.ckpt", "tf"), ("x/m.ckpt.index", "tf"), True), (("x/m.ckpt.meta", "tf"), ("x/m.ckpt", "tf"), True),
+        (("m", "hf"), ("m/config.json", "npz"), True), (("x/m", "hf"), ("x", "hf"), True),
+        (("m", "hf"), ("m-00001-of-00002.safetensors", "safetensors"), False), (("m", "hf"), ("n", "hf"), False),
         (("m.weights.json", "keras3"), ("m_00003.weights.h5", "keras3"), True),
         (("x/m.ckpt", "tf"), ("x/checkpoint", "npz"), True), (("x/m.ckpt", "tf"), ("x/checkpoint/a.npz", "npz"), True),
         (("x/m.ckpt", "tf"), ("x/n.ckpt", "tf"), False), (("m.ckpt", "tf"), ("m.ckpt.index", "npz"), True),
@@ -318,11 +489,33 @@ def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str
 def test_outputs_that_would_meet_are_failures(
     one: tuple[str, str], other: tuple[str, str], meets: bool, tmp_path: Path
 ) -> None:
-    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to}
+    rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to.partition(",")[0],
+             **({"max_shard_size": 9} if "," in to else {})}
             for n, (at, to) in enumerate((one, other, ("sound.npz", "npz")))]  # fmt: skip
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     items = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
     assert [i.state == "problem" for i in items] == [meets, meets, False]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("listed", [True, False])
+def test_force_removes_no_shard_that_another_row_wrote(listed: bool, tmp_path: Path) -> None:
+    """Not now, but in an earlier run: one that the ledger does not list is replaced, as force=True says."""
+    save(tmp_path / "one" / "m-00001-of-00002.npz")
+    save(tmp_path / "two" / "m.npz")
+    out, force = tmp_path / "out", run.Settings(target=api.Target(force=True))
+    assert run.convert([str(tmp_path / "one")], str(out)).done == 1
+    if not listed:
+        (out / ledgers.NAME).unlink()
+    planned = zoos.zoo_plan(str(tmp_path / "two"), str(out), force=True)
+    done = run.convert([str(tmp_path / "two")], str(out), force)
+    assert (done.done, len(done.failed)) == ((0, 1) if listed else (1, 0))
+    assert [i.state for i in planned] == ["problem" if listed else "convert"]
+    assert (out / "m-00001-of-00002.safetensors").exists() is listed
+    assert not listed or "m-00001-of-00002.safetensors of an earlier run" in str(done)
+    assert run.convert([str(tmp_path / "one")], str(out), force).done == 1  # its own
+    (out / "m-00001-of-00002.safetensors").unlink()
+    assert run.convert([str(tmp_path / "two")], str(out), force).done == 1
 
 
 @pytest.mark.parametrize(
@@ -489,6 +682,12 @@ def test_a_journal_of_a_terabyte_is_not_read(name: str, tmp_path: Path) -> None:
     else:
         assert api.convert(source, tmp_path / "o.npz").tensors == 1
         assert (tmp_path / name).stat().st_size == 2**40
+
+
+def test_what_is_planned_was_found(tmp_path: Path) -> None:
+    for state, warns in (("planned", False), ("", True)):
+        (tmp_path / run.NAME).write_text((json.dumps({**ENTRY, "state": state}) + "\n") * bool(state))
+        assert ("no checkpoint was found" in str(status.zoo_status(str(tmp_path)))) is warns
 
 
 # --- room -------------------------------------------------------------------------------------------------------------

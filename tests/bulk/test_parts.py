@@ -380,6 +380,7 @@ def test_a_large_one_has_all_processors(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(work.api, "convert", convert)
     for size in (work.LARGE - 1, work.LARGE):
+        monkeypatch.setattr(work.files, "stat", dict(item("a", size).found.files).get)
         with pytest.raises(UsageError):
             work.work(work.WorkerConfig(str(tmp_path), 2**24, 1, False, True, 7), item("a", size))
     assert seen == [1, 7]
@@ -392,22 +393,23 @@ def test_nothing_to_do_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_outcome_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.time, "time", lambda: 77.5)
-    done = work.Done("npz", 3, 10, 0.5, (("a", 10),), "h", "p")
-    for state, ours, kept in [("convert", True, False), ("changed", True, True), ("changed", False, False)]:
+    done = work.Done("npz", 3, 10, 0.5, (("a", 10, 9),), "h", "p")
+    for state, ours in [("convert", True), ("changed", True), ("changed", False)]:
         failed = run._outcome(item("a", 7, state=state, ours=ours, options="o"), UsageError("no", url="u"))
-        assert (failed.state, failed.ours, failed.error, failed.message) == ("failed", kept, "UsageError", "no")
+        assert (failed.state, failed.ours, failed.error, failed.message) == ("failed", ours, "UsageError", "no")
         assert failed.ended == 77
         good = run._outcome(item("a", 7, state=state, ours=ours, options="o"), done)
         assert good == LedgerEntry(
-            "a", "done", "/in/a", (("a", 7, 5),), "o", True, "h", "npz", 3, 10, 0.5, (("a", 10),), "p", ended=77
+            "a", "done", "/in/a", (("a", 7, 5),), "o", True, "h", "npz", 3, 10, 0.5, (("a", 10, 9),), "p", ended=77
         )
 
 
-def test_those_that_cannot_be_converted_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_cannot_be_converted_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = work.Done("npz", 3, 10, 0.5, (), "", "")
     monkeypatch.setattr(run, "_results", lambda todo, *_: ((i, done) for i in todo))
     bad = item("bad", problem=UsageError("no"))
-    batches = list(run._outcomes([bad], [item("a", 1), item("b", 1)], "/out", False, Resources(), ""))
+    with Ledger(str(tmp_path / "l"), resume=False) as book:
+        batches = list(run._outcomes([bad], [item("a", 1), item("b", 1)], "/out", False, Resources(), book))
     assert [[(e.at, e.state) for e in batch] for batch in batches] == [
         [("bad", "failed")], [("a", "done"), ("b", "done")]
     ]  # fmt: skip
@@ -445,7 +447,7 @@ def test_folders_are_made_beforehand_and_the_new_ones_known(tmp_path: Path) -> N
 
 def test_what_a_killed_run_was_writing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     swept: dict[str, Any] = {}
-    monkeypatch.setattr(run.publish, "clear", swept.__setitem__)
+    monkeypatch.setattr(run.publish, "clear", lambda at, titles, *, certain: swept.update({at: titles}))
     entries = [LedgerEntry(at, state, "", (), "") for at, state in  # type: ignore[arg-type]
                (("a/m.npz", "planned"), ("b/m.npz", "done"), ("c/m.npz", "failed"), ("n.npz", "planned"))]  # fmt: skip
     run._sweep("/out", entries)
@@ -491,7 +493,7 @@ def test_the_largest_come_first_and_what_is_done_is_skipped(tmp_path: Path, monk
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 ENTRY = LedgerEntry(
-    "a/m.npz", "done", "/in/a", (("a", 3, 4),), "5f", True, "h", "npz", 2, 9, 0.5, (("a/m.npz", 9),), "p"
+    "a/m.npz", "done", "/in/a", (("a", 3, 4),), "5f", True, "h", "npz", 2, 9, 0.5, (("a/m.npz", 9, 0),), "p"
 )
 
 
@@ -605,7 +607,7 @@ def test_no_source() -> None:
         ("npz", "m.npz", "m.h5.npz"),
         ("npy", "m", "m.h5"),
         ("tf", "m/model.ckpt", "m.h5/model.ckpt"),
-        ("hf", "m/model.safetensors", "m.h5/model.safetensors"),
+        ("hf", "m", "m.h5"),
         ("torch", "m.pt", "m.h5.pt"),
     ],
 )
@@ -751,13 +753,14 @@ def test_an_unexpected_error_is_one_of_ours(monkeypatch: pytest.MonkeyPatch, tmp
 def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> None:
     ckptconv.save({"a": [1.0, 2.0]}, tmp_path / "m.npz")
     raw = (tmp_path / "m.npz").read_bytes()
+    os.utime(tmp_path / "m.npz", ns=(1, 1))
     found = FoundCheckpoint(str(tmp_path / "m.npz"), "m", ".npz", ((str(tmp_path / "m.npz"), Stat(len(raw), 1)),), None)
     (tmp_path / "out" / "sub").mkdir(parents=True)
     for at, names in (("sub/m.safetensors", "sub/m.safetensors"), ("n.safetensors", "n.safetensors")):
         todo = Conversion(found, at, Settings(target=Target(verify=verify)))
         done = work.work(work.WorkerConfig(f"{tmp_path}/out/", 2**24, 1, hashed, True), todo)
-        size = (tmp_path / "out" / at).stat().st_size
-        assert done.written == ((names, size),)
+        made = (tmp_path / "out" / at).stat()
+        assert done.written == ((names, made.st_size, made.st_mtime_ns),)
         assert (done.format, done.tensors) == ("npz", 1)
         assert done.hash == (planning.content(found) if hashed else "")
         assert done.proof == (planning.written(f"{tmp_path}/out", [at]) if verify == "full" else "")

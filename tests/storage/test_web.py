@@ -484,6 +484,15 @@ def test_no_traceback_shows_secrets(serve: Serve) -> None:
             assert chain or kind in "".join(raised)
 
 
+@pytest.mark.parametrize("said", ["got 'me:hush'", "no user hush", "of hf://me:hush@org/x"])
+def test_no_message_of_a_library_shows_a_part_of_a_login(said: str) -> None:
+    """The client of the Hub names what it takes for a repository."""
+    with pytest.raises(StorageError) as refused, faults.asking("hf://me:hush@org/x"):
+        raise RuntimeError(said)
+    e = refused.value
+    assert "hush" not in "".join(traceback.format_exception_only(type(e), e)) + str(e.__cause__)
+
+
 def test_a_cause_keeps_its_kind() -> None:
     url = "http://u:hush@h/x y?a=hush b"
     for e in (
