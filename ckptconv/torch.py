@@ -9,7 +9,7 @@ another, directly into the memory of the parameters if possible; else, as for a 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -87,8 +87,8 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     """Import `package.module:callable`, call it without arguments, and return the torch module that it makes.
 
     meta: build on torch's meta device, which allocates no memory, if the code allows that. The named code is imported
-    and run; the working directory is searched first, as with `python -m`. UsageError if the name is malformed, the code
-    raises, it needs arguments, or the result is not a torch.nn.Module.
+    and run; what is not installed is sought in the working directory. UsageError if the name is malformed,
+    the code raises, it needs arguments, or the result is not a torch.nn.Module.
     """
     made = imported(name)
     _callable_as_it_is(name, made)
@@ -102,12 +102,13 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
 
 
 def imported(name: str) -> Any:
-    """What `package.module:callable` names; UsageError if it cannot be imported. The working directory goes first."""
+    """What `package.module:callable` names; UsageError if it cannot be imported. What is installed goes first."""
     where, _, attribute = name.partition(":")
     where = where.removesuffix(".py")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
+        top = where.partition(".")[0]  # of one that is installed, no module is sought in a folder of strangers
+        if top not in sys.modules and not importlib.util.find_spec(top) and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         made: Any = importlib.import_module(where)
         for word in attribute.split("."):
             made = getattr(made, word)

@@ -198,7 +198,9 @@ def _read(inverse: Converter, checkpoint: Checkpoint) -> tuple[list[str], dict[s
 def _sound(row: Any, rules: Sequence[str]) -> bool:
     """Metadata is from a file: every row must be [rule, [from, ...], [copies, ...]]."""
     rule, origins, copies = row
-    return 0 <= rule < len(rules) and bool(origins) and all(isinstance(n, str) for n in (*origins, *copies))
+    lists = type(rules) is type(origins) is type(copies) is list
+    sound = lists and type(rule) is int and 0 <= rule < len(rules) and origins
+    return bool(sound) and all(isinstance(n, str) for n in (*origins, *copies))
 
 
 def _values(forward: Converter, names: Names, origins: tuple[str, ...], index: int) -> dict[str, str] | None:

@@ -6,14 +6,31 @@ From a Keras file the suffix `.h5` produces a Keras file again (formats.table.ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...checkpoint import Checkpoint, Tensor
+from ...checkpoint import Checkpoint, Note, Tensor
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..placement import Patch, Placement, refuse_shards, refuse_unheld
 from . import skeleton
 from .skeleton import Attributes, Skeleton
+
+MODEL = {"model_config", "training_config"}  # attributes of the root that make a file a model for Keras
+MODELS = {"keras", "hdf5"}  # formats whose files Keras loads as models by these
+
+
+def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
+    """Leave out the description of a model, unless its own file could be a model for Keras; return also a note on it.
+
+    Keras builds what it describes, and may run code in it: what a file of mere weights says must not become that.
+    """
+    own = checkpoint.format in MODELS and len(checkpoint.urls) <= 1  # of several files, any may have brought it
+    found = MODEL & checkpoint.metadata.keys()
+    if own or not found:
+        return checkpoint, ()
+    kept = {k: v for k, v in checkpoint.metadata.items() if k not in found}
+    text = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
+    return replace(checkpoint, metadata=kept), (Note("dropped", text, tuple(sorted(found))),)
 
 
 @dataclass
@@ -30,13 +47,14 @@ class Hdf5Writer:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "HDF5")
+        checkpoint, notes = plain(checkpoint)
         skeleton.checked(list(checkpoint), checkpoint.metadata, "HDF5")
         owner = checkpoint.owners()
         first = [skeleton.item(t, name) for name, t in checkpoint.items() if owner[name] == name]
         again = [skeleton.item(t, name, owner[name]) for name, t in checkpoint.items() if owner[name] != name]
         items, attributes = [*first, *again], self._attributes(checkpoint)
         self.skeleton = skeleton.lay_out(split(self.url)[1], items, attributes, ordered=True)
-        return placed(self.skeleton, list(checkpoint))
+        return placed(self.skeleton, list(checkpoint))._replace(notes=notes)
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, Attributes]:
         """Metadata on the root; from an HDF5 source also the attributes of the groups and datasets that remain."""

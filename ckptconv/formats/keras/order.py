@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,7 +28,8 @@ from .parts import Part, Shapes, doubts, guessed
 
 KEY = "ckptconv.keras"
 LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
-MOST = 64 << 20  # bytes of a decompressed entry
+MOST = 1 << 20  # bytes of a decompressed entry of few tensors
+EACH, AGAIN = 96, 8  # bytes more for each tensor, and how often its name may be there: as layer, weight, path, doubt
 
 SAID = ("layers", "guess", "doubts", "paths", "names")  # the keys of a checkpoint's details that describe an order
 
@@ -67,7 +68,7 @@ def detailed(order: Order) -> Details:
 def said(checkpoint: Checkpoint) -> dict[str, Any]:
     """The order in a checkpoint's metadata or details, under its current names; {} if it lists other tensors."""
     own = {k: v for k, v in checkpoint.details.items() if k in SAID}
-    carried = _unpacked(checkpoint.metadata[KEY]) if KEY in checkpoint.metadata else {}
+    carried = _unpacked(checkpoint.metadata[KEY], checkpoint) if KEY in checkpoint.metadata else {}
     if not own and not carried:
         return {}
     now = _followed(checkpoint)
@@ -159,11 +160,15 @@ def _packed(found: Mapping[str, Any]) -> str:
     return text if len(text) <= LONG else "zlib:" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def _unpacked(text: str) -> dict[str, Any]:
-    """Parse an entry; {} if it is not valid, because other programs may write metadata, too."""
+def _unpacked(text: str, tensors: Collection[str]) -> dict[str, Any]:
+    """Parse an entry; {} if it is not valid, because other programs may write metadata, too.
+
+    A packed one that is much longer than the names of the tensors is not of them, and would take much memory.
+    """
     try:
         if text.startswith("zlib:"):
-            text = zlib.decompressobj().decompress(base64.b64decode(text[5:]), MOST).decode()
+            most = MOST + sum(AGAIN * len(name) + EACH for name in tensors)
+            text = zlib.decompressobj().decompress(base64.b64decode(text[5:]), most).decode()
         found = json.loads(text)
         layers = [(str(layer), [_pair(w) for w in weights]) for layer, weights in found.get("layers", ())]
         paths = {str(k): str(v) for k, v in found.get("paths", {}).items()}

@@ -23,7 +23,7 @@ from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..hdf5 import skeleton
-from ..hdf5.write import placed, resealed
+from ..hdf5.write import placed, plain, resealed
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from . import order
 from .naming import OPTIMIZER, TOP, join
@@ -61,8 +61,9 @@ class LegacyWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras legacy HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
+        checkpoint, dropped = plain(checkpoint)
         found = layered(checkpoint)
-        notes = self._doubt(found)
+        notes = (*self._doubt(found), *dropped)
         layers = found.layers
         slots = {n: n.removeprefix(OPTIMIZER + "/") for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
@@ -135,6 +136,7 @@ class Keras3Writer:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras 3")
+        checkpoint, notes = plain(checkpoint)
         paths = by_path(checkpoint)
         names = order.said(checkpoint).get("names", {})
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
@@ -144,11 +146,11 @@ class Keras3Writer:
             if name != path:
                 groups[path] = {"name": name.rpartition("/")[2]}
         if self.url.endswith(".weights.json"):
-            return self._shards(checkpoint, paths, groups)
+            return self._shards(checkpoint, paths, groups)._replace(notes=notes)
         if self.max_shard_size is not None and checkpoint.nbytes > self.max_shard_size:
             raise UsageError("shards of Keras 3 have an index that ends in .weights.json; name that", url=self.url)
         placement, self.made = _place(self.url, checkpoint, paths, groups)
-        return placement
+        return placement._replace(notes=notes)
 
     def _shards(
         self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, dict[str, Any]]

@@ -482,3 +482,21 @@ def test_variables_in_the_order_in_which_a_layer_makes_them(names: str) -> None:
     assert naming.created([f"{n}:0" for n in known]) == list(range(len(known)))
     assert naming.created([*known, "other"]) is naming.created([*known, known[0]]) is None
     assert set(known) <= naming.NAMES
+
+
+@pytest.mark.parametrize("to", ["keras", "hdf5"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_metadata_of_mere_weights_does_not_become_a_model(suffix: str, to: str, tmp_path: Path) -> None:
+    """Keras builds what model_config describes when it loads the file, with the code in it; weights hold no code."""
+    config = {"model_config": '{"class_name": "Sequential"}', "training_config": "{}", "author": "A"}
+    ckptconv.save({"d/kernel": np.ones((2, 3))}, tmp_path / f"a{suffix}", metadata=config)
+    done = ckptconv.convert(tmp_path / f"a{suffix}", tmp_path / "b.h5", to=to)
+    with h5py.File(tmp_path / "b.h5") as f:
+        assert not {"model_config", "training_config", "model_weights"} & {*f.attrs, *f}
+        assert f.attrs["author"] in ("A", b"A")
+    assert [n.names for n in done.notes if n.kind == "dropped"] == [("model_config", "training_config")]
+    ckptconv.save({"e/kernel": np.ones(2)}, tmp_path / "e.h5", format="hdf5")
+    ckptconv.convert([tmp_path / "e.h5", tmp_path / f"a{suffix}"], tmp_path / "m.h5", to=to)
+    assert "model_config" not in ckptconv.open(tmp_path / "m.h5").metadata
+    ckptconv.convert(GOLDEN / "full_tf_keras.h5", tmp_path / "c.h5")
+    assert "model_config" in ckptconv.open(tmp_path / "c.h5").metadata
