@@ -186,8 +186,6 @@ class NpzWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if "\0" in tensor.name:
             return "zip readers truncate names at a NUL"
-        if tensor.name.startswith("/") or "\\" in tensor.name or ".." in tensor.name.split("/"):
-            return "the name would be a path out of the folder in which somebody unpacks the zip"
         try:
             long = len(tensor.name.encode()) > 65000
         except UnicodeEncodeError:
