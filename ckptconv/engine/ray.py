@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from math import isqrt
 from typing import Any, TypeVar, cast
 
@@ -159,12 +160,11 @@ def _address(name: str) -> str:
         return address
     where = "the file with its address"
     try:
-        from ray._private.utils import get_ray_address_file  # Ray has no public way to ask
-
-        with open(own.open_file(where := get_ray_address_file(None), os.O_RDONLY), "rb") as f:
+        where = import_module("ray._private.utils").get_ray_address_file(None)  # Ray has no public way to ask
+        with open(own.open_file(where, os.O_RDONLY), "rb") as f:
             if address := f.read(MAX_ADDRESS).decode().strip():
                 return address
-    except (ImportError, OSError, UnicodeDecodeError):
+    except (ImportError, AttributeError, OSError, UnicodeDecodeError):
         pass
     raise _silent(f"{where} is missing, or not of this user")
 
