@@ -1,12 +1,13 @@
 """The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run can be resumed.
 
     .model.safetensors.resume.journal          JSON lines beside the destination
-    {"plan": "9f3c...", "files": ["model.safetensors"]}      the plan and its sources, by their fingerprint
+    {"plan": "9f3c..."}                                      the plan and its sources, by their fingerprint
     {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
     {"publish": true}                                        all is written; the files are being renamed
 
 It belongs to one plan: with other sources, options, memory or number of threads the plan is another one, and the run
-starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds.
+starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds. A
+journal may be a stranger's, and names no file: those that go with it are this destination's own.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ..errors import StorageError, UsageError
 from ..moves.log import CHUNK, Loss, Read, Written
 from ..moves.part import Held, Span
 from ..moves.sources import Sources
-from ..output import own, publish
+from ..output import own
 from ..output.append_log import AppendLog
-from ..output.destination import Destination, OutputFile, OutputNames
-from ..storage.files import is_remote, join, local
+from ..output.destination import Destination, OutputNames
+from ..storage.files import is_remote
 from .job import Receipt
 from .plan import Job, Plan
 
 MARK = "resume"
 BEGIN = b'{"plan":"'  # of every journal
-MAX_HEAD = 1 << 20  # bytes of the first line, which names the files
+MAX_HEAD = 1 << 20  # bytes of the first line, in which older versions named the files
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 
@@ -42,12 +43,10 @@ class Journal:
             raise UsageError(
                 "resume=True needs a local destination; a remote one is written in one go", url=plan.folder
             )
-        last = plan.placement.files[-1].name
-        folder, base = os.path.split(join(plan.folder, last))
-        path = local(os.path.join(folder, f".{publish.short(base)}.{MARK}.journal"))
         place = plan.placement
         self._names = OutputNames(plan.folder, place.files, mark=MARK, stale=place.stale, unit=place.unit)
         self._names.check_possible()
+        path = self._names.beside("journal")
         self._force = force
         if not (force or os.path.lexists(path)):
             self._names.check_free()
@@ -75,10 +74,10 @@ class Journal:
         if not (self._force or (known and renaming)):
             self._names.check_free()
         if not known:
-            self._forget(head)
+            for stage in self._names.stages if head else ():  # of another plan of this destination
+                own.remove(stage)
             self._lines.cut(0)
-            files = [f.name for f in plan.placement.files]
-            self._append({"plan": mark, "files": files})
+            self._append({"plan": mark})
             return
         self._lines.cut(lines[-1][1])
         jobs = {(j.file, j.start): j for j in plan.jobs}
@@ -89,19 +88,6 @@ class Journal:
     def _there(self, plan: Plan) -> bool:
         """Whether the temporary files that an earlier run filled are still there."""
         return all(own.is_file(self._names.temporary(f.name)) for f in plan.placement.files)
-
-    def _forget(self, head: dict[str, Any]) -> None:
-        """Remove the temporary files of another plan; a journal may be a stranger's."""
-        named = head.get("files")
-        files = [OutputFile(str(name), 0) for name in named] if isinstance(named, list) else []
-        if files and all(_plain(f.name) for f in files):
-            for stage in OutputNames(self._names.folder, files, mark=MARK).stages:
-                if os.path.realpath(os.path.dirname(stage)) in self._folders():
-                    own.remove(stage)
-
-    def _folders(self) -> set[str]:
-        """Where this destination's own files go: a stranger's journal may name others."""
-        return {os.path.realpath(os.path.dirname(path)) for path in self._names.final.values()}
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Record a finished job; from time to time make all recorded ones durable."""
@@ -138,14 +124,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _plain(name: str) -> bool:
-    """Whether it may be the name of an output below the folder; a stranger may have written any text."""
-    try:
-        return not (os.path.isabs(name) or ".." in name.split("/") or b"\0" in os.fsencode(name))
-    except UnicodeEncodeError:
-        return False
 
 
 class NoJournal:

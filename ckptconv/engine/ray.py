@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from math import isqrt
 from typing import Any, TypeVar, cast
 
@@ -25,12 +26,14 @@ from ..errors import CkptError, MissingExtra, StorageError, UsageError
 from ..messages import listing, version
 from ..moves.part import Coded, Held, Span
 from ..moves.prefetch import is_fetched_whole
+from ..output import own
 from ..storage import files
 from .inflight import RETRIES, InFlight, first_line, packs
 from .job import Receipt
 from .plan import Job
 from .run import Map, Work
 
+MAX_ADDRESS = 1000  # bytes of the file with the address of a cluster
 KNOCK = 10.0  # seconds a cluster may take to accept a connection
 PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
@@ -115,11 +118,9 @@ def cluster(name: str) -> Iterator[Any]:
         raise MissingExtra(f"engine='ray' needs a package: {e}. Try: pip install 'ckptconv[ray]'") from e
     mine = not ray.is_initialized()
     if mine:
-        _knock(name)
+        _knock(address := _address(name))
         try:
-            ray.init(
-                "auto" if name == "ray" else name, log_to_driver=False, logging_level=logging.ERROR, **_apart(ray, name)
-            )
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **_apart(ray, address))
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise _silent(str(e).split("\n")[0]) from e
     try:
@@ -144,17 +145,32 @@ def _apart(ray: Any, name: str) -> dict[str, Any]:
 def _silent(why: str) -> UsageError:
     return UsageError(
         f"no Ray cluster answers ({why}). Start one with `ray start --head`, or say where it is: "
-        "engine='ray://HOST:PORT'"
+        "engine='ray://HOST:PORT', or RAY_ADDRESS"
     )
 
 
-def _knock(name: str) -> None:
-    """Refuse an address at which nothing listens: Ray would retry for minutes."""
+def _address(name: str) -> str:
+    """Where the cluster of that name is; UsageError if neither the user says so nor a file that `ray start` left here.
+
+    Ray would also believe a file, or a process, of another user of the machine: it would get our work, and what it
+    answers is unpickled here.
+    """
+    address = name if name != "ray" else os.environ.get("RAY_ADDRESS", "")
+    if address not in ("", "auto"):
+        return address
+    where = "the file with its address"
     try:
-        from ray._private.utils import read_ray_address  # what `ray start` left; Ray has no public way to ask
-    except ImportError:
-        return
-    address = name if name != "ray" else os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+        where = import_module("ray._private.utils").get_ray_address_file(None)  # Ray has no public way to ask
+        with open(own.open_file(where, os.O_RDONLY), "rb") as f:
+            if address := f.read(MAX_ADDRESS).decode().strip():
+                return address
+    except (ImportError, AttributeError, OSError, UnicodeDecodeError):
+        pass
+    raise _silent(f"{where} is missing, or not of this user")
+
+
+def _knock(address: str) -> None:
+    """Refuse an address at which nothing listens: Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
     if not host or not port.isdecimal():
         return

@@ -30,7 +30,7 @@ from ..errors import (
     UnknownFormat,
     UsageError,
 )
-from ..messages import did_you_mean
+from ..messages import did_you_mean, printable
 from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
 from ..storage.paths import join
@@ -179,7 +179,9 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested too deeply or too large", url=url) from e
     except Exception as e:  # the one place where an unexpected exception in a parser becomes an error of ours
-        raise CorruptCheckpoint(f"cannot be read as {row.name}: {type(e).__name__}: {e}", url=url) from e
+        raise CorruptCheckpoint(
+            f"cannot be read as {row.name}: {type(e).__name__}: {printable(str(e))}", url=url
+        ) from e
 
 
 def _alone(checkpoint: Checkpoint, url: str) -> Checkpoint:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import CorruptCheckpoint, MissingExtra
+from ..messages import brief, printable
 from ..storage import lookups
 from ..storage.files import Reader, Stamp
 from .part import Coded
@@ -110,7 +111,9 @@ def stream(coded: Coded) -> Iterator[memoryview]:
         yield view
     if left:
         amount = "more" if left < 0 else "fewer"
-        raise CorruptCheckpoint(f"{coded.key} decodes to {amount} than {coded.size} bytes", url=coded.url)
+        raise CorruptCheckpoint(
+            f"{printable(brief(coded.key))} decodes to {amount} than {coded.size} bytes", url=coded.url
+        )
 
 
 __all__ = ["Sources", "decode", "stream"]

@@ -130,7 +130,15 @@ class OutputNames:
         base = os.path.basename(name)
         if self._built:
             return os.path.join(self.folder, part(self._built, self.mark), base)
-        return os.path.join(os.path.dirname(self.final[name]), part(os.path.basename(self._own[-1]), self.mark), base)
+        return os.path.join(os.path.dirname(self.final[name]), self._part, base)
+
+    @property
+    def _part(self) -> str:
+        return part(os.path.basename(self._own[-1]), self.mark)
+
+    def beside(self, kind: str) -> str:
+        """The path of a file of this run that is beside the temporary folder of its index, and called like that."""
+        return os.path.join(os.path.dirname(self.final[self._own[-1]]), f"{self._part.removesuffix('part')}{kind}")
 
     @property
     def stages(self) -> list[str]:

@@ -10,8 +10,10 @@ import json
 import os
 import pickle
 import struct
+from collections.abc import Callable
 from html import unescape
 from pathlib import Path
+from zipfile import ZipFile
 
 import h5py
 import numpy as np
@@ -20,8 +22,10 @@ from kit import ROOT, Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Note, held
-from ckptconv.errors import CorruptCheckpoint, UsageError
+from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ckptconv.messages import MAX_LINE, MAX_TEXT, listing, paragraph
+from ckptconv.moves.part import Coded
+from ckptconv.moves.sources import stream
 from ckptconv.reporting.html import digest
 
 FORGED = "error: FORGED"
@@ -168,6 +172,44 @@ def test_a_message_breaks_where_we_break_it(mark: str) -> None:
         assert forged(text) == []
     assert paragraph(f"of two:\n{listing(['a', 'b'])}") == "of two:\n  a\n  b"
     assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
+
+
+def foreign_member(folder: Path, name: str) -> None:
+    with ZipFile(folder / "x.npz", "w") as z:
+        z.writestr(name, b"")
+    ckptconv.open(folder / "x.npz", format="npz")
+
+
+def two_states(folder: Path, name: str) -> None:
+    words = b"".join(b"\x8c" + bytes([len(w)]) + w.encode() for w in ("m", name))
+    (folder / "x.pkl").write_bytes(b"\x80\x04" + words + b"\x93)R}b}b.")
+    ckptconv.open(folder / "x.pkl", opaque=True)
+
+
+def too_few_bytes(_: Path, name: str) -> None:
+    list(stream(Coded(__name__, "x.npz", name, 8)))
+
+
+def decode(_: Coded) -> list[bytes]:
+    return [b"1234"]
+
+
+def parser_that_fails(folder: Path, name: str) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError(name)
+
+    (folder / "x.npy").write_bytes(b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckptconv.formats.numpy.npy.open", fails)
+        ckptconv.open(folder / "x.npy", format="npy")
+
+
+@pytest.mark.parametrize("make", [foreign_member, two_states, too_few_bytes, parser_that_fails])
+def test_no_name_begins_an_indented_line_of_a_message(make: Callable[[Path, str], None], tmp_path: Path) -> None:
+    """A break before an indented line is kept, for our lists: what comes from a file is escaped before."""
+    with pytest.raises(CorruptCheckpoint if make is not two_states else UnsafeCheckpoint, match="FORGED") as e:
+        make(tmp_path, NAMES["indented"])
+    assert forged(str(e.value)) == []
 
 
 def test_a_defect_shows_nothing_either(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

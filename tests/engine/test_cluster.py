@@ -25,6 +25,7 @@ from ckptconv.messages import version
 from ckptconv.moves.budget import Budget
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
+from ckptconv.output import own
 
 F32 = DTYPES["float32"]
 
@@ -517,7 +518,8 @@ def test_jobs_become_tasks_and_come_back_whole(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("connected", [False, True])
 def test_a_connection_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
-    for name, address in (("ray", "auto"), ("ray://host:1", "ray://host:1")):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    for name, address in (("ray", "head:6379"), ("ray://host:1", "ray://host:1")):
         ray = Cluster(connected=connected)
         monkeypatch.setitem(sys.modules, "ray", ray)
         knocks = list[str]()
@@ -526,13 +528,14 @@ def test_a_connection_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, connect
             assert found is ray
             raise KeyError
         assert ray.said == ([] if connected else [("init", address), "shutdown"])
-        assert knocks == ([] if connected else [name])
+        assert knocks == ([] if connected else [address])
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away\nfor good"), RuntimeError("away"), ValueError("away")])
 def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setitem(sys.modules, "ray", Cluster(error, connected=False))
     monkeypatch.setattr(engine, "_knock", str)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     words = r"^no Ray cluster answers \(away\)\. Start one with `ray start --head`, or say where it is: engine='ray://"
     with pytest.raises(UsageError, match=words), engine.cluster("ray"):
         pass
@@ -545,29 +548,19 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("name", "variable", "left", "asked"),
+    ("address", "asked"),
     [
-        ("ray://[::1]:10001/x", "", "", ("::1", 10001)),
-        ("ray://host:7", "other:1", "other:2", ("host", 7)),
-        ("ray", "host:8", "other:2", ("host", 8)),
-        ("ray", "ray://host:8", "", ("host", 8)),
-        ("ray", "", "host:9", ("host", 9)),
-        ("ray", "", None, None),
-        ("ray", "host", "", None),
-        ("ray", ":7", "", None),
-        ("ray", "host:port", "", None),
-        ("ray", "host:", "", None),
+        ("ray://[::1]:10001/x", ("::1", 10001)),
+        ("ray://host:7", ("host", 7)),
+        ("host:8", ("host", 8)),
+        ("local", None),
+        ("host", None),
+        (":7", None),
+        ("host:port", None),
+        ("host:", None),
     ],
 )
-def test_which_address_is_tried_first(
-    monkeypatch: pytest.MonkeyPatch, name: str, variable: str, left: str | None, asked: Any
-) -> None:
-    utils = ModuleType("ray._private.utils")
-    utils.read_ray_address = lambda: left  # type: ignore[attr-defined]
-    for module in (Cluster(), ModuleType("ray._private"), utils):
-        title = module.__name__
-        monkeypatch.setitem(sys.modules, title, module)
-    monkeypatch.setenv("RAY_ADDRESS", variable)
+def test_an_address_at_which_nothing_listens(monkeypatch: pytest.MonkeyPatch, address: str, asked: Any) -> None:
     tried = list[Any]()
 
     def answers(address: Any, patience: float) -> Any:
@@ -575,7 +568,7 @@ def test_which_address_is_tried_first(
         return SimpleNamespace(close=lambda: tried.append("closed"))
 
     monkeypatch.setattr(socket, "create_connection", answers)
-    engine._knock(name)
+    engine._knock(address)
     assert tried == ([(asked, 10.0), "closed"] if asked else [])
 
     def refuses(address: Any, patience: float) -> Any:
@@ -584,8 +577,52 @@ def test_which_address_is_tried_first(
     monkeypatch.setattr(socket, "create_connection", refuses)
     if asked:
         with pytest.raises(UsageError, match=r"no Ray cluster answers \(.*: nobody is there\)"):
-            engine._knock(name)
+            engine._knock(address)
     else:
-        engine._knock(name)
-    monkeypatch.setitem(sys.modules, "ray._private.utils", None)  # of another version of Ray
-    engine._knock(name)
+        engine._knock(address)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file in which `ray start` leaves the address of its cluster: in a folder that all users share."""
+    utils = ModuleType("ray._private.utils")
+    utils.get_ray_address_file = lambda _: str(tmp_path / "left")  # type: ignore[attr-defined]
+    for module in (Cluster(connected=False), ModuleType("ray._private"), utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return tmp_path / "left"
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "address"),
+    [
+        ("ray://host:7", "other:1", "ray://host:7"),
+        ("ray", "host:8", "host:8"),
+        ("ray", "ray://host:8", "ray://host:8"),
+        ("ray", "auto", "left:9"),
+        ("ray", "", "left:9"),
+    ],
+)
+def test_where_the_cluster_is(
+    monkeypatch: pytest.MonkeyPatch, left: Path, name: str, variable: str, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    left.write_text("left:9\n")
+    assert engine._address(name) == address
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "no text", "a link", "another user", "another Ray"])
+def test_nobody_else_names_the_cluster(monkeypatch: pytest.MonkeyPatch, left: Path, what: str) -> None:
+    """Ray believes whoever writes that file: what runs there gets our work, and its answers are unpickled here."""
+    if what == "a link":
+        (left.parent / "evil").write_text("evil:9")
+        left.symlink_to("evil")
+    elif what != "missing":
+        left.write_bytes({"empty": b"\n", "no text": b"\xff"}.get(what, b"evil:9"))
+    if what == "another user":
+        monkeypatch.setattr(own, "_owned", lambda *_: False)
+    elif what == "another Ray":
+        monkeypatch.setitem(sys.modules, "ray._private.utils", None)
+    words = r"no Ray cluster answers \(.* is missing, or not of this user\)\. Start one .*, or RAY_ADDRESS"
+    with pytest.raises(UsageError, match=words), engine.cluster("ray"):
+        pass

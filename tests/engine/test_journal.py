@@ -109,7 +109,7 @@ def test_receipts_come_back_as_they_were(plan: Plan, sources: Sources) -> None:
 def test_the_journal_of_a_run_is_as_documented(plan: Plan, sources: Sources) -> None:
     path = stopped(plan, sources, publish=True)
     head, one, two, last = map(json.loads, path.read_bytes().splitlines())
-    assert head == {"plan": fingerprint(plan, sources, False), "files": ["m.safetensors"]}
+    assert head == {"plan": fingerprint(plan, sources, False)}
     job = plan.jobs[0]
     digests = ["00" * 16, "ff" * 16]
     assert one == {"jobs": [[
@@ -239,38 +239,33 @@ def test_without_its_parts_a_run_starts_over_unless_they_were_renamed(
 
 
 @pytest.mark.parametrize(
-    ("files", "gone"),
+    "named",
     [
-        (["m.safetensors"], True),
-        (["a.safetensors", "m.safetensors"], True),
-        (["m.safetensors", "a.safetensors"], False),  # of another destination: the last one gives the name
-        ([], False),
-        ("m.safetensors", False),
-        (None, False),
-        (["../out/m.safetensors"], False),
-        (["/m.safetensors"], False),
-        (["sub/m.safetensors"], False),
-        (["a\0b", "m.safetensors"], False),
-        (["\ud800", "m.safetensors"], False),
-        (["../x", "m.safetensors"], False),
-        (["..x", "m.safetensors"], True),
+        {},
+        {"files": ["m.safetensors"]},
+        {"files": ["other.safetensors"]},
+        {"files": ["sub/m.safetensors"]},
+        {"files": ["../out/other.safetensors"]},
+        {"files": {}},
     ],
 )
-def test_what_another_plan_left_goes_and_nothing_else(plan: Plan, sources: Sources, files: Any, gone: bool) -> None:
+def test_what_another_plan_left_goes_and_nothing_else(plan: Plan, sources: Sources, named: dict[str, object]) -> None:
+    """Whatever a stranger's journal names: another run that was stopped in this folder is taken up later."""
     path = stopped(plan, sources)
-    sub = Path(plan.folder, "sub", STAGE)
-    sub.mkdir(parents=True)
-    (sub / "m.safetensors").write_text("a stranger's")
-    path.write_text(json.dumps({"plan": "0" * 32, "files": files}, separators=(",", ":")) + "\n")
+    others = [Path(plan.folder, at) for at in (f"sub/{STAGE}", ".other.safetensors.resume.part")]
+    for other in others:
+        other.mkdir(parents=True)
+    path.write_text(json.dumps({"plan": "0" * 32, **named}, separators=(",", ":")) + "\n")
     with Journal(plan, sources, digest=False) as j:
         assert j.receipts == []
-    assert Path(plan.folder, STAGE).exists() is not gone
-    assert (sub / "m.safetensors").read_text() == "a stranger's"
+    assert not Path(plan.folder, STAGE).exists()
+    assert all(other.exists() for other in others)
 
 
 def test_the_last_file_gives_the_name(plan: Plan, sources: Sources) -> None:
     files = [OutputFile("a.safetensors", 8), *plan.placement.files]
-    with Journal(replace(plan, placement=plan.placement._replace(files=files)), sources, digest=False):
+    shared = OutputFile("checkpoint", 8, shared=True)  # by other outputs, so by their runs
+    with Journal(replace(plan, placement=plan.placement._replace(files=[*files, shared])), sources, digest=False):
         assert os.listdir(plan.folder) == [JOURNAL]
 
 

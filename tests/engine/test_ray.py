@@ -203,9 +203,9 @@ def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.Mo
         address = f"127.0.0.1:{door.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         name = told if told == "ray" else told + address
-        ray_engine._knock(name)  # which somebody hears
+        ray_engine._knock(ray_engine._address(name))  # which somebody hears
     with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
-        ray_engine._knock(name)
+        ray_engine._knock(ray_engine._address(name))
 
 
 def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from math import prod
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
-from ...messages import listing
+from ...messages import listing, shortened
 from ...moves.part import Coded, Data, Span
 from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
@@ -70,7 +70,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         ours = b"".join(text for m in files.values() for text in fields(m.extra, OURS))
     others = tuple(name for name in files if not name.endswith(SUFFIX))
     if others and not arrays:
-        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {', '.join(others[:4])}", url=url)
+        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {shortened(others)}", url=url)
     found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others))
     return replace(found, metadata=carried.unpacked(ours)) if ours else found
 

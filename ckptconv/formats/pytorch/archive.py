@@ -18,7 +18,7 @@ from typing import Any
 
 from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint, UnknownFormat, UnsafeCheckpoint
-from ...messages import printable
+from ...messages import brief, printable
 from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
@@ -90,7 +90,7 @@ class Archive:
         """Read one of the pickles, and check it."""
         m = self.members.get(name)
         if m is None:
-            raise CorruptCheckpoint(f"has no {name}", url=self.url)
+            raise CorruptCheckpoint(f"has no {printable(brief(name))}", url=self.url)
         return _read(f, m, MAX_PICKLE)
 
     def packed(self, name: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...messages import listing, many
+from ...messages import brief, listing, many, printable
 from .plain import SCALARS, Inert, Known, Ordered
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
@@ -182,7 +182,9 @@ class Machine:
             return target.inline(state, self.take)
         if type(target) is Inert:
             if target.state is not None:
-                raise UnsafeCheckpoint(f"{target.path} is given a second state at byte {self.at}", url=self.url)
+                raise UnsafeCheckpoint(
+                    f"{printable(brief(target.path))} is given a second state at byte {self.at}", url=self.url
+                )
             target.state = state
         elif type(target) is Ordered and type(state) in (dict, Ordered):
             self.charge((state,))

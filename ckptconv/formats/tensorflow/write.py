@@ -153,5 +153,10 @@ def _state(base: str) -> bytes:
 
     from . import messages_pb2 as pb
 
-    state = pb.CheckpointState(model_checkpoint_path=base, all_model_checkpoint_paths=[base])
+    try:
+        state = pb.CheckpointState(model_checkpoint_path=base, all_model_checkpoint_paths=[base])
+    except ValueError:
+        raise UsageError(
+            "TensorFlow's state file holds the prefix in UTF-8; choose one that is valid Unicode"
+        ) from None
     return str(text_format.MessageToString(state, as_utf8=True)).encode()

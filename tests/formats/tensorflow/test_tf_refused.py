@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crc32c import crc32c
+from google.protobuf import text_format
 from kit import refused
 
 import ckptconv
@@ -452,6 +453,16 @@ def test_elements_given_in_part() -> None:
 def test_the_state_file_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the prefix `checkpoint` is the name of the state file"):
         ckptconv.save({"w": np.ones(2)}, tmp_path / "checkpoint", format="tf")
+
+
+def test_a_prefix_is_text_which_the_state_file_quotes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="choose one that is valid Unicode"):
+        ckptconv.save({"w": np.ones(2)}, tmp_path / "x\udcff.ckpt", format="tf")
+    assert not [*tmp_path.iterdir()]
+    base = 'a"\nmodel_checkpoint_path: "evil[x]*'
+    ckptconv.save({"w": np.ones(2)}, tmp_path / base, format="tf")
+    state = text_format.Parse((tmp_path / "checkpoint").read_text(), pb.CheckpointState())
+    assert [state.model_checkpoint_path, *state.all_model_checkpoint_paths] == [base] * 2
 
 
 @pytest.mark.parametrize("left", ["m.ckpt.data-00000-of-00001.tempstate1", "m.ckpt.data_temp"])
