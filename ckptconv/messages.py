@@ -165,6 +165,11 @@ def paragraph(text: str) -> str:
     return "\n".join([*kept, *more])
 
 
+def paragraphs(texts: Iterable[str]) -> str:
+    """Join messages, each of which is safe to print by itself."""
+    return "\n".join(map(paragraph, texts))
+
+
 def indented(text: str) -> str:
     """The lines of a text as a part of a message that has begun."""
     return "\n".join(f"  {line}" for line in text.split("\n"))

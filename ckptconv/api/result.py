@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import in_bytes, many, paragraph, printable, shortened
+from ..messages import in_bytes, many, paragraph, paragraphs, printable, shortened
 from .values import Verify
 
 
@@ -53,7 +53,7 @@ class Report:
         return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(self.destination)}"]
 
     def __str__(self) -> str:
-        return "\n".join(map(paragraph, self.lines()))
+        return paragraphs(self.lines())
 
     def __repr__(self) -> str:
         return f"<Report: {paragraph(self.lines()[-1])}>"

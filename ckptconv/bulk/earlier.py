@@ -12,11 +12,11 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from ..formats import shard_index
+from ..formats.tensorflow.locate import STATE_FILE
 from ..storage import files
-from .footprints import STATE
 from .ledger import LEDGERS, Ledger, LedgerEntry
 
-INDEX = ".index.json"
 FOLDERS = 1000  # whose real paths are kept
 
 
@@ -56,15 +56,15 @@ def left(planned: Iterable[str], folder: str, known: Mapping[str, LedgerEntry]) 
     for at in known:
         k = np.searchsorted(now, hash(at))
         if k == len(now) or now[k] != hash(at):
-            names = (name for name, _, _ in known[at].written if files.split(name)[1] != STATE)
+            names = (name for name, _, _ in known[at].written if files.split(name)[1] != STATE_FILE)
             yield from (name for name in names if files.stat(files.join(folder, name)))
 
 
 def _names(at: str) -> Iterable[str]:
     """The outputs that a file or folder may belong to: itself, its index, or a folder above it."""
     yield at
-    if at.endswith(INDEX):
-        yield at.removesuffix(INDEX)
+    if at.endswith(shard_index.SUFFIX):
+        yield at.removesuffix(shard_index.SUFFIX)
     while at := at.rpartition("/")[0]:
         yield at
 

@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.tensorflow.locate import prefix_of
+from ..engine import journal
+from ..formats import shard_index
+from ..formats.huggingface import NUMBERED
+from ..formats.tensorflow.locate import STATE_FILE, prefix_of
+from ..output import own, publish
 
-NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=(\.[^./]*)?\Z)|_\d{5}(?=\.weights\.h5\Z)")  # of a shard
-OURS = re.compile(r"\..+\.([0-9a-f]{8}\.(part|publish)|resume\..*)|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
-STATE = "checkpoint"  # of TensorFlow: the checkpoints of a folder share it
+NUMBER = re.compile(rf"{NUMBERED}(?=(\.[^./]*)?\Z)|_\d{{5}}(?=\.weights\.h5\Z)")  # of a shard
+OURS = re.compile(
+    rf"\..+\.({publish.MARK}\.(part|publish)|{journal.MARK}\..*)|{re.escape(own.MARKER)}.*", re.DOTALL | re.IGNORECASE
+)
 LONG = 4096  # characters; no system has longer paths
 Outputs = Callable[[], Iterable[tuple[str, str]]]
 
@@ -40,14 +45,14 @@ def of(at: str, format: str) -> Iterator[tuple[str, str]]:
     if format == "tf":
         at = prefix_of(at)
         yield from (("own", f"{at}.index"), ("shards", f"{at}.data#"))
-        yield "shared", at[: at.rfind("/") + 1] + STATE
+        yield "shared", at[: at.rfind("/") + 1] + STATE_FILE
         return
     yield "own", at
     if (numbered := NUMBER.sub("#", at)) != at:
         yield "shard", numbered
     suffix = ".safetensors" if format == "safetensors" else os.path.splitext(at)[1]
     if format in ("safetensors", "torch"):
-        yield from (("own", f"{at}.index.json"), ("shards", f"{at.removesuffix(suffix)}#{suffix}"))
+        yield from (("own", at + shard_index.SUFFIX), ("shards", f"{at.removesuffix(suffix)}#{suffix}"))
     elif at.endswith(".weights.json"):
         yield "shards", f"{at.removesuffix('.weights.json')}#.weights.h5"
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..errors import AmbiguousFormat, CkptError
-from ..formats import companions, detect, table
-from ..formats.tensorflow.locate import is_state
+from ..formats import companions, detect, shard_index, table
+from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..storage.files import Stat, join, read_all
 from .found import FoundCheckpoint
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
-INDEXES = (".index.json", ".weights.json")
+INDEXES = (shard_index.SUFFIX, ".weights.json")
 # Files beside models that are none, which are known by their names: opening each would cost more than all the rest.
 SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 MAX_INDEX = 2**26  # bytes
@@ -93,7 +93,7 @@ def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
     if status.size < 16 or name in SIDE:
         return False
     try:
-        if name == "checkpoint" and is_state(url):  # TensorFlow's list of checkpoints is not one
+        if name == STATE_FILE and is_state(url):  # TensorFlow's list of checkpoints is not one
             return False
         detect.detect(url)
     except AmbiguousFormat:

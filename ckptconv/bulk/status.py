@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from ..errors import StorageError
-from ..messages import in_bytes, many, paragraph
+from ..messages import in_bytes, many, paragraphs
 from ..storage import files
 from .ledger import LEDGERS, Ledger, LedgerEntry
 from .summary import Summary
@@ -47,7 +47,7 @@ class Status:
         ]
 
     def __str__(self) -> str:
-        return "\n".join(map(paragraph, self.lines()))
+        return paragraphs(self.lines())
 
     @property
     def _summary(self) -> Summary:

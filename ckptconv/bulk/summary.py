@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..messages import in_bytes, listing, many, paragraph
+from ..messages import in_bytes, listing, many, paragraphs
 from ..storage.faults import Unreachable
 from ..storage.paths import host
 from .ledger import LedgerEntry
@@ -57,7 +57,7 @@ class Summary:
         return lines
 
     def __str__(self) -> str:
-        return "\n".join(map(paragraph, self.lines()))
+        return paragraphs(self.lines())
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -136,7 +135,7 @@ def _stage(above: str, base: str) -> Iterator[str]:
     try:
         yield files.join(stage, "made")  # a conversion waits for the lock of its folder
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        own.remove_tree(stage)
         if lock >= 0:
             os.close(lock)
 

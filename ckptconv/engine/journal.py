@@ -31,7 +31,7 @@ from .plan import Job, Plan
 
 MARK = "resume"
 BEGIN = b'{"plan":"'  # of every journal
-MAX_HEAD = 1 << 20  # bytes of the first line, in which older versions named the files
+MAX_HEAD = 1 << 20  # bytes of the first line, at most
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
-from ..messages import many, paragraph
+from ..messages import many, paragraphs
 from ..verification.outputs import Comparison
 from . import settings
 from .attempts import Runner, Search
@@ -59,7 +59,7 @@ class Proof:
         return (self.tuned_to or self.found).same
 
     def __str__(self) -> str:
-        return "\n".join(map(paragraph, self.lines()))
+        return paragraphs(self.lines())
 
     def lines(self) -> list[str]:
         """What was found, what was tried, and what stays open."""

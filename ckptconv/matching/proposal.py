@@ -13,7 +13,7 @@ from ..api.options import SELECT, takes
 from ..api.values import names_code
 from ..checkpoint import Checkpoint
 from ..errors import StorageError, UsageError
-from ..messages import fold, listing, many, paragraph, redacted
+from ..messages import fold, listing, many, paragraphs, redacted
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
@@ -55,7 +55,7 @@ class Match:
         return self.proposal.doubt
 
     def __str__(self) -> str:
-        return "\n".join(map(paragraph, self.lines()))
+        return paragraphs(self.lines())
 
     def lines(self) -> Iterator[str]:
         """What the command line prints: what is known, what is assumed, what to look at and what is left."""

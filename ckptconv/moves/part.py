@@ -58,6 +58,7 @@ class Piece(NamedTuple):
 
 
 MAX_ELEMENTS = 2**63 - 1
+FILL_RATIO, MAX_FILL = 1100, 2**32  # bytes that one value repeated may fill: per stored byte, and in any file
 MAX_AXES = 64  # NumPy's limit; the product of millions of sizes would take too long
 
 

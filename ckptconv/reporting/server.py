@@ -44,6 +44,7 @@ PATIENCE = 30  # seconds for an answer to be taken
 ARRIVAL = 10.0  # seconds for a request to arrive, however it drips
 LARGEST = 32 * 2**10  # bytes of a request: browsers send cookies of all servers of this host; of header lines, 100
 CONNECTIONS = 64  # at a time
+END = re.compile(rb"\r?\n\r?\n")  # of the head of a request
 PAUSE = 0.2  # seconds without a new connection when there are no more file descriptors
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 PollSelector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # needs no file descriptor of its own
@@ -63,9 +64,6 @@ ROUTES: list[tuple[str, Callable[[Shelf, list[int], dict[str, str], Watch], str 
     (r"pair", lambda shelf, _, q, watch: shelf.pair(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
     (r"series", lambda shelf, _, q, watch: shelf.series(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
 ]
-
-
-END = re.compile(rb"\r?\n\r?\n")
 
 
 class Wrong(Exception):

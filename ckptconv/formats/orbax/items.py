@@ -12,14 +12,13 @@ from typing import Any
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
-from ...moves.part import MAX_AXES
+from ...moves.part import FILL_RATIO, MAX_AXES
 from ...storage.files import exists, join
 from ..reading import Reading
 from . import arrays, locate, ocdbt, tree, zarr
 from .values import MAX_PARTS, Value, check_apart, files_of, inside, of_folder
 from .zarr import Array
 
-RATIO = 1100  # bytes of fill value per stored byte; as for HDF5
 SLACK = 2**26
 
 
@@ -54,7 +53,7 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     chunks, aside = _chunks(found, values)
     known = _tree(root, found)
     made = _Names(root, item)
-    stored = sum(v.size for v in values.values()) * RATIO + SLACK
+    stored = sum(v.size for v in values.values()) * FILL_RATIO + SLACK
     for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
         array = found[name]
         leaf = known.leaves.get(name) or tree.Leaf(tuple(name.split(".")), (), "")

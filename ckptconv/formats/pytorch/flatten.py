@@ -17,12 +17,12 @@ from typing import Any
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
 from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
-from ...moves.part import c_strides
+from ...moves.part import MAX_FILL, c_strides
 from .arrays import ArrayType, PickledArray
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
-from .views import MAX_EXPANSION, Absent, Pieces, Storage, StorageType, TorchType, View
+from .views import Absent, Pieces, Storage, StorageType, TorchType, View
 from .walk import Walk, is_module
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
@@ -72,7 +72,7 @@ class Made:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.left = MAX_EXPANSION  # bytes that all views may have beyond their storages'
+        self.left = MAX_FILL  # bytes that all views may have beyond their storages'
         self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}

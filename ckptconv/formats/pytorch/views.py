@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import MAX_AXES, Data, checked_count
+from ...moves.part import MAX_AXES, MAX_FILL, Data, checked_count
 from .plain import shown
-
-MAX_EXPANSION = 2**32  # bytes that a view with zero strides may claim beyond its storage's
 
 
 class TorchType(NamedTuple):
@@ -155,7 +153,7 @@ def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -
             f"a tensor of shape {list(shape)}, strides {list(strides)} reaches byte {(last + 1) * size} "
             f"of the storage {storage.key!r}, which has {have}"
         )
-    if total * size > have and total * size > MAX_EXPANSION + have:
+    if total * size > have and total * size > MAX_FILL + have:
         raise UnsafeCheckpoint(f"a tensor of shape {list(shape)} expands {have} stored bytes to {total * size}")
     start = offset + storage.start * storage.type.bits // 8 // size
     if storage.start * storage.type.bits % (8 * size):

@@ -20,6 +20,7 @@ from ...storage.files import Seen, exists, is_dir, is_remote, join, names, read_
 from ...storage.paths import inside
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
+STATE_FILE = "checkpoint"  # beside the checkpoints of a folder, which share it
 STATE = b"model_checkpoint_path"
 STATE_LIMIT = 1 << 24
 MAX_PATH = 4096
@@ -57,7 +58,7 @@ def find(url: str) -> Location:
     if is_dir(url):
         return _in_folder(url)
     folder, base = split(url)
-    if base == "checkpoint" and is_state(url):
+    if base == STATE_FILE and is_state(url):
         return _in_folder(folder)
     return _checked(prefix_for(url))
 
@@ -95,7 +96,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _in_folder(folder: str) -> Location:
     """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
     present = bundles(folder)
-    state = join(folder, "checkpoint")
+    state = join(folder, STATE_FILE)
     note: tuple[Note, ...] = ()
     if is_state(state):
         path = _newest(state)

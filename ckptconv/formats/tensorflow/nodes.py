@@ -17,7 +17,7 @@ import numpy as np
 from ...checkpoint import Tensor, contiguous
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import Held, Part, Span, c_strides, checked_count
+from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, c_strides, checked_count
 from ...storage.ranges import InMemory, Ranges
 from . import constants, dtypes
 from . import messages_pb2 as pb
@@ -27,7 +27,6 @@ MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axe
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
 SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
-FILL_RATIO, MAX_FILL = 1100, 2**32  # as for chunks of Orbax that are absent, and for expanded views of PyTorch
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 
 # inputs that control the computation rather than provide values; -1 is the last one

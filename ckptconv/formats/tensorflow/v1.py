@@ -45,7 +45,7 @@ BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empt
 
 
 def sniff(seen: Seen) -> int:
-    if seen.is_dir or seen.base == "checkpoint":
+    if seen.is_dir or seen.base == locate.STATE_FILE:
         try:
             return 3 if locate.find(seen.url).tables else 0
         except CkptError:
@@ -59,7 +59,7 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a table, all tables of a sharded checkpoint, or the checkpoint that a folder's state file names."""
-    if is_dir(url) or split(url)[1] == "checkpoint":
+    if is_dir(url) or split(url)[1] == locate.STATE_FILE:
         return open_tables(locate.find(url).tables)
     return open_tables(_shards_of(url) or (url,))
 

@@ -24,7 +24,7 @@ def sniff(seen: Seen) -> int:
         if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
             return 3
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
-    if seen.base == "checkpoint":
+    if seen.base == locate.STATE_FILE:
         return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
     prefix = locate.prefix_for(seen.url)
     if seen.size >= 0 and prefix == seen.url:
@@ -41,7 +41,7 @@ def _in_folder(seen: Seen) -> bool:
         return False
     return (
         any(n.endswith(".index") for n in seen.files)
-        or ("checkpoint" in seen.files and locate.is_state(folder + "/checkpoint"))
+        or (locate.STATE_FILE in seen.files and locate.is_state(f"{folder}/{locate.STATE_FILE}"))
         or exists(folder + ".index")
     )
 

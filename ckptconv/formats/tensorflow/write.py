@@ -22,11 +22,9 @@ from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from . import objects, strings
 from .bundle import OBJECT_GRAPH, OURS
-from .locate import prefix_of
+from .locate import STATE_FILE, prefix_of
 from .table import varint
 from .table_write import build
-
-STATE = "checkpoint"
 
 
 @dataclass
@@ -61,7 +59,7 @@ class BundleWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         if not self.base:
             raise UsageError("a TensorFlow checkpoint needs a prefix, like folder/model.ckpt", url=self.url)
-        if self.base == STATE:
+        if self.base == STATE_FILE:
             raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
         shards = self._cut(checkpoint)
@@ -90,10 +88,10 @@ class BundleWriter:
             text = "the object graph is left out: it has other names. tf.train.Checkpoint cannot read the result"
             notes.append(Note("dropped", f"{text}; tf.train.load_checkpoint and tf.compat.v1.train.Saver can"))
         state = _state(self.base)
-        files += [OutputFile(f"{self.base}.index", 0), OutputFile(STATE, len(state), shared=True)]
+        files += [OutputFile(f"{self.base}.index", 0), OutputFile(STATE_FILE, len(state), shared=True)]
         ours = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
         ordered = {name: slots[name] for name in checkpoint}
-        patches.append(Patch(STATE, 0, state))
+        patches.append(Patch(STATE_FILE, 0, state))
         return Placement(files, ordered, patches, check="crc32c", stale=ours, notes=notes)
 
     def _cut(self, checkpoint: Checkpoint) -> list[list[tuple[Sequence[str], int, bytes | None]]]:
