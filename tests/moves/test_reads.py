@@ -472,6 +472,21 @@ def test_checksums_of_ranges_are_combined(kind: str, ranges: list[tuple[int, int
         assert sources.calls == ([(300, 1000)] if again else [])
 
 
+@pytest.mark.parametrize("urls", [("x", "x"), ("https://me:secret@h/\x1bx?sig=secret", "y\ntensor 'z'")])
+def test_all_that_is_damaged_is_listed(urls: tuple[str, str]) -> None:
+    """With the files where there are several, of whose names nothing controls a terminal or opens anything."""
+    spans = [Span(url, 8 * i, 8, f"crc32:{i:08x}") for i, url in enumerate(urls)]
+    sound = Span(urls[0], 16, 8, f"crc32:{checksum.crc('crc32', RAW[16:24]):08x}")
+    with pytest.raises(CorruptCheckpoint) as caught:
+        check_reads([], Recorded(RAW), [*spans, sound])  # type: ignore[arg-type]
+    first, *lines = caught.value.message.splitlines()
+    assert first == "2 damaged tensors, by the file's own checksums:"
+    files = ["", ""] if urls[0] == urls[1] else [r"https://h/\x1bx?... ", r"y\ntensor 'z' "]
+    assert [line.partition(": crc32 is ")[0].strip() for line in lines] == [
+        f"{file}bytes {span.start} to {span.start + 8}" for file, span in zip(files, spans, strict=True)
+    ]
+
+
 # --- elements -----------------------------------------------------------------------------------------------------
 
 
