@@ -33,23 +33,25 @@ from .known import TORCH
 from .pickle import load
 from .plain import Inert, shown
 from .values import record
-from .views import View
-from .walk import segment
+from .views import TorchType, View
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
 OPEN = 64  # files of a thousand processes are not all open at a time
 
 
-_MODULE = "torch.distributed.checkpoint."
-_CLASSES = (
-    "metadata.Metadata", "metadata.TensorStorageMetadata", "metadata.TensorProperties", "metadata._MEM_FORMAT_ENCODING",
-    "metadata.ChunkStorageMetadata", "metadata.BytesStorageMetadata", "metadata.MetadataIndex", "metadata.StorageMeta",
-    "filesystem._StorageInfo",
-)  # fmt: skip
-ALLOWED = {
-    **TORCH,
-    **{(_MODULE + c.partition(".")[0], c.partition(".")[2]): record(c) for c in _CLASSES},
+_CLASSES = {
+    "checkpoint.metadata": (
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "ChunkStorageMetadata",
+        "BytesStorageMetadata", "MetadataIndex", "StorageMeta",
+    ),
+    "checkpoint.filesystem": ("_StorageInfo",),
+    "_shard.sharded_tensor.metadata": ("TensorProperties", "MEM_FORMAT_ENCODING"),  # by earlier versions of torch
+}  # fmt: skip
+ALLOWED = TORCH | {
+    (f"torch.distributed.{module}", name): record(f"{module.rpartition('.')[2]}.{name}")
+    for module, names in _CLASSES.items()
+    for name in names
 }
 
 
@@ -74,14 +76,17 @@ def open(url: str, how: Reading) -> Checkpoint:
         for name, about in described.items():
             if type(name) is not str:
                 raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is not text", url=path)
-            nested = planned.get(name) if type(planned) is dict else None
-            top = segment(nested[0]) if type(nested) is tuple and nested else name
+            at = _path(planned.get(name) if type(planned) is dict else None, name, path)
+            if (to := ".".join(at)) != name and to in described:
+                raise CorruptCheckpoint(
+                    f"was saved as {printable(brief(to))}, which is another's name", url=path, tensor=name
+                )
             if type(about) is not Inert or "TensorStorageMetadata" not in about.path:
                 values[name] = folder.value(name, places)
                 continue
             found, first = folder.tensor(name, about, places)
-            role: Role = ("step" if name.endswith(".step") else "slot") if top.startswith("optim") else ""
-            leaves.append(Leaf(name, first, role, top))
+            role: Role = ("step" if name.endswith(".step") else "slot") if at[0].startswith("optim") else ""
+            leaves.append(Leaf(name, first, role, at[0]))
             tensors[name] = found
     made, notes, details = unwrap(leaves)
     named = {
@@ -109,6 +114,25 @@ def _numbers(thing: Any, name: str, url: str) -> tuple[int, ...]:
     if len(value) > MAX_AXES or any(type(n) is not int for n in value):
         raise CorruptCheckpoint(f"{shown(thing)} has the {name} {shown(value)}, not whole numbers", url=url)
     return value
+
+
+def _path(planned: Any, name: str, url: str) -> tuple[str, ...]:
+    """The keys that lead to a value in what was saved, which are its name if the planner did not note them."""
+    if type(planned) is not tuple or not planned:
+        return (name,)
+    if any(type(key) not in (str, int) for key in planned):
+        raise CorruptCheckpoint(f"is found by {shown(planned)}, not by text and numbers", url=url, tensor=name)
+    return tuple(map(str, planned))
+
+
+def _kind(about: Inert, url: str) -> str:
+    """The dtype to which torch casts a tensor's chunks; '' if it is not said."""
+    properties = about.state.get("properties")
+    state = properties.state if type(properties) is Inert else None
+    kind = state[0] if type(state) is tuple and state else None
+    if properties is not None and type(kind) is not TorchType:
+        raise CorruptCheckpoint(f"{shown(about)} has no proper properties", url=url)
+    return kind.name if kind else ""
 
 
 class Place(NamedTuple):
@@ -186,7 +210,7 @@ class Folder:
         shape = _numbers(about, "size", self.url)
         total, steps = checked_count(shape, url=self.url, tensor=name), c_strides(shape)
         parts: list[Part] = []
-        boxes, view = [], None
+        boxes, view, kind = [], None, _kind(about, self.url)
         for chunk in _get(about, "chunks", list, self.url):
             at, size = _numbers(chunk, "offsets", self.url), _numbers(chunk, "sizes", self.url)
             if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
@@ -195,7 +219,7 @@ class Folder:
             view = self.load(name, places.get((name, at)))
             if type(view) is not View or view.row is None or view.storage.data is None:
                 raise CorruptCheckpoint("a chunk of it is not a plain tensor", url=self.url, tensor=name)
-            if view.shape != size or (parts and view.row is not parts[0].dtype):
+            if view.shape != size or view.torch != (kind := kind or view.torch):
                 what = f"is {view.torch}{list(view.shape)}, not as described"
                 raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", url=self.url, tensor=name)
             boxes.append((at, size))

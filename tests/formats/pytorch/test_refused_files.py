@@ -465,13 +465,18 @@ TOP, BOTTOM = chunk((0, 0), (1, 2)), chunk((1, 0), (1, 2))
 PLACES = ((index(), info()), (index((1, 0)), info(start=len(CHUNK))))
 
 
-def described(chunks: Any, size: Any = (2, 2), name: Any = "w") -> dict[Any, Any]:
-    return {name: record("TensorStorageMetadata", size=size, chunks=chunks)}
+def described(chunks: Any, size: Any = (2, 2), name: Any = "w", **more: Any) -> dict[Any, Any]:
+    return {name: record("TensorStorageMetadata", size=size, chunks=chunks, **more)}
 
 
-def folder(at: Path, about: Any, places: Any = PLACES, data: bytes = CHUNK * 2) -> Path:
+def properties(dtype: Any, module: str = META) -> Call:
+    state = (dtype, None, False, None, False)
+    return Call(Global(f"{module}TensorProperties"), (), (state,), new=True)
+
+
+def folder(at: Path, about: Any, places: Any = PLACES, data: bytes = CHUNK * 2, planned: Any = None) -> Path:
     storage = mapping(*places) if isinstance(places, tuple) else places
-    root = record("Metadata", state_dict_metadata=about, storage_data=storage, planner_data=None)
+    root = record("Metadata", state_dict_metadata=about, storage_data=storage, planner_data=planned)
     (at / ".metadata").write_bytes(pickled(root))
     (at / "__0_0.distcp").write_bytes(data)
     return at
@@ -501,6 +506,22 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
             "places": (PLACES[0], (index((1, 0)), info(start=len(CHUNK), size=len(WHOLE_NUMBERS)))),
         }, r"its chunk at \[1, 0\] is int32\[1, 2\], not as described",
     ),
+    "chunks of which it says another dtype": (  # torch would cast them
+        {"about": described([TOP, BOTTOM], properties=properties(Global("torch.int32")))},
+        r"its chunk at \[0, 0\] is float32\[1, 2\], not as described",
+    ),
+    "names exchanged": (  # torch's converter to one file would name them so
+        {"about": described([TOP, BOTTOM]) | described([TOP], (1, 2), "m.w"), "planned": {"w": ("m", "w")}},
+        "w: was saved as m.w, which is another's name",
+    ),
+    "keys nested without end": (
+        {"about": described([TOP, BOTTOM]), "planned": {"w": (Raw(b")" + b"\x85" * 9000),)}},
+        r"w: is found by \(\(\(\.\.\.,\),\),\), not by text and numbers",
+    ),
+    "properties of no dtype": (
+        {"about": described([TOP, BOTTOM], properties=properties(3))}, "has no proper properties"
+    ),
+    "properties that are a number": ({"about": described([TOP, BOTTOM], properties=3)}, "has no proper properties"),
     "a chunk of a number": (
         {"about": described([TOP]), "places": ((index(), info(size=len(archive(3, {})))),), "data": archive(3, {})},
         "a chunk of it is not a plain tensor",
@@ -539,8 +560,14 @@ def test_folders(what: str, tmp_path: Path) -> None:
 
 
 def test_what_a_folder_may_hold(tmp_path: Path) -> None:
-    got = ckptconv.open(folder(tmp_path, described([BOTTOM, TOP])))
-    assert got["w"].numpy().tolist() == [[1, 1], [1, 1]]
+    for module in ((), (META,), ("torch.distributed._shard.sharded_tensor.metadata.",)):  # the last: earlier versions
+        more = {"properties": properties(Global("torch.float32"), *module)} if module else {}
+        got = ckptconv.open(folder(tmp_path, described([BOTTOM, TOP], **more)))
+        assert got["w"].numpy().tolist() == [[1, 1], [1, 1]]
+    places = ((index(name="a.0.w"), info()), (index((1, 0), "a.0.w"), info(start=len(CHUNK))))
+    about, planned = described([BOTTOM, TOP], name="a.0.w"), {"a.0.w": ("a", 0, "w")}
+    got = ckptconv.open(folder(tmp_path, about, places, planned=planned))
+    assert set(got) == {"a.0.w"}
     place = ((index(), info(size=len(EMPTY))),)
     got = ckptconv.open(folder(tmp_path, described([chunk((0, 0), (0, 2))], (0, 2)), place, EMPTY))
     assert got["w"].numpy().shape == (0, 2)
