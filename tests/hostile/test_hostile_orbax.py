@@ -179,6 +179,23 @@ def linked_chunk(folder: Path) -> Path:
     return folder / "m"
 
 
+def linked(name: str, to: str) -> Callable[[Path], Path]:
+    """Two arrays in chunks of one element, beside whose first three chunks a link has this name."""
+
+    def make(folder: Path) -> Path:
+        for i in range(6):
+            (folder / "m" / "ab"[i // 3] / f"{i % 3}").mkdir(parents=True)
+            (folder / "m" / "ab"[i // 3] / f"{i % 3}" / "0").write_bytes(b"\1\2\3\4")
+        about = json.dumps(ZARRAY | {"shape": [4, 1], "chunks": [1, 1], "dimension_separator": "/"})
+        for array in "ab":
+            (folder / "m" / array / ".zarray").write_text(about)
+        (folder / "m" / name).parent.mkdir(exist_ok=True)
+        (folder / "m" / name).symlink_to(to)
+        return folder / "m"
+
+    return make
+
+
 def linked_step(folder: Path) -> Path:
     home = database(folder, sound(ARRAY))
     (folder / "run").mkdir()
@@ -224,6 +241,14 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "the data folder is a link": (linked_data, "link|outside|leaves"),
     "a chunk is a link": (linked_chunk, "link|outside|leaves"),
     "a step is a link": (linked_step, "link|outside|leaves"),
+    "a folder of chunks is a link": (linked("a/3", "../b/0"), "holds links to folders .*:\n  3$"),
+    "an array is a link": (linked("c", "b"), "holds links to folders .*:\n  c$"),
+    "a chunk is a link to nothing": (linked("a/3/0", "../2/1"), "holds links to folders or to nothing.*:\n  0$"),
+    "a chunk is a link to itself": (linked("a/3/0", "0"), "holds links to folders or to nothing.*:\n  0$"),
+    "the root is one array": (
+        lambda f: database(f, sound({key.removeprefix(b"w/"): value for key, value in ARRAY.items()})),
+        "its root is one array, which has no name",
+    ),
     "a node is its own child": (itself, "referred to twice"),
     "a node has two parents": (twice, "referred to twice"),
     "towers of children": (endless_tower, "entries in the database's nodes repeat without bound"),

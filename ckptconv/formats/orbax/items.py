@@ -52,7 +52,7 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     found = _arrays(values)
     chunks, aside = _chunks(found, values)
     known = _tree(root, found)
-    made = _Names(root, item)
+    made, damaged = _Names(root, item), list[str]()
     stored = sum(v.size for v in values.values()) * FILL_RATIO + SLACK
     for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
         array = found[name]
@@ -61,20 +61,22 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
         stored -= one.absent * array.kind.itemsize
         if stored < 0:
             raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
-        if one.absent and known.complete and not how.salvage:
-            raise CorruptCheckpoint("lacks chunks, all of which were stored", url=array.url, tensor=one.tensor.name)
+        if one.absent and known.complete:
+            if not how.salvage:
+                raise CorruptCheckpoint("lacks chunks, all of which were stored", url=array.url, tensor=one.tensor.name)
+            damaged.append(one.tensor.name)
+            continue
         made.add(one.tensor, leaf, absent=bool(one.absent))
     for path, tensor in known.inline.items():
         made.add(tensor.renamed(made.name(path)), tree.Leaf(path, (), ""), absent=False)
     made.check(known, found)
-    filled = Note("damaged" if known.complete else "assumed", "chunks are absent: the fill value is read",
-                  tuple(made.absent))  # fmt: skip
     keys = tuple(made.name(known.leaves[n].path) for n in sorted(tree.random_keys(root)) if n in known.leaves)
     skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in known.leaves.values() if leaf.other)
     random = Note("assumed", "JAX's random keys: the integers that make them up are read", keys)
     dotted = tuple(made.tensors) if database and not known.leaves else ()  # Orbax always writes a tree beside it
     notes = (
-        filled,
+        Note("damaged", "chunks are absent, all of which were stored", tuple(damaged)),
+        Note("assumed", "chunks are absent: the fill value is read", tuple(made.absent)),
         random,
         Note("assumed", f"without a {locate.METADATA}, names are divided at each dot", dotted),
         Note("skipped", "leaves that are not arrays", skipped),
@@ -137,6 +139,10 @@ def _arrays(values: Mapping[str, Value]) -> dict[str, Array]:
         array = zarr.parse(name, value.read(zarr.MAX_JSON), last, value.url)
         if array is None:
             continue
+        if not name:
+            raise CorruptCheckpoint(
+                "its root is one array, which has no name: only named arrays are read", url=value.url
+            )
         if name in out:
             raise CorruptCheckpoint("has metadata of zarr 2 and of zarr 3", url=value.url, tensor=name)
         out[name] = array

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...messages import brief, printable
-from ...storage.files import Reader, join, sibling, walk
+from ...messages import brief, listing, printable
+from ...storage.files import Reader, is_remote, join, names, sibling, walk
 
 MAX_PARTS = 64  # folders in a path
 
@@ -46,11 +46,17 @@ def inside(root: str, path: str) -> str:
 
 
 def of_folder(root: str) -> dict[str, Value]:
-    """All files below a folder, by their paths in it."""
+    """All files below a folder, by their paths in it.
+
+    Refused are names that `walk` passes over, links to folders or to nothing and pipes: chunks would seem to be absent.
+    """
     out = {}
     start = len(root.rstrip("/")) + 1
-    for folder, _, files in walk(root):
+    for folder, folders, files in walk(root):
         under = folder[start:]
+        if not is_remote(root) and (passed := sorted(set(names(folder)).difference(folders, files))):
+            what = "holds links to folders or to nothing, pipes or devices, which are not read"
+            raise UnsafeCheckpoint(f"{what}:\n{listing(passed)}", url=folder)
         for name, status in files.items():
             path = f"{under}/{name}" if under else name
             out[path] = Value(inside(root, path), 0, status.size)
