@@ -67,6 +67,7 @@ REFUSED = {
     "nothing": (b"", "0 bytes at byte 0 are too few for blosc"),
     "a version": (chunk(LZ4, version=3), "unknown version 3"),
     "a flag": (chunk(LZ4, flags=40), "unknown version 2 or flags 40"),
+    "shuffled by bytes and by bits": (chunk(LZ4, flags=37), "unknown version 2 or flags 37"),
     "another end": (chunk(LZ4, packed=1000), "does not end where it says"),
     "elements of no bytes": (chunk(LZ4, element=0), "does not end where it says"),
     "blocks of no bytes": (chunk(LZ4, block=0), "blocks of no or of too many bytes"),

@@ -62,7 +62,7 @@ def _opened(f: Ranges, start: int, size: int) -> Chunk:
         raise CorruptCheckpoint(f"{size} bytes at byte {start} are too few for blosc", url=f.url)
     version, _, flags, element, plain, block, packed = struct.unpack("<4B3I", f.read(start, HEAD))
     chunk = Chunk(f, start, start + size, flags, element, plain, block)
-    if version != 2 or flags & 8:
+    if version != 2 or flags & 8 or flags & (SHUFFLED | BITS) == SHUFFLED | BITS:  # both: to c-blosc2, more header
         raise chunk.bad(f"has the unknown version {version} or flags {flags}")
     if packed != size or not element or (plain and not 0 < block <= MAX_BLOCK):
         raise chunk.bad("does not end where it says, or has blocks of no or of too many bytes")
