@@ -47,12 +47,14 @@ class Pool:
             self._file.size = 0
 
     def _in_memory(self, coded: Coded) -> Held:
+        import numpy as np
+
         self._room -= coded.size
         out, at = bytearray(coded.size), 0
         for piece in stream(coded):
             out[at : at + len(piece)] = piece
             at += len(piece)
-        return Held(out)
+        return Held(np.frombuffer(out, np.uint8))
 
     def _in_file(self, coded: Coded) -> Span:
         import tempfile

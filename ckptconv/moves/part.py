@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Coded(NamedTuple):
 class Held(NamedTuple):
     """A NumPy `array` in memory, C-contiguous (an object array of bytes for strings)."""
 
-    array: Any
+    array: np.ndarray[Any, Any]
 
 
 Data = Span | Coded | Held

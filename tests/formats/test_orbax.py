@@ -329,8 +329,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "beyond the grid": (lambda m: m.update(shape=[2, 4]), "1.0 is not one of its chunks in the grid .1, 2."),
     "huge": (lambda m: m.update(shape=[2**40, 2**40]), "more than 2.63 elements"),
     "vast": (lambda m: m.update(shape=[2**30, 2**30]), "shapes claim far more than is stored"),
-    "fill": (lambda m: m.update(shape=[6, 6], fill_value="x"), "fill value 'x' is not understood"),
-    "fill beyond": (lambda m: m.update(shape=[6, 6], fill_value=[1, 2, 3]), "is not understood"),
+    "fill": (lambda m: m.update(shape=[6, 6], fill_value="x"), "fill value 'x' is no value of float32"),
+    "fill of two numbers": (lambda m: m.update(shape=[6, 6], fill_value=[1, 2]), "is no value of float32"),
+    "fill of too many bytes": (lambda m: m.update(shape=[6, 6], fill_value="0x0102030405"), "is no value of float32"),
+    "fill too large": (lambda m: m.update(shape=[6, 6], fill_value=1e39), "is no value of float32"),
+    "fill of half a number": (lambda m: m.update(shape=[6, 6], dtype="<i4", fill_value=1.5), "is no value of int32"),
+    "fill of no number": (lambda m: m.update(shape=[6, 6], dtype="<i4", fill_value="NaN"), "is no value of int32"),
+    "fill beyond": (lambda m: m.update(shape=[6, 6], fill_value=[1, 2, 3]), "is no value of float32"),
 }
 
 
@@ -356,6 +361,21 @@ def test_fill_values(tmp_path: Path) -> None:
             assert got.view("u4").tolist() == [[0x7FC00001] * 3] * 3
         else:
             assert np.array_equal(got.astype("c8" if kind == "<c8" else "f8"), np.full((3, 3), value), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("|u1", 300), ("|u1", -1), ("|i1", 200), ("int4", 20), ("int4", -9), ("uint4", -1), ("|b1", 2)]
+)
+def test_a_fill_value_that_its_dtype_lacks(dtype: str, fill: int, tmp_path: Path) -> None:
+    folder = zarr(tmp_path, {"a": ({"fill_value": fill, "dtype": dtype, "shape": [3, 3]}, np.zeros((0, 0)))})
+    with refused(f"the fill value {fill} is no value of "):
+        ckptconv.open(folder)
+
+
+def test_a_negative_fill_value_of_few_bits_is_converted(tmp_path: Path) -> None:
+    folder = zarr(tmp_path, {"a": ({"fill_value": -2, "dtype": "int4", "shape": [3, 3]}, np.zeros((0, 0)))})
+    assert ckptconv.open(folder)["a"].numpy().tobytes() == b"\xfe" * 9
+    ckptconv.convert(folder, tmp_path / "x.msgpack", verify=True)
 
 
 def test_holes_tile_what_is_absent() -> None:

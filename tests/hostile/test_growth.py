@@ -311,6 +311,93 @@ def orbax_of(arrays: Callable[[int], int], chunks: Callable[[int], int]) -> grow
     return make
 
 
+def database(folder: Path, data: bytes, root: bytes, height: int, keys: int) -> Path:
+    """A database whose root lies behind other nodes."""
+    from ckptconv.formats.orbax import btree
+
+    top = btree.Node(b"", root, keys, len(root), 0)
+    (folder / "m" / "d").mkdir(parents=True)
+    (folder / "m" / "d" / "x").write_bytes(data + root)
+    (folder / "m" / "manifest.ocdbt").write_bytes(btree._manifest(top, len(data), height, "d/x", bytes(16)))
+    return folder / "m"
+
+
+def orbax_packed(pairs: Callable[[int], dict[bytes, bytes]], each: int = 2**40) -> growth.Make:
+    """A database that holds these values in nodes, which are packed, of so many keys each."""
+
+    def make(folder: Path, n: int) -> Path:
+        from ckptconv.formats.orbax import btree
+
+        found = [btree.Entry(key, 0, len(value), value) for key, value in sorted(pairs(n).items())]
+        leaves = [btree._leaf(found[i : i + each], "d/x") for i in range(0, len(found), each)]
+        leaves = [leaf._replace(raw=packed_node(leaf.raw)) for leaf in leaves]
+        if len(leaves) == 1:
+            return database(folder, b"", leaves[0].raw, 0, len(found))
+        starts = [0, *np.cumsum([len(leaf.raw) for leaf in leaves])]
+        root = btree._interior(leaves, [int(at) for at in starts[:-1]], 1, "d/x").raw
+        return database(folder, b"".join(leaf.raw for leaf in leaves), root, 1, len(found))
+
+    return make
+
+
+def packed_node(raw: bytes) -> bytes:
+    body = bytes(cramjam.zstd.compress(raw[14:-4]))
+    raw = raw[:4] + (18 + len(body)).to_bytes(8, "little") + b"\0\1" + body
+    return raw + crc32c(raw).to_bytes(4, "little")
+
+
+BYTES = {"zarr_format": 2, "dtype": "|u1", "compressor": None, "fill_value": 0, "filters": None, "order": "C"}
+
+
+def chunks_inline(n: int) -> dict[bytes, bytes]:
+    count = 20_000 * n
+    about = json.dumps({**BYTES, "shape": [count], "chunks": [1]}).encode()
+    noise = np.random.default_rng(1).bytes(count)  # buys room
+    return {b"w/.zarray": about, b"w/.zattrs": noise, **{b"w/%d" % i: b"\0" for i in range(count)}}
+
+
+def arrays_inline(n: int) -> dict[bytes, bytes]:
+    about = json.dumps({**BYTES, "shape": [], "chunks": []}).encode()
+    noise = np.random.default_rng(1).bytes(13_000 * n)
+    return {b"w": noise, **{b"w%d/.zarray" % i: about for i in range(13_000 * n)}}
+
+
+def zeros_inline(n: int) -> dict[bytes, bytes]:
+    about = json.dumps({**BYTES, "shape": [10**6], "chunks": [10**6]}).encode()
+    return {k: v for i in range(30 * n) for k, v in ((b"w%d/.zarray" % i, about), (b"w%d/0" % i, bytes(10**6)))}
+
+
+def shard_inline(n: int) -> dict[bytes, bytes]:
+    count, bare = 15_000 * n, {"name": "bytes"}
+    inner = {"chunk_shape": [1], "codecs": [bare], "index_codecs": [bare]}
+    about = {"zarr_format": 3, "node_type": "array", "shape": [count], "data_type": "uint8", "fill_value": 0,
+             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [count]}},
+             "chunk_key_encoding": {"name": "default"},
+             "codecs": [{"name": "sharding_indexed", "configuration": inner}]}  # fmt: skip
+    index = np.stack([np.arange(count), np.ones(count)], 1).astype("<u8")
+    return {b"w/c/0": bytes(count) + index.tobytes(), b"w/zarr.json": json.dumps(about).encode()}
+
+
+def orbax_nested(folder: Path, n: int) -> Path:
+    """Leaves, each of which is the value of the one around it."""
+    from ckptconv.formats.orbax import btree
+
+    count, data, at, nodes = 2000 * n, b"", [0], []
+    for i in range(count):
+        node = btree._leaf([btree.Entry(b"%06d" % i, 0, len(data), data)], "d/x")
+        at.append(len(node.raw) - 4 - len(data))  # of the inner one, behind which is the checksum
+        nodes.append((node.first, len(node.raw)))
+        data = node.raw
+    starts = np.cumsum([0, *at[:0:-1]])[:count][::-1]
+    texts = btree._texts([key for key, _ in nodes])
+    columns = (map(int, starts), (size for _, size in nodes), [1] * count, [1] * count, [0] * count)
+    body = b"".join((
+        b"\1", btree._files("d/x"), table.varint(count), *texts[:2], bytes(count), texts[2], bytes(count),
+        *(table.varint(x) for column in columns for x in column),
+    ))  # fmt: skip
+    return database(folder, data, btree._enveloped(btree.NODE_MAGIC, body), 1, count)
+
+
 def saved(folder: Path, n: int) -> Path:
     """Many tensors, as torch saves them."""
     torch = pytest.importorskip("torch")
@@ -336,7 +423,7 @@ def exported(folder: Path, n: int) -> Path:
     """Many names of one storage."""
     tensor = {"dtype": 7, "sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
     entry = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": {**tensor, "layout": 7}}
-    config = json.dumps({"config": {f"w{i}": entry for i in range(10_000 * n)}}).encode()
+    config = json.dumps({"config": {f"w{i}": entry for i in range(13_000 * n)}}).encode()
     weights = {"x/data/weights/weight_0": bytes(4), "x/data/weights/model_weights_config.json": config}
     return deflated(folder / "x.pt2", {"x/archive_format": b"pt2", **weights}, zipfile.ZIP_STORED)
 
@@ -371,6 +458,11 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "orbax: chunks of one array": (orbax_of(lambda n: 1, lambda n: 4_000 * n), "orbax"),
     "orbax: arrays": (orbax_of(lambda n: 2_000 * n, lambda n: 1), "orbax"),
     "orbax: chunks of arrays": (orbax_of(lambda n: 30 * n, lambda n: 100), "orbax"),
+    "orbax: packed chunks": (orbax_packed(chunks_inline), "orbax"),
+    "orbax: packed arrays": (orbax_packed(arrays_inline), "orbax"),
+    "orbax: packed zeros": (orbax_packed(zeros_inline, 2), "orbax"),
+    "orbax: packed shards": (orbax_packed(shard_inline), "orbax"),
+    "orbax: nodes within each other": (orbax_nested, "orbax"),
     "torch: empty sets": (torch_of(b"K\1\x8f"), "torch"),
     "keras3: empty objects": (keras_json(b"{}"), "keras3"),
     "keras3: lists": (keras_json(b"[[]]"), "keras3"),

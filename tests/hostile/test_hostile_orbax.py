@@ -63,10 +63,11 @@ def far(key: bytes, start: int, size: int, path: bytes = FILE) -> bytes:
     ))  # fmt: skip
 
 
-def interior(height: int, children: list[tuple[int, int]], key: bytes = b"", shared: int = 0) -> bytes:
-    n = len(children)
+def interior(height: int, children: list[tuple[int, int]], *keys: bytes, shared: int = 0) -> bytes:
+    """A node of nodes, each with the first key that it may have, whole."""
+    n, keys = len(children), keys or (b"",) * len(children)
     return b"".join((
-        bytes([height]), files(), varint(n), bytes(n - 1), *([varint(len(key))] * n), varint(shared) * n, key * n,
+        bytes([height]), files(), varint(n), bytes(n - 1), *(varint(len(k)) for k in keys), varint(shared) * n, *keys,
         bytes(n), *(varint(at) for at, _ in children), *(varint(size) for _, size in children),
         varint(KEYS) * n, bytes(2 * n),
     ))  # fmt: skip
@@ -90,8 +91,9 @@ ARRAY = {b"w/.zarray": json.dumps(ZARRAY).encode(), b"w/0": bytes(16)}
 
 def test_the_parts_of_the_attacks_make_a_sound_database(tmp_path: Path) -> None:
     assert ckptconv.open(database(tmp_path, sound(ARRAY)))["w"].numpy().tolist() == [0] * 4
-    parted = below(b"w/", {name.removeprefix(b"w/"): value for name, value in ARRAY.items()})
-    assert ckptconv.open(parted(tmp_path / "parted"))["w"].numpy().tolist() == [0] * 4
+    shared = below(b"w/", {name.removeprefix(b"w/"): value for name, value in ARRAY.items()})
+    for i, make in enumerate((shared, divided(b"", b"w/0"), divided(b"w/.zarray", b"w/.zb"))):
+        assert ckptconv.open(make(tmp_path / str(i)))["w"].numpy().tolist() == [0] * 4
 
 
 def with_array(**said: Any) -> Callable[[Path], Path]:
@@ -107,8 +109,8 @@ def zarr3(folder: Path, codecs: list[Any], chunk: bytes, shape: int = 4) -> Path
 
 
 def endless_tower(folder: Path) -> Path:
-    """A node of few stored bytes with forty thousand children, below which there could be 58 levels more."""
-    return database(folder, packed(NODE_MAGIC, interior(59, [(2**30, 60)] * 40_000)), height=59)
+    """A node of few stored bytes with two hundred thousand children, below which there could be 58 levels more."""
+    return database(folder, packed(NODE_MAGIC, interior(59, [(2**30, 60)] * 200_000)), height=59)
 
 
 def itself(folder: Path) -> Path:
@@ -118,8 +120,30 @@ def itself(folder: Path) -> Path:
 
 def twice(folder: Path) -> Path:
     below = sound(ARRAY)
-    size = len(_enveloped(NODE_MAGIC, interior(1, [(100, len(below))] * 2)))
-    return database(folder, _enveloped(NODE_MAGIC, interior(1, [(size, len(below))] * 2)), below, height=1)
+    size = len(_enveloped(NODE_MAGIC, interior(1, [(100, len(below))] * 2, b"", b"x")))
+    return database(folder, _enveloped(NODE_MAGIC, interior(1, [(size, len(below))] * 2, b"", b"x")), below, height=1)
+
+
+def above(folder: Path, data: bytes, places: list[tuple[int, int]], *keys: bytes) -> Path:
+    """A root, and behind it the nodes that lie at these places of what follows."""
+    root = b""
+    for _ in range(3):  # until the root is as long as its numbers take
+        root = _enveloped(NODE_MAGIC, interior(1, [(len(root) + at, size) for at, size in places], *keys))
+    return database(folder, root, data, height=1)
+
+
+def within(folder: Path) -> Path:
+    """A leaf that is the value of another."""
+    inner = sound(ARRAY)
+    outer = sound({b"a": inner})
+    return above(folder, outer, [(0, len(outer)), (outer.index(inner), len(inner))], b"a", b"w")
+
+
+def divided(*keys: bytes) -> Callable[[Path], Path]:
+    """An array in two leaves, to which these keys lead."""
+    one, other = (sound({key: value}) for key, value in ARRAY.items())
+    places = [(0, len(one)), (len(one), len(other))]
+    return lambda folder: above(folder, one + other, places, *keys)
 
 
 def below(prefix: bytes, pairs: dict[bytes, bytes]) -> Callable[[Path], Path]:
@@ -127,8 +151,8 @@ def below(prefix: bytes, pairs: dict[bytes, bytes]) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         inner = sound(pairs)
-        size = len(_enveloped(NODE_MAGIC, interior(1, [(len(prefix) + 40, len(inner))], prefix, len(prefix))))
-        root = _enveloped(NODE_MAGIC, interior(1, [(size, len(inner))], prefix, len(prefix)))
+        size = len(_enveloped(NODE_MAGIC, interior(1, [(len(prefix) + 40, len(inner))], prefix, shared=len(prefix))))
+        root = _enveloped(NODE_MAGIC, interior(1, [(size, len(inner))], prefix, shared=len(prefix)))
         return database(folder, root, inner, height=1)
 
     return make
@@ -251,6 +275,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a node is its own child": (itself, "referred to twice"),
     "a node has two parents": (twice, "referred to twice"),
+    "a node lies within another": (within, "the node at byte .* and the node at byte .* share the byte"),
+    "a key before the one that leads to its node": (divided(b"w", b"w/00"), "'w/0'.* or where none leads to it"),
+    "a key behind the one that leads to the next node": (divided(b"w", b"w/."), "'w/.zarray'.* or where none leads"),
+    "a node of nodes begins before itself": (divided(b"w/0", b"w"), "'w/.zarray'.* or where none leads"),
     "towers of children": (endless_tower, "entries in the database's nodes repeat without bound"),
     "a node of a terabyte": (lambda f: database(f, b"", magic=manifest(0, 2**40)), "claims"),
     "a node of no bytes": (lambda f: database(f, b"", magic=manifest(0, 0)), "no node of a database"),
@@ -314,6 +342,15 @@ def test_a_stranger_is_not_read_through_links_or_paths(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(np.arange(4, dtype="f4").tobytes())
     with refused():
         ckptconv.open(home)
+
+
+def test_small_arrays_in_a_node_are_compared(tmp_path: Path) -> None:
+    """As others in memory are, where a rule says that they are the same."""
+    home = database(tmp_path, sound({k.replace(b"w", n): v for n in (b"a", b"b") for k, v in ARRAY.items()}))
+    rule = '[[rule]]\nfrom = "{x}"\nto = "w"\nshared = true\nwhere = { x = ["a", "b"] }'
+    (tmp_path / "c.toml").write_text(f'title = "t"\nsource = "s"\ntarget = "t"\n{rule}\n')
+    ckptconv.convert(home, tmp_path / "x.npz", converter=str(tmp_path / "c.toml"))
+    assert ckptconv.open(tmp_path / "x.npz")["w"].numpy().tolist() == [0] * 4
 
 
 def test_a_folder_without_arrays(tmp_path: Path) -> None:

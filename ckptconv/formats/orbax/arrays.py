@@ -6,7 +6,7 @@ Absent chunks consist of the fill value; they become a few boxes, however many c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import prod
+from math import isfinite, isnan, prod
 from typing import Any, NamedTuple
 
 from ...checkpoint import Tensor, contiguous
@@ -17,10 +17,13 @@ from ...storage.files import Reader
 from ...storage.ranges import InMemory
 from ..flax import SUB_BYTE
 from . import codecs
-from .values import Value
+from .values import Room, Value
 from .zarr import Array
 
 LOOSE = SUB_BYTE | {"bool": ("bool",)}
+INLINE = 3  # times that a chunk in a node is copied: out of a shard, and as the key of what decodes it
+PART, AXIS = 400, 32  # bytes of memory for a part of a tensor, and for each of its axes
+CELL = 850  # for a chunk within a chunk, until it is one
 BOXES = 4  # of absent chunks for each chunk that is there
 ABSENT = 2**64 - 1  # in a shard's index: a chunk that consists of the fill value
 
@@ -45,11 +48,13 @@ class Made(NamedTuple):
     absent: int
 
 
-def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
+def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -> Made:
     """The tensor of an array with chunks at these positions of its grid."""
     total = checked_count(array.shape, url=array.url, tensor=name)
     if not total:
-        return Made(contiguous(name, array.kind, array.shape, Held(b"")), 0)
+        return Made(contiguous(name, array.kind, array.shape, _held(b"")), 0)
+    inline = sum(len(v.data) for v in chunks.values() if v.data is not None)
+    room.take((PART + AXIS * len(array.shape)) * (1 + len(chunks)) + INLINE * inline, "arrays and chunks")
     parts, absent = list[Part](), 0
     for place, value in chunks.items():
         if array.inner is None:
@@ -57,11 +62,11 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str) -> Made:
             chunk = Chunk(at, array.chunk, value, array.codecs, array.swap, array.order)
             parts.append(_part(array, chunk, name))
         else:
-            inside, empty = _shard(array, place, value, name)
+            inside, empty = _shard(array, place, value, name, room)
             parts += inside
             absent += sum(prod(p.shape) for p in empty)
             parts += empty
-    gaps = _gaps(array, array.grid, chunks, array.chunk, name)
+    gaps = _gaps(array, array.grid, chunks, array.chunk, name, room)
     parts += gaps
     absent += sum(prod(p.shape) for p in gaps)
     return Made(Tensor(name, array.kind, array.shape, tuple(parts)), absent)
@@ -88,12 +93,18 @@ def _data(array: Array, chunk: Chunk, size: int, name: str) -> Data:
         if value.size != size:
             what = f"a chunk of {list(chunk.shape)} has {value.size} bytes, not {size} (truncated?)"
             raise CorruptCheckpoint(what, url=value.url, tensor=name)
-        return Span(value.url, value.start, size) if value.data is None else Held(value.data)
+        return Span(value.url, value.start, size) if value.data is None else _held(value.data)
     if size > codecs.ratio(packed) * value.size + 64:
         what = f"a chunk of {list(chunk.shape)} claims {size} bytes, packed into {value.size}"
         raise UnsafeCheckpoint(what, url=value.url, tensor=name)
     where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
     return Coded(__name__, value.url, f"{','.join(packed)}:{where}", size)
+
+
+def _held(data: bytes) -> Held:
+    import numpy as np
+
+    return Held(np.frombuffer(data, np.uint8))
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -111,7 +122,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
 # --- shards: chunks that contain chunks -------------------------------------------------------------------------
 
 
-def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Part], list[Part]]:
+def _shard(array: Array, place: Place, value: Value, name: str, room: Room) -> tuple[list[Part], list[Part]]:
     """The inner chunks of a chunk, by its index, and the boxes of the fill value."""
     inner = array.inner
     if inner is None:
@@ -134,6 +145,7 @@ def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Pa
         if at + length > value.size:
             what = f"a chunk lies at bytes {at} to {at + length} of {value.size} (truncated?)"
             raise CorruptCheckpoint(what, url=value.url, tensor=name)
+        room.take(CELL + AXIS * len(grid), "chunks within chunks")
         index = _unravel(number, grid)
         inside = tuple(s + i * c for s, i, c in zip(start, index, inner.chunk, strict=True))
         taken.append((at, length))
@@ -141,7 +153,7 @@ def _shard(array: Array, place: Place, value: Value, name: str) -> tuple[list[Pa
             there[index] = Chunk(inside, inner.chunk, _within(value, at, length), inner.codecs, inner.swap, inner.order)
     _check_apart(sorted(taken), value, name)
     edge = tuple(min(g, -(-(n - s) // c)) for g, n, s, c in zip(grid, array.shape, start, inner.chunk, strict=True))
-    empty = _gaps(array, edge, there, inner.chunk, name, start)
+    empty = _gaps(array, edge, there, inner.chunk, name, room, start)
     return [_part(array, c, name) for c in there.values()], empty
 
 
@@ -194,7 +206,7 @@ def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
 
 
 def _gaps(
-    array: Array, grid: Place, there: Collection[Place], chunk: Place, name: str, origin: Place = ()
+    array: Array, grid: Place, there: Collection[Place], chunk: Place, name: str, room: Room, origin: Place = ()
 ) -> list[Part]:
     """The boxes of a grid, which begins at `origin`, that hold none of the cells `there`: they have the fill value.
 
@@ -207,6 +219,7 @@ def _gaps(
         if len(parts) == most:
             what = f"{len(there)} chunks lie scattered among absent ones, more than {most} boxes of which are between"
             raise UnsafeCheckpoint(what, url=array.url, tensor=name)
+        room.take(PART + AXIS * len(grid), "boxes between chunks")
         parts.append(_filled(array, lo, hi, chunk, fill, origin))
     return parts
 
@@ -219,11 +232,11 @@ def _filled(array: Array, lo: Place, hi: Place, chunk: Place, fill: Held, origin
     steps = c_strides(array.shape)
     shape = tuple(e - s for s, e in zip(start, end, strict=True))
     at = sum(a * s for a, s in zip(start, steps, strict=True))
-    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps)
+    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps, LOOSE.get(array.kind.name, ()))
 
 
 def _fill(array: Array, name: str) -> Any:
-    """The fill value as an array of one element."""
+    """The fill value as an array of one element, of which only the digits of a float may be rounded."""
     import numpy as np
 
     said, kind = array.fill, array.kind
@@ -231,12 +244,24 @@ def _fill(array: Array, name: str) -> Any:
         if said is None:
             return np.zeros(1, kind.np)
         if type(said) is str and said.startswith("0x"):
-            return np.frombuffer(bytes.fromhex(said[2:])[::-1], kind.np, 1)
-        value = complex(*map(_number, said)) if type(said) is list and len(said) == 2 else _number(said)
-        return np.array([value]).astype(kind.np)
+            return np.frombuffer(bytes.fromhex(said[2:])[::-1], kind.np).reshape(1)
+        value = complex(*map(_number, said)) if type(said) is list and kind.kind == "c" else _number(said)
+        with np.errstate(all="ignore"):
+            made = np.array([value]).astype(kind.np)
+        if not _is_kept(value, made[0], kind.kind):
+            raise ValueError(said)
+        return made
     except (ValueError, TypeError, OverflowError):
-        what = f"chunks are absent, and the fill value {printable(brief(repr(said), 100))} is not understood"
+        what = f"chunks are absent, and the fill value {printable(brief(repr(said), 100))} is no value of {kind}"
         raise CorruptCheckpoint(what, url=array.url, tensor=name) from None
+
+
+def _is_kept(value: Any, made: Any, kind: str) -> bool:
+    """Whether an element is this number: the same, or of a float one that is as finite."""
+    if kind not in "fc":
+        return bool(int(made) == value)
+    pairs = zip(*((x.real, x.imag) for x in (complex(value), complex(made))), strict=True)
+    return all(a == b or (isfinite(a) and isfinite(b)) or (isnan(a) and isnan(b)) for a, b in pairs)
 
 
 def _number(said: Any) -> Any:

@@ -13,18 +13,21 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
 from ...moves.part import FILL_RATIO, MAX_AXES
-from ...storage.files import exists, join
+from ...storage.files import exists, join, stat
 from ..reading import Reading
 from . import arrays, locate, ocdbt, tree, zarr
-from .values import MAX_PARTS, Value, check_apart, files_of, inside, of_folder
+from .values import MAX_PARTS, WIDE, Room, Value, check_apart, files_of, inside, of_folder
 from .zarr import Array
 
 SLACK = 2**26
+ARRAY, KEY, LETTER = 150, 80, 3  # bytes of memory for an array, and for each key and letter of its name
+BLOCK = 4096  # bytes that a file takes at least
 
 
 def read(place: locate.Place, how: Reading) -> Checkpoint:
     """Read all items that were found."""
-    found = [_item(at, name, how) for name, at in place.items.items()]
+    room = Room(next(iter(place.items.values())))
+    found = [_item(at, name, how, room) for name, at in place.items.items()]
     tensors = {n: t for one in found for n, t in one.items()}
     notes = [note for one in found for note in one.notes]
     if place.step:
@@ -43,13 +46,18 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
     )  # fmt: skip
 
 
-def _item(root: str, item: str, how: Reading) -> Checkpoint:
+def _item(root: str, item: str, how: Reading, room: Room) -> Checkpoint:
     """The arrays of one folder; if there are several items, names begin with the item's name."""
     locate.refuse_incomplete(root)
     database = exists(join(root, locate.MANIFEST))
-    values = ocdbt.read(root) if database else of_folder(root)
+    heads = _heads(root)
+    for url in heads:
+        room.give(url, status.size if (status := stat(url)) else 0)
+    values = ocdbt.read(root, room) if database else of_folder(root)
+    if not database:
+        room.give(root, sum(v.size + BLOCK for v in values.values()))
     check_apart(values)
-    found = _arrays(values)
+    found = _arrays(values, room)
     chunks, aside = _chunks(found, values)
     known = _tree(root, found)
     made, damaged = _Names(root, item), list[str]()
@@ -57,7 +65,7 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
     for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
         array = found[name]
         leaf = known.leaves.get(name) or tree.Leaf(tuple(name.split(".")), (), "")
-        one = arrays.tensor(array, chunks[name], made.name(leaf.path))
+        one = arrays.tensor(array, chunks[name], made.name(leaf.path), room)
         stored -= one.absent * array.kind.itemsize
         if stored < 0:
             raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
@@ -83,7 +91,7 @@ def _item(root: str, item: str, how: Reading) -> Checkpoint:
         Note("unread", "files", tuple(aside)),
     )
     used = [v for name in found for v in chunks[name].values()]
-    urls = (*_heads(root), *files_of(used))
+    urls = (*heads, *files_of(used))
     return Checkpoint(made.tensors, known.metadata, format="orbax", urls=urls,
                       notes=tuple(n for n in notes if n.names), details={"keys": made.keys})  # fmt: skip
 
@@ -129,13 +137,15 @@ class _Names:
                                     f"{listing(lacking)}", url=self.root)  # fmt: skip
 
 
-def _arrays(values: Mapping[str, Value]) -> dict[str, Array]:
+def _arrays(values: Mapping[str, Value], room: Room) -> dict[str, Array]:
     """The arrays by name, from the metadata among the keys; groups are left out."""
     out: dict[str, Array] = {}
     for key, value in values.items():
         name, _, last = key.rpartition("/")
         if last not in (locate.V2, locate.V3):
             continue
+        keys, wide = name.count(".") + 1, 1 if name.isascii() else WIDE
+        room.take(ARRAY + KEY * keys * (1 + ("/" in name)) + LETTER * wide * len(name), "arrays")
         array = zarr.parse(name, value.read(zarr.MAX_JSON), last, value.url)
         if array is None:
             continue

@@ -23,22 +23,23 @@ from ...storage.checksum import crc
 from ...storage.files import Reader, names
 from . import codecs
 from .locate import MANIFEST
-from .values import Value, inside
-from .wire import MAX_TEXT, Cursor, Texts
+from .values import WIDE, Room, Value, check_apart, inside
+from .wire import CHARACTER, MAX_TEXT, NAMES, Cursor, Texts
 
 NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
 MAX_NODE = 2**28  # bytes of a node or manifest; tensorstore makes nodes of 8 MB, and of 100 MB for Orbax
-NODE_RATIO = 64  # a node's bytes per stored byte
-NAME_RATIO = 64  # characters of keys and paths per byte of the nodes
-ENTRY = 64  # characters for which an entry counts: a node of repeated bytes could have any number of them
-SLACK = 2**20
+ENTRY = 300  # bytes of memory for an entry of a node
+COPIES = 3  # of a node while it is unpacked
 MAX_HEIGHT = 64
 OPEN = 64  # open files; a database can have those of a thousand processes
 
 
 class Child(NamedTuple):
-    """A node to visit: its location, its expected height and number of keys, and the prefixes of its keys and files."""
+    """A node to visit: its location, its expected height and number of keys, and the prefixes of its keys and files.
+
+    Its keys are from `low` to before `high`: others would be hidden from a reader that looks for them.
+    """
 
     path: bytes
     start: int
@@ -47,6 +48,11 @@ class Child(NamedTuple):
     keys: int
     prefix: bytes
     base: bytes
+    low: bytes = b""
+    high: bytes | None = None
+
+    def holds(self, key: bytes) -> bool:
+        return self.low <= key and (self.high is None or key < self.high)
 
 
 class File(NamedTuple):
@@ -56,24 +62,25 @@ class File(NamedTuple):
     base: bytes
 
 
-def read(root: str) -> dict[str, Value]:
+def read(root: str, room: Room) -> dict[str, Value]:
     """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
-    database = Database(root)
+    database = Database(root, room)
     try:
-        return dict(database.entries())
+        found = dict(database.entries())
     finally:
         database.close()
+    check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
+    return found
 
 
 class Database:
-    """One database; it counts the bytes that are read and unpacked, so that nodes cannot expand without bound."""
+    """One database; all that it makes of its nodes is counted, so that they cannot expand without bound."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, room: Room) -> None:
+        self.root, self.room = root, room
         self.files: dict[bytes, Reader] = {}
         self.sizes: dict[bytes, tuple[str, int]] = {}
-        self.visited: set[tuple[str, int]] = set()
-        self.room = SLACK  # bytes of names
+        self.visited: dict[tuple[str, int], Value] = {}
 
     def close(self) -> None:
         for f in self.files.values():
@@ -88,6 +95,7 @@ class Database:
                 self.files.pop(next(iter(self.files))).close()
             f = self.files[path] = Reader(inside(self.root, _text(path, self.root)))
             self.sizes[path] = f.url, f.size
+            self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
         return f
 
     def size(self, path: bytes) -> tuple[str, int]:
@@ -110,7 +118,7 @@ class Database:
             cursor = self._unpacked(inside(self.root, numbered[-1]), MANIFEST_MAGIC)
             self._config(cursor)
         files = self._files(cursor, b"")
-        n = cursor.count()
+        n = self._count(cursor)
         generations, heights = cursor.varints(n), cursor.take(n)
         ids, starts, sizes, keys = (cursor.varints(n) for _ in range(4))
         cursor.varints(2 * n)
@@ -138,7 +146,7 @@ class Database:
 
     def _older(self, cursor: Cursor) -> None:
         """Skip the references to nodes of older versions."""
-        n = cursor.count()
+        n = self._count(cursor)
         cursor.varints(5 * n)
         cursor.take(n)
         cursor.take(8 * n)
@@ -152,24 +160,25 @@ class Database:
             node = todo.pop()
             cursor = self._node(node)
             files = self._files(cursor, node.base)
-            n = cursor.count()
+            n = self._count(cursor)
             if not n or n > node.keys:
                 raise cursor.bad(f"has {n} entries, where {node.keys} keys are announced")
-            self._take(ENTRY * n, "entries", cursor.url)
             if node.height:
                 todo += reversed(self._children(node, files, n, cursor))
                 continue
             for key, value in self._leaf(node, files, n, cursor):
-                if last is not None and key <= last:
-                    raise cursor.bad(f"has the key {printable(brief(repr(key)))} out of order")
+                if (last is not None and key <= last) or not node.holds(key):
+                    raise _misplaced(key, cursor)
                 last = key
+                if not key.isascii():
+                    self.room.take(WIDE * len(key), NAMES)
                 yield _text(key, self.root), value
 
     def _node(self, node: Child) -> Cursor:
         f = self.file(node.path)
         if (f.url, node.start) in self.visited:
             raise UnsafeCheckpoint(f"the database's node at byte {node.start} is referred to twice", url=f.url)
-        self.visited.add((f.url, node.start))
+        self.visited[f.url, node.start] = Value(f.url, node.start, node.size)
         cursor = self._unpacked(f.url, NODE_MAGIC, node.start, node.size, f)
         height = cursor.take(1)[0]
         if height != node.height or height > MAX_HEIGHT:
@@ -179,65 +188,71 @@ class Database:
     def _children(self, node: Child, files: list[File], n: int, cursor: Cursor) -> list[Child]:
         lengths = cursor.lengths(n)
         common = cursor.varints(n)
-        keys = self._texts(cursor, lengths)
+        keys = self._keys(node, n, cursor, lengths)
         ids, starts, sizes, counts = (cursor.varints(n) for _ in range(4))
         cursor.varints(2 * n)
         cursor.end()
         out = []
-        for key, shared, at, start, size, count in zip(keys, common, ids, starts, sizes, counts, strict=True):
-            file, prefix = _at(files, at, cursor), node.prefix + key[:shared]
-            self.room -= len(prefix)
-            if len(prefix) > MAX_TEXT or shared > len(key) or self.room < 0:
+        for i, (key, at) in enumerate(zip(keys, ids, strict=True)):
+            file, shared = _at(files, at, cursor), len(node.prefix) + common[i]
+            if shared > len(key):
                 raise cursor.bad("has a child whose keys begin with more than it says")
-            out.append(Child(file.path, start, size, node.height - 1, count, prefix, file.base))
+            if not node.holds(key):
+                raise _misplaced(key, cursor)
+            high = keys[i + 1] if i + 1 < n else node.high
+            out.append(
+                Child(file.path, starts[i], sizes[i], node.height - 1, counts[i], key[:shared], file.base, key, high)
+            )
         return out
 
+    def _keys(self, node: Child, n: int, cursor: Cursor, lengths: Texts) -> list[bytes]:
+        """The keys of a node, whole."""
+        self.room.take(CHARACTER * n * len(node.prefix), NAMES)
+        keys = [node.prefix + key for key in cursor.texts(lengths, self.room)]
+        if (longest := max(map(len, keys))) > MAX_TEXT:
+            raise cursor.bad(f"has a key of {longest} bytes")
+        return keys
+
     def _leaf(self, node: Child, files: list[File], n: int, cursor: Cursor) -> Iterator[tuple[bytes, Value]]:
-        keys = self._texts(cursor, cursor.lengths(n))
+        keys = self._keys(node, n, cursor, cursor.lengths(n))
         sizes, kinds = cursor.varints(n), cursor.varints(n)
         if set(kinds) - {0, 1}:
             raise cursor.bad("has a value that is neither inline nor in a file")
         far = sum(kinds)
         ids, starts = iter(cursor.varints(far)), iter(cursor.varints(far))
         for key, size, kind in zip(keys, sizes, kinds, strict=True):
-            self._take(len(node.prefix), "names", cursor.url)
-            if len(node.prefix) + len(key) > MAX_TEXT:
-                raise cursor.bad(f"has a key of {len(node.prefix) + len(key)} bytes")
             if not kind:
-                yield node.prefix + key, Value(cursor.url, 0, size, cursor.take(size))
+                self.room.take(size, "values in the database's nodes")
+                yield key, Value(cursor.url, 0, size, cursor.take(size))
                 continue
             start = next(starts)
             url, end = self.size(_at(files, next(ids), cursor).path)
             if start + size > end:
                 what = f"{printable(brief(repr(key)))} lies at bytes {start} to {start + size} of {end} (truncated?)"
                 raise CorruptCheckpoint(what, url=url)
-            yield node.prefix + key, Value(url, start, size)
+            yield key, Value(url, start, size)
         cursor.end()
 
     def _files(self, cursor: Cursor, base: bytes) -> list[File]:
         n = cursor.count()
         lengths = cursor.lengths(n)
         bases = cursor.varints(n)
-        paths = self._texts(cursor, lengths)
+        self.room.take(n * (ENTRY + len(base)), "paths in the database's nodes")
+        paths = cursor.texts(lengths, self.room)
         if any(b > len(p) for b, p in zip(bases, paths, strict=True)):
             raise cursor.bad("has a file whose base is longer than its path")
-        self._take(n * (len(base) + ENTRY), "paths", cursor.url)
         return [File(base + p, base + p[:b]) for p, b in zip(paths, bases, strict=True)]
 
-    def _take(self, size: int, what: str, url: str) -> None:
-        """Take some of the room that the nodes' bytes give."""
-        self.room -= size
-        if self.room < 0:
-            raise UnsafeCheckpoint(f"the {what} in the database's nodes repeat without bound", url=url)
-
-    def _texts(self, cursor: Cursor, lengths: Texts) -> list[bytes]:
-        found, self.room = cursor.texts(lengths, self.room)
-        return found
+    def _count(self, cursor: Cursor) -> int:
+        n = cursor.count()
+        self.room.take(ENTRY * n, "entries in the database's nodes")
+        return n
 
     def _unpacked(self, url: str, magic: int, start: int = 0, size: int = -1, f: Reader | None = None) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
         if f is None:
             with Reader(url) as whole:
+                self.room.give(whole.url, whole.size)
                 return self._unpacked(url, magic, 0, whole.size, whole)
         if size > MAX_NODE:
             raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes", url=url)
@@ -251,9 +266,12 @@ class Database:
         version, packed = head.varint(), head.varint()
         if version or packed > 1:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
-        self.room += NAME_RATIO * size
         body = raw[head.at : -4]
-        return Cursor(codecs.unpacked(["zstd"], body, NODE_RATIO * size + SLACK, url) if packed else body, url)
+        return Cursor(codecs.unpacked(["zstd"], body, self.room.left // COPIES, url) if packed else body, url)
+
+
+def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:
+    return cursor.bad(f"has the key {printable(brief(repr(key)))} out of order, or where none leads to it")
 
 
 def _at(files: list[File], number: int, cursor: Cursor) -> File:

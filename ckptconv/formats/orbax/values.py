@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from ...messages import brief, listing, printable
 from ...storage.files import Reader, is_remote, join, names, sibling, walk
 
 MAX_PARTS = 64  # folders in a path
+RATIO, SLACK = 64, 45 * 2**20  # bytes of memory per stored byte, and for any checkpoint
+WIDE = 4  # bytes that every letter of a text takes if one of them is of a distant script
 
 
 class Value(NamedTuple):
@@ -32,6 +34,28 @@ class Value(NamedTuple):
             return self.data[start : start + size]
         with Reader(self.url) as f:
             return f.read(self.start + start, size)
+
+
+class Room:
+    """The memory that a checkpoint may take: what is stored allows it, and whatever is made of that is counted.
+
+    A node of a database is packed, so that a few bytes of it could stand for any number of keys, arrays and chunks.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, self.left = url, SLACK
+        self._given = set[Hashable]()
+
+    def give(self, file: Hashable, size: int) -> None:
+        """Count the bytes of a file, each file once."""
+        if file not in self._given:
+            self._given.add(file)
+            self.left += RATIO * size
+
+    def take(self, size: int, what: str) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise UnsafeCheckpoint(f"the {what} repeat without bound: few stored bytes stand for them", url=self.url)
 
 
 def inside(root: str, path: str) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CorruptCheckpoint
+from .values import Room
 
 MAX_TEXT = 65535  # bytes of a key or path; the format's own limit for paths
+CHARACTER = 2  # bytes: in the node, and as text
+NAMES = "names in the database's nodes"
 
 
 class Texts(NamedTuple):
@@ -21,7 +24,7 @@ class Texts(NamedTuple):
 
 
 class Cursor:
-    """A position in the body of a node. Texts may take `room` bytes in all, because prefixes can repeat endlessly."""
+    """A position in the body of a node. Texts are counted against the room, because prefixes can repeat endlessly."""
 
     def __init__(self, data: bytes, url: str) -> None:
         self.data, self.url, self.at = data, url, 0
@@ -65,18 +68,15 @@ class Cursor:
     def lengths(self, n: int) -> Texts:
         return Texts([0, *self.varints(n - 1)] if n else [], self.varints(n))
 
-    def texts(self, lengths: Texts, room: int) -> tuple[list[bytes], int]:
-        """The texts, and the remainder of `room` bytes."""
+    def texts(self, lengths: Texts, room: Room) -> list[bytes]:
         out, last = [], b""
         for prefix, rest in zip(*lengths, strict=True):
-            room -= prefix + rest
             if prefix + rest > MAX_TEXT or prefix > len(last):
                 raise self.bad(f"has a name of {prefix + rest} bytes, {prefix} of them from a name of {len(last)}")
-            if room < 0:
-                raise UnsafeCheckpoint("the names in the database's nodes repeat without bound", url=self.url)
+            room.take(CHARACTER * (prefix + rest), NAMES)
             last = last[:prefix] + self.take(rest)
             out.append(last)
-        return out, room
+        return out
 
     def end(self) -> None:
         if self.at != len(self.data):
