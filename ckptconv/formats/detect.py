@@ -140,7 +140,8 @@ def _refuse_stand_in(seen: Seen) -> None:
         what = foreign.folder(seen.files, _checkpoints(seen))
     elif seen.size < 0:
         present = names(seen.folder)
-        hint = did_you_mean(seen.base, seen.files or present, "similar names" if seen.files else "", count=3)
+        visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
+        hint = did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
         if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in present):
             hint = "; a run was killed while it replaced it: the next run that writes it completes that first"
         hint = foreign.missing(seen.url) or hint
