@@ -19,7 +19,7 @@ from crc32c import crc32c
 from ckptconv.formats import signatures
 from ckptconv.formats.table import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.formats.tensorflow import strings, table, table_write
 from ckptconv.storage.checksum import mask
 
 pytestmark = pytest.mark.slow
@@ -143,6 +143,48 @@ def tf_entries(folder: Path, n: int) -> Path:
     (folder / "m.index").write_bytes(table_write.build(pairs))
     (folder / "m.data-00000-of-00001").write_bytes(b"")
     return folder / "m.index"
+
+
+def tf_packed(each: int) -> growth.Make:
+    """Scalars in one range, which pack to a byte each, and a value that does not pack, so that each has its bytes."""
+
+    def make(folder: Path, n: int) -> Path:
+        count, crc = 40_000 * n, mask(crc32c(bytes(4)))
+        value = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=crc).SerializeToString()
+        filler = np.random.default_rng(n).bytes(max(0, each * (count - table.ROOM) - count * 95 // 100))
+        pairs = [(b"", HEADER), (b"a", value + b"\xa2\x06" + table.varint(len(filler)) + filler)]
+        block = table_write._Block(1 << 30)
+        for key, content in (*pairs, *((b"k" + i.to_bytes(3, "big"), value) for i in range(count))):
+            block.add(key, content)
+        packed = bytes(cramjam.snappy.compress_raw(bytes(block.finish())))
+        (folder / "m.index").write_bytes(raw_table([(b"\xff", packed, b"\1")]))
+        (folder / "m.data-00000-of-00001").write_bytes(bytes(4))
+        return folder / "m.index"
+
+    return make
+
+
+def tf_graph(graph: pb.TrackableObjectGraph, folder: Path) -> Path:
+    """A bundle of one scalar and this graph, in which it is the key `v`."""
+    data, crc = strings.pack([graph.SerializeToString()])
+    about = pb.BundleEntryProto(dtype=7, shape={}, offset=4, size=len(data), crc32c=mask(crc))
+    scalar = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=mask(crc32c(bytes(4))))
+    entries = {b"": HEADER, b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}
+    entries[b"v/.ATTRIBUTES/VARIABLE_VALUE"] = scalar.SerializeToString()
+    (folder / "m.index").write_bytes(table_write.build(list(entries.items())))
+    (folder / "m.data-00000-of-00001").write_bytes(bytes(4) + data)
+    return folder / "m.index"
+
+
+def tf_edges(folder: Path, n: int) -> Path:
+    """Edges of two names to one variable, which has as many attributes."""
+    graph = pb.TrackableObjectGraph(nodes=[{}, {}])
+    for i in range(1500 * n):
+        graph.nodes[0].children.add(node_id=1, local_name=("v", "save_counter")[i % 2])
+        graph.nodes[1].attributes.add(name="x")
+    key = "v/.ATTRIBUTES/VARIABLE_VALUE"
+    graph.nodes[1].attributes.add(name="VARIABLE_VALUE", full_name="v", checkpoint_key=key)
+    return tf_graph(graph, folder)
 
 
 def graph_scopes(folder: Path, n: int) -> Path:
@@ -381,6 +423,9 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "hf: shards": (shards, "hf"),
     "tf: prefixes": (tf_keys, "tf"),
     "tf: entries": (tf_entries, "tf"),
+    "tf: packed entries": (tf_packed(9), "tf"),
+    "tf: packed entries, more than are read": (tf_packed(4), "tf"),
+    "tf: edges": (tf_edges, "tf"),
     "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (graph_scopes, "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
