@@ -90,14 +90,18 @@ class Output:
                 raise refused(e, os.path.dirname(path) or ".") from e
 
     def _make(self, stage: str) -> None:
-        """Make a temporary folder; where its name is one that a later run knows, it may be there."""
+        """Make a temporary folder; where its name is one that a later run knows, one of ours may be there."""
         try:
             os.mkdir(stage, own.of_folder(self._mode))
             self._made.append(stage)
             own.mark(stage)
-        except FileExistsError:
+            if self._stays:
+                publish.sync(os.path.join(stage, own.MARKER))
+        except FileExistsError as e:
             if not self._stays:
                 raise
+            if not own.is_marked(stage):
+                raise StorageError("is not known to be of a run of ckptconv; move it away", url=stage) from e
 
     def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""
