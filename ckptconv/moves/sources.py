@@ -31,7 +31,6 @@ class Sources:
     def __init__(self, spool: int = 64 * 2**20, stamps: Mapping[str, Stamp] | None = None) -> None:
         self._known = stamps or {}
         self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._retired: list[Reader] = []
         self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._nameless: dict[str, Reader] = {}
@@ -51,8 +50,8 @@ class Sources:
                 found = self._readers[url] = Reader(url)
             if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
                 raise CorruptCheckpoint("changed while it was read", url=url)
-            if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: closed at the end
-                self._retired.append(self._readers.popitem(last=False)[1])
+            if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: it closes with the last one
+                self._readers.popitem(last=False)
             return found
 
     def adopt(self, reader: Reader) -> None:
@@ -77,10 +76,9 @@ class Sources:
 
     def close(self) -> None:
         with self._lock:
-            for reader in [*self._readers.values(), *self._retired, *self._nameless.values()]:
+            for reader in [*self._readers.values(), *self._nameless.values()]:
                 reader.close()
             self._readers.clear()
-            self._retired.clear()
             self._nameless.clear()
 
     def __enter__(self) -> Sources:

@@ -56,6 +56,12 @@ class AppendLog:
         """Its size in bytes."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def identity(self) -> own.Identity:
+        """Its device and its inode number, which stay as it grows."""
+        found = os.fstat(self._fd)
+        return [found.st_dev, found.st_ino]
+
     def read(self, longest: int = LONGEST) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:
