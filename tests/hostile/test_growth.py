@@ -269,6 +269,20 @@ def hdf5_values(value: object, dtype: str, each: int, count: int) -> growth.Make
     return make
 
 
+def keras_links(folder: Path, n: int) -> Path:
+    """Layers of a legacy file that list one of two equal datasets, by hard links: the files of shared weights."""
+    import h5py
+
+    with h5py.File(folder / "x.h5", "w") as f:
+        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(150 * n)])
+        for i in range(150 * n):
+            group = f.create_group(f"d{i}")
+            group.attrs["weight_names"] = np.array([b"w:0"])
+            group["w:0"] = np.zeros(200_000 * n, "f4") if i < 2 else f[f"d{i % 2}/w:0"]
+    return folder / "x.h5"
+
+
 def parts(folder: Path, n: int) -> Path:
     return safetensors_of(lambda _: empty("d/" * 50_000 * n), 1)(folder, 1)
 
@@ -394,6 +408,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "gpt: layers": (layers_of_gpt, "gpt"),
     "npy: files": (arrays, "npy"),
     "keras: layers": (growth.layers, "keras"),
+    "keras: links": (keras_links, "keras"),
     "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
     "hdf5: links": (hdf5_of("links"), "hdf5"),
     "hdf5: groups": (hdf5_of("groups"), "hdf5"),
