@@ -204,6 +204,7 @@ def _run_jobs(
         done += receipt.job.size
         if how.progress:
             how.progress(min(done, total), total)  # a job may span padding
+    sources.let_go()
     return receipts
 
 

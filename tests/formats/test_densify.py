@@ -110,3 +110,32 @@ def test_the_bits_are_those_of_torch(kind: torch.dtype, tmp_path: Path) -> None:
     got = ckptconv.open(tmp_path / "m.pt", densify=True)
     for name, q in saved.items():
         assert np.array_equal(got[name].numpy().view("u4"), q.dequantize().numpy().view("u4")), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript(tmp_path: Path) -> None:
+    """Attributes and constants."""
+    whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
+    channels = torch.quantize_per_channel(
+        torch.arange(4.0).reshape(2, 2), torch.tensor([0.5, 1.0]), torch.tensor([1, 2]), 0, torch.qint8
+    )
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("q", whole)
+            self.register_buffer("c", channels)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.q.dequantize() + self.c.dequantize().sum()
+
+    made = torch.jit.script(Module().eval())
+    for file, names in (("m.pt", ["q", "c"]), ("frozen.pt", ["constants.0", "constants.1"])):
+        torch.jit.save(made if file == "m.pt" else torch.jit.freeze(made), tmp_path / file)
+        pieces = ckptconv.open(tmp_path / file)
+        assert any("densify=True computes them" in n.text for n in pieces.notes)
+        got = ckptconv.open(tmp_path / file, densify=True)
+        assert not any("densify=True computes them" in n.text for n in got.notes)
+        assert sorted(got) == sorted(names)
+        wanted = sorted((t.dequantize().tolist() for t in (whole, channels)), key=str)
+        assert sorted((t.numpy().tolist() for t in got.values()), key=str) == wanted

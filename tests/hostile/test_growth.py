@@ -71,6 +71,20 @@ def keras_json(text: bytes, count: int = 300_000) -> growth.Make:
     return make
 
 
+def keras_nested(folder: Path, n: int) -> Path:
+    """Layers of a model within models of long names, in a config that is packed small."""
+    import h5py
+
+    layers = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(3_000 * n)]
+    for _ in range(31):
+        layers = [{"class_name": "a" * 500, "config": {"name": "x", "layers": layers}}]
+    with h5py.File(weights := io.BytesIO(), "w") as f:
+        f["layers/dense/vars/0"] = np.zeros(2, "f4")
+    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}}).encode()
+    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
+    return deflated(folder / "x.keras", members)
+
+
 def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> growth.Make:
     def make(folder: Path, n: int) -> Path:
         raw = json.dumps(dict(map(entry, range(count * n))), separators=(",", ":")).encode()
@@ -311,6 +325,20 @@ def hdf5_values(value: object, dtype: str, each: int, count: int) -> growth.Make
     return make
 
 
+def keras_links(folder: Path, n: int) -> Path:
+    """Layers of a legacy file that list one of two equal datasets, by hard links: the files of shared weights."""
+    import h5py
+
+    with h5py.File(folder / "x.h5", "w") as f:
+        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(150 * n)])
+        for i in range(150 * n):
+            group = f.create_group(f"d{i}")
+            group.attrs["weight_names"] = np.array([b"w:0"])
+            group["w:0"] = np.zeros(200_000 * n, "f4") if i < 2 else f[f"d{i % 2}/w:0"]
+    return folder / "x.h5"
+
+
 def parts(folder: Path, n: int) -> Path:
     return safetensors_of(lambda _: empty("d/" * 50_000 * n), 1)(folder, 1)
 
@@ -417,6 +445,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "keras3: empty objects": (keras_json(b"{}"), "keras3"),
     "keras3: lists": (keras_json(b"[[]]"), "keras3"),
     "keras3: numbers": (keras_json(b"1.5", 2_000_000), "keras3"),
+    "keras3: nested models": (keras_nested, "keras3"),
     "safetensors: entries": (safetensors_of(lambda i: empty(f"{i:x}"), 25_000), "safetensors"),
     "safetensors: metadata": (safetensors_of(metadata, 1), "safetensors"),
     "safetensors: nested": (safetensors_of(lambda i: (f"{i:x}", {"a": [[], {}, {"b": 1}]}), 20_000), "safetensors"),
@@ -439,6 +468,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "gpt: layers": (layers_of_gpt, "gpt"),
     "npy: files": (arrays, "npy"),
     "keras: layers": (growth.layers, "keras"),
+    "keras: links": (keras_links, "keras"),
     "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
     "hdf5: links": (hdf5_of("links"), "hdf5"),
     "hdf5: groups": (hdf5_of("groups"), "hdf5"),
