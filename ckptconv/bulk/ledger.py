@@ -48,7 +48,7 @@ class LedgerEntry(NamedTuple):
     at: str
     state: EntryState
     source: str
-    files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns
+    files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns or a hash of the ETag
     options: str
     ours: bool = False  # the output did not exist when it was planned, or ckptconv wrote it: it may be replaced
     hash: str = ""  # of all bytes of all source files
@@ -61,6 +61,7 @@ class LedgerEntry(NamedTuple):
     error: str = ""
     message: str = ""
     ended: int = 0  # seconds since 1970 when it was done or failed
+    asked: str = ""  # a hash of what a url asks for and `source` does not show
 
     def line(self) -> bytes:
         values = {k: v for k, v in self._asdict().items() if v or k == "files"}

@@ -6,7 +6,7 @@ plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -25,6 +25,7 @@ from .breaker import Breaker
 from .conversions import Conversion, Conversions, State, Way
 from .discover import discover, fits, packed
 from .found import FoundCheckpoint, Packed, pack, parts
+from .identity import asked, content, identity, written
 from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Row, Settings, is_manifest
 from .manifest import read as read_manifest
@@ -200,36 +201,12 @@ def _state(
         return "retry" if old.state == "failed" else "convert", old.ours
     fresh = (
         old.options == item.options
-        and old.source == redacted(item.found.source)
+        and (old.source, old.asked) == (redacted(item.found.source), asked(item.found.source))
         and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
         and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
         and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _, _ in old.written)))
     )
     return "done" if fresh else "changed", old.ours
-
-
-def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
-    return tuple((file_name(url), status.size, status.mtime) for url, status in found.files)
-
-
-def content(found: FoundCheckpoint) -> str:
-    """A hash of all bytes of all files of a checkpoint."""
-    return _hash(url for url, _ in found.files)
-
-
-def written(folder: str, names: Iterable[str]) -> str:
-    """A hash of all bytes of the files of an output."""
-    return _hash(files.join(folder, name) for name in names)
-
-
-def _hash(urls: Iterable[str]) -> str:
-    h = blake2b(digest_size=16)
-    for url in urls:
-        with files.Reader(url) as f:
-            h.update(f.size.to_bytes(8, "little"))  # the same bytes in files of other sizes: other content
-            for at in range(0, f.size, 2**22):
-                h.update(f.read(at, min(2**22, f.size - at)))
-    return h.hexdigest()
 
 
 def options(settings: Settings) -> str:
@@ -243,11 +220,8 @@ def options(settings: Settings) -> str:
 
 __all__ = [
     "DEFAULT",
-    "content",
-    "identity",
     "ledger_name",
     "options",
     "plan",
     "read_ledger",
-    "written",
 ]

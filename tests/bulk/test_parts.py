@@ -17,7 +17,7 @@ import pytest
 
 import ckptconv
 from ckptconv.api import Resources, Target
-from ckptconv.bulk import cluster, globs, places, planning, pool, run, summary, work
+from ckptconv.bulk import cluster, globs, identity, places, planning, pool, run, summary, work
 from ckptconv.bulk.conversions import Conversion, Conversions, Way
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.found import FoundCheckpoint, pack, parts, repeated, unpack
@@ -675,7 +675,7 @@ def test_a_hash_depends_on_bytes_and_sizes(tmp_path: Path) -> None:
     def hashed(*contents: bytes) -> str:
         for k, raw in enumerate(contents):
             (tmp_path / str(k)).write_bytes(raw)
-        return planning.written(str(tmp_path), map(str, range(len(contents))))
+        return identity.written(str(tmp_path), map(str, range(len(contents))))
 
     big = os.urandom(2**22) * 2 + b"end"
     different = [
@@ -762,8 +762,8 @@ def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> Non
         made = (tmp_path / "out" / at).stat()
         assert done.written == ((names, made.st_size, made.st_mtime_ns),)
         assert (done.format, done.tensors) == ("npz", 1)
-        assert done.hash == (planning.content(found) if hashed else "")
-        assert done.proof == (planning.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
+        assert done.hash == (identity.content(found) if hashed else "")
+        assert done.proof == (identity.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
         assert 0 <= done.seconds < 60
 
 
