@@ -45,11 +45,7 @@ def serve(
 
     given = bundle(options, *SELECT, "jobs")
 
-    def find() -> list[Offered]:
-        found = discover(sources)
-        return [Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "") for f in found]
-
-    shelf = Shelf(find, given.select, given.resources.workers)
+    shelf = Shelf(lambda: list(map(Offered.of, discover(sources))), given.select, given.resources.workers)
     try:
         started = Server(shelf, port)
     except OSError as e:
