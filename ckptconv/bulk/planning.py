@@ -20,7 +20,7 @@ from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name
-from . import earlier, places
+from . import earlier, footprints, places
 from .breaker import Breaker
 from .conversions import Conversion, Conversions, State, Way
 from .discover import discover, fits, packed
@@ -181,9 +181,10 @@ def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
 
 
 def _occupied(folder: str) -> Iterator[str]:
-    """The paths of all files in the output folder, relative to it."""
+    """The paths of all files in the output folder, relative to it; not of those that a run is writing there."""
     root = folder.rstrip("/")
-    for at, _, inside in files.walk(folder) if files.is_dir(folder) else ():
+    for at, folders, inside in files.walk(folder, lambda *_: None) if files.is_dir(folder) else ():
+        folders[:] = [name for name in folders if not footprints.reserved(name)]
         yield from (files.join(at, name)[len(root) + 1 :] for name in inside)
 
 
