@@ -174,10 +174,17 @@ def ledger_name(shard: str) -> str:
     return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*share_of(shard))) if shard else NAME
 
 
-def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
-    """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none."""
+def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[str, LedgerEntry]:
+    """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none.
+
+    StorageError for one that was not written here, which with `force` counts as none.
+    """
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
-    return Ledger.read(path) if files.exists(path) else {}
+    found = Ledger.read(path) if files.exists(path) else None
+    strange = found.strange if found is not None else None
+    if strange and not force:
+        raise strange
+    return {} if strange or found is None else found
 
 
 def _occupied(folder: str) -> Iterator[str]:

@@ -65,7 +65,7 @@ def convert(
     which share of all this run converts.
     """
     began = time.monotonic()
-    with Ledger(_ledger(folder, ledger, shard), resume=resume or settings.target.force) as book:
+    with Ledger(_ledger(folder, ledger, shard), resume=resume, force=settings.target.force) as book:
         items = plan(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
             ledger=book.path, shard=shard,

@@ -56,6 +56,11 @@ class AppendLog:
         """Its size in bytes."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def number(self) -> int:
+        """The number of the file, which nobody can predict who sends it."""
+        return os.fstat(self._fd).st_ino
+
     def read(self, longest: int = LONGEST) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:

@@ -21,7 +21,7 @@ from ckptconv.bulk import cluster, globs, identity, places, planning, pool, run,
 from ckptconv.bulk.conversions import Conversion, Conversions, Way
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.found import FoundCheckpoint, pack, parts, repeated, unpack
-from ckptconv.bulk.ledger import Ledger, LedgerEntry
+from ckptconv.bulk.ledger import Ledger, LedgerEntry, head
 from ckptconv.bulk.manifest import Settings
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.storage.lookups import Stat
@@ -507,14 +507,22 @@ def test_a_line_of_the_ledger() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 40])
 def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    path.write_bytes(ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
+    path.touch()
+    first = head(path.stat().st_ino)
+    path.write_bytes(first + ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
     with Ledger(str(path), resume=True) as book:
         assert book.entries == {ENTRY.at: ENTRY}
         book.append([])
         book.append(iter([ENTRY._replace(at="c"), ENTRY._replace(state="failed")]))
         assert {k: e.state for k, e in book.entries.items()} == {ENTRY.at: "failed", "c": "done"}
-    assert path.read_bytes().count(b"\n") == 3
+    assert path.read_bytes().count(b"\n") == 4
     assert Ledger.read(str(path)) == {ENTRY.at: ENTRY._replace(state="failed"), "c": ENTRY._replace(at="c")}
+    for torn in (first[:cut], first + ENTRY.line()[:cut]):
+        path.write_bytes(torn)
+        with Ledger(str(path), resume=bool(torn)) as book:
+            book.append([ENTRY])
+        assert path.read_bytes() == first + ENTRY.line()
+        assert Ledger.read(str(path)).strange is None
 
 
 @pytest.mark.parametrize(
