@@ -34,7 +34,6 @@ from .region import region
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..bulk.found import FoundCheckpoint
     from ..storage.files import Reader, Stamp, Stat
 
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once
@@ -54,10 +53,6 @@ class Offered(NamedTuple):
     size: int
     problem: str = ""
     files: tuple[tuple[str, Stat], ...] = ()
-
-    @classmethod
-    def of(cls, f: FoundCheckpoint) -> Offered:
-        return cls(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "", f.files)
 
     @property
     def changed(self) -> bool:

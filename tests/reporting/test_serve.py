@@ -27,8 +27,7 @@ from browser import CHROMIUM, Browser
 
 import ckptconv
 from ckptconv.api import Select
-from ckptconv.bulk.discover import discover
-from ckptconv.cli.serve import _browsing
+from ckptconv.cli.serve import _browsing, found
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import html, server, shelf
 from ckptconv.reporting.pictures import matrix
@@ -40,7 +39,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
 
 def serving(*sources: Path) -> server.Server:
     named = [str(s) for s in sources]
-    made = server.Server(shelf.Shelf(lambda: list(map(shelf.Offered.of, discover(named))), Select()))
+    made = server.Server(shelf.Shelf(lambda: found(named), Select()))
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return made
 
