@@ -223,7 +223,7 @@ def _report(
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
         files=tuple(f.name for f in made.placement.files),
-        notes=(*made.notes, *_cleared(outcome)),
+        notes=(*made.notes, *_left(outcome)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
         verify=verify,
@@ -262,8 +262,16 @@ def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
     return metadata
 
 
-def _cleared(outcome: Outcome) -> list[Note]:
-    return [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+DOUBTED = (
+    "what an earlier run seems to have left was not resumed, but done again: it was not made at this place, or the "
+    "file system has given its files other numbers since (some network file systems do so when they are mounted)"
+)
+
+
+def _left(outcome: Outcome) -> list[Note]:
+    """What killed runs had left at the destination, and what became of it."""
+    notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+    return [*notes, *[Note("hint", DOUBTED)] * outcome.doubted]
 
 
 @takes(*(k for k in TARGET if k != "to"), *RESOURCES)

@@ -144,19 +144,32 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
         if not (remote or follow or inside(path if whole else folder, root or ".")):
             yield _problem(path, path[len(root) :], UnsafeCheckpoint(links.TEXT, url=path))
         elif whole:
-            yield from _below(path, path[len(root) :].strip("/") + "/", skip, follow)
+            try:
+                yield from _below(path, path[len(root) :].strip("/") + "/", skip, follow)
+            except CkptError as e:  # it cannot be read
+                yield _problem(path, path[len(root) :], e)
         else:
             folders.setdefault(folder, set()).add(base)
     for folder, chosen in folders.items():
-        files = next(f for _, _, f in walk(folder))
-        under = "" if folder == "." else (folder + "/")[len(root) :].strip("/")
-        for name, e in {} if remote else links.bad(folder, root or ".", follow).items():
-            files.pop(name, None)
-            if name in chosen:
-                yield _problem(join(folder, name), f"{under}/{name}", e)
-        for f in group(folder, files, under + "/" if under else ""):
-            if chosen & {split(url)[1] for url, _ in f.files}:
-                yield f
+        yield from _chosen(folder, chosen, root, follow)
+
+
+def _chosen(folder: str, chosen: set[str], root: str, follow: bool) -> Iterator[FoundCheckpoint]:
+    """The checkpoints in a folder to which one of these files belongs."""
+    wrong: dict[str, CkptError] = {}
+    try:
+        files = next(f for _, _, f in walk(folder, lambda url, e: wrong.update({split(url)[1]: e})))
+        wrong |= links.bad(folder, root or ".", follow)
+    except CkptError as e:
+        files, wrong = {}, dict[str, CkptError].fromkeys(sorted(chosen), e)
+    under = "" if folder == "." else (folder + "/")[len(root) :].strip("/")
+    for name, why in wrong.items():
+        files.pop(name, None)
+        if name in chosen:
+            yield _problem(join(folder, name), f"{under}/{name}", why)
+    for f in group(folder, files, under + "/" if under else ""):
+        if chosen & {split(url)[1] for url, _ in f.files}:
+            yield f
 
 
 def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
@@ -171,23 +184,28 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
     problems: list[FoundCheckpoint] = []
 
     def failed(url: str, e: CkptError) -> None:
-        problems.append(FoundCheckpoint(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
+        if not os.path.islink(local(url)):  # of those links.bad tells
+            problems.append(FoundCheckpoint(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
 
     for folder, folders, files in walk(root, failed):
         inside = folder[len(root.rstrip("/")) :].strip("/")
         at = f"{under}{inside}/" if inside else under
         if _is_whole(folder, folders, files):
             folders.clear()  # what is below belongs to it
-            name = at.rstrip("/") or split(os.path.abspath(root))[1]
-            yield FoundCheckpoint(folder, name, "", tuple(_all_files(folder)))
+            yield _whole(folder, at.rstrip("/") or split(os.path.abspath(root))[1])
             continue
         leave = {n for n in folders if n.startswith(".") or _is_one(join(folder, n), skip)}
         leave |= {"blobs"} if "snapshots" in folders else set()
         folders[:] = [n for n in folders if n not in leave]
-        for name, e in {} if is_remote(folder) else links.bad(folder, root, follow).items():
+        try:
+            wrong = links.bad(folder, root, follow)
+        except CkptError as e:
+            failed(folder, e)
+            continue
+        for name, why in wrong.items():
             files.pop(name, None)
             if name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name):
-                problems.append(_problem(join(folder, name), at + name, e))
+                problems.append(_problem(join(folder, name), at + name, why))
         yield from group(folder, files, at)
     yield from problems
 
@@ -213,6 +231,10 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
     return True
 
 
-def _all_files(folder: str) -> Iterator[tuple[str, Stat]]:
-    for at, _, files in walk(folder):
-        yield from ((join(at, name), status) for name, status in files.items())
+def _whole(folder: str, name: str) -> FoundCheckpoint:
+    """The checkpoint that a folder is, with all files in it and below it."""
+    try:
+        inside = tuple((join(at, n), status) for at, _, files in walk(folder) for n, status in files.items())
+    except CkptError as e:
+        return FoundCheckpoint(folder, name, "", (), e)
+    return FoundCheckpoint(folder, name, "", inside)

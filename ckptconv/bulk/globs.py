@@ -56,7 +56,7 @@ def _tree(folders: Iterable[str], follow: bool) -> Iterator[str]:
         with suppress(OSError), os.scandir(at or ".") as entries:
             below = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name, reverse=True)
             todo += [os.path.join(at, e.name) for e in below if e.is_dir(follow_symlinks=False)]
-            later += [os.path.join(at, e.name) for e in below if follow and e.is_symlink() and e.is_dir()]
+            later += [os.path.join(at, e.name) for e in below if follow and e.is_symlink()]
 
 
 __all__ = ["matches"]

@@ -4,6 +4,10 @@
     {"at": "a/m.safetensors", "state": "done", ..., "format": "keras", "tensors": 12, "size": 4096, "seconds": 0.01}
     {"at": "b/x.safetensors", "state": "failed", ..., "error": "CorruptCheckpoint", "message": "..."}
 
+The first line holds the number of the file (inode): {"at":"","file":1234}. Whoever sends a folder with a ledger in it
+does not know which number it gets here, so that a ledger with another one is not believed. The device is not compared:
+network file systems, and some others, have another one after each start and on each machine.
+
 The last line about an output counts. `planned` is written before the output is touched, so that an output without a
 line was not written by ckptconv and is never replaced; `done` is written when the output is durable. A last line that
 a kill left incomplete is ignored.
@@ -29,6 +33,11 @@ from ..storage.files import is_remote, local, read_all
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
 BEGIN = b'{"at":"'  # of every line
+HEAD = re.compile(rb'\{"at":"","file":(\d{1,20})\}\n')
+STRANGE = (
+    "this ledger was not written here: it was copied, moved to another disk or unpacked, and may say anything of the "
+    "files beside it; force=True converts everything again"
+)
 AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
@@ -48,7 +57,7 @@ class LedgerEntry(NamedTuple):
     at: str
     state: EntryState
     source: str
-    files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns
+    files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns or a hash of the ETag
     options: str
     ours: bool = False  # the output did not exist when it was planned, or ckptconv wrote it: it may be replaced
     hash: str = ""  # of all bytes of all source files
@@ -61,6 +70,7 @@ class LedgerEntry(NamedTuple):
     error: str = ""
     message: str = ""
     ended: int = 0  # seconds since 1970 when it was done or failed
+    asked: str = ""  # a hash of what a url asks for and `source` does not show
 
     def line(self) -> bytes:
         values = {k: v for k, v in self._asdict().items() if v or k == "files"}
@@ -93,22 +103,43 @@ def is_below(at: str) -> bool:
 TYPES = tuple((int, float) if isinstance(v, float) else type(v) for v in LedgerEntry("", "done", "", (), ""))
 
 
+def head(number: int) -> bytes:
+    """The first line of a ledger in the file of this number."""
+    return b'{"at":"","file":%d}\n' % number
+
+
 class Entries(Mapping[str, LedgerEntry]):
     """The last entry of each output: kept is where its line begins, and the line is read when it is asked for.
 
-    read: gives up to so many bytes of the file from a place on. A line that is not an entry of the ledger is a
-    CorruptCheckpoint, found when its entry is asked for, or at once if it does not even begin like one.
+    read: gives up to so many bytes of the file from a place on. number: the file's, 0 for one elsewhere. A line that is
+    not an entry of the ledger is a CorruptCheckpoint, found when its entry is asked for, or at once if it does not
+    even begin like one.
     """
 
-    def __init__(self, path: str, read: Callable[[int, int], bytes]) -> None:
-        self._path, self._read = path, read
+    def __init__(self, path: str, read: Callable[[int, int], bytes], number: int = 0) -> None:
+        self._path, self._read, self._number = path, read, number
         self._places: dict[str, int] = {}
+        self._named: int | None = None  # the number in the first line, 0 if there is none; None of an empty file
+
+    @property
+    def strange(self) -> StorageError | None:
+        """The error if they are of a ledger that was not written here."""
+        ours = self._named is None or 0 != self._number == self._named
+        return None if ours else StorageError(STRANGE, url=self._path)
 
     def add(self, raw: Iterable[bytes], start: int = 0) -> bytes:
         """Note the entries of lines that begin at this byte of the file; returns the last one if its end is missing."""
         for number, line in enumerate(raw, 1):
             if not line.endswith(b"\n"):
+                if line[: len(BEGIN)] != BEGIN[: len(line)]:
+                    raise CorruptCheckpoint("the last line of the ledger is damaged", url=self._path)
                 return line
+            if start == 0:
+                first = HEAD.fullmatch(line)
+                self._named = int(first[1]) if first else 0
+                if first:
+                    start = len(line)
+                    continue
             try:
                 self._places[_at(line)] = start
             except BROKEN:
@@ -155,24 +186,28 @@ def _at(line: bytes) -> str:
 class Ledger:
     """The last entry of each output, and the open file to append to; locked, so that two runs cannot share it."""
 
-    def __init__(self, path: str, *, resume: bool) -> None:
+    def __init__(self, path: str, *, resume: bool, force: bool = False) -> None:
+        """resume: an earlier run's may be there. force: also one that was not written here; it is begun anew."""
         self.path = path
         self._lines = AppendLog(path, "another run is using this folder", 0o600)
-        self.entries = Entries(path, self._lines.read_at)
+        self.entries = Entries(path, self._lines.read_at, self._lines.number)
         try:
-            self._load(resume)
+            self._load(resume or force, force)
         except BaseException:  # an interrupt also releases the lock
             self.close()
             raise
 
-    def _load(self, resume: bool) -> None:
+    def _load(self, resume: bool, force: bool) -> None:
         if self._lines.size and not resume:
             raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
         torn = self.entries.add(self._lines.read())
-        if torn[: len(BEGIN)] != BEGIN[: len(torn)]:
-            raise CorruptCheckpoint("the last line of the ledger is damaged", url=self.path)
         if torn:  # killed during a write: drop the incomplete line
             self._lines.cut(self._lines.size - len(torn))
+        if strange := self.entries.strange:
+            if not force:
+                raise strange
+            self._lines.cut(0)
+            self.entries = Entries(self.path, self._lines.read_at, self._lines.number)
 
     @staticmethod
     def read(path: str) -> Entries:
@@ -186,7 +221,7 @@ class Ledger:
             fd = own.open_file(local(path), os.O_RDONLY)
         except OSError as e:
             raise refused(e, path) from e
-        entries = Entries(path, lambda start, size: os.pread(fd, size, start))
+        entries = Entries(path, lambda start, size: os.pread(fd, size, start), os.fstat(fd).st_ino)
         weakref.finalize(entries, os.close, fd)
         with open(fd, "rb", closefd=False) as f:
             entries.add(lines(f, path))
@@ -197,6 +232,8 @@ class Ledger:
         remaining = iter(entries)
         while some := [e.line() for e in islice(remaining, BATCH)]:
             start = self._lines.size
+            if start == 0:
+                some.insert(0, head(self._lines.number))
             self._lines.append(b"".join(some))
             self.entries.add(some, start)
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..errors import CkptError, StorageError, UnsafeCheckpoint
-from ..storage.files import join, local, sibling
+from ..storage.faults import refused
+from ..storage.files import is_remote, join, local, sibling
 from ..storage.paths import inside
 
 TEXT = "is a link that leads out of the given folder; follow_links=True follows it"
+DEAD = "is a link to a file that does not exist"
 
 
 def bad(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
-    """Dead links in a folder, and links out of the tree except those to the blobs of a Hugging Face cache."""
+    """Links in a folder that lead nowhere, and out of the tree except those to the blobs of a Hugging Face cache."""
     found: dict[str, CkptError] = {}
-    with os.scandir(local(folder)) as entries:
-        links = [e.name for e in entries if e.is_symlink()]
+    if is_remote(folder):
+        return found
+    try:
+        with os.scandir(local(folder)) as entries:
+            links = [e.name for e in entries if e.is_symlink()]
+    except OSError as e:
+        raise refused(e, folder) from e
     for name in links:
         url = join(folder, name)
-        if not os.path.exists(local(url)):
-            found[name] = StorageError("is a link to a file that does not exist", url=url)
-        elif not follow and not inside(url, root):
+        try:
+            os.stat(local(url))
+        except OSError as e:
+            gone = isinstance(e, FileNotFoundError) or e.errno == errno.ELOOP
+            found[name] = StorageError(DEAD, url=url) if gone else refused(e, url)
+            continue
+        if not follow and not inside(url, root):
             try:
                 sibling(join(folder, "."), name)
             except CkptError:

@@ -93,6 +93,8 @@ def _of_hub(line: Mapping[str, Any], default: Settings) -> Iterator[Row]:
 
 
 def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
+    if None in line:  # so csv calls what has no name
+        raise ValueError("it has more cells than the header")
     given = {k: v for k, v in line.items() if v not in (None, "")}
     options = given.pop("options", {})
     options = json.loads(options) if isinstance(options, str) else options

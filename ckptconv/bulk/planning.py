@@ -6,7 +6,7 @@ plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -20,11 +20,12 @@ from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name
-from . import earlier, places
+from . import earlier, footprints, places
 from .breaker import Breaker
 from .conversions import Conversion, Conversions, State, Way
 from .discover import discover, fits, packed
 from .found import FoundCheckpoint, Packed, pack, parts
+from .identity import asked, content, identity, written
 from .ledger import NAME, Ledger, LedgerEntry
 from .manifest import Row, Settings, is_manifest
 from .manifest import read as read_manifest
@@ -173,16 +174,24 @@ def ledger_name(shard: str) -> str:
     return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*share_of(shard))) if shard else NAME
 
 
-def read_ledger(place: str, shard: str = "") -> Mapping[str, LedgerEntry]:
-    """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none."""
+def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[str, LedgerEntry]:
+    """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none.
+
+    StorageError for one that was not written here, which with `force` counts as none.
+    """
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
-    return Ledger.read(path) if files.exists(path) else {}
+    found = Ledger.read(path) if files.exists(path) else None
+    strange = found.strange if found is not None else None
+    if strange and not force:
+        raise strange
+    return {} if strange or found is None else found
 
 
 def _occupied(folder: str) -> Iterator[str]:
-    """The paths of all files in the output folder, relative to it."""
+    """The paths of all files in the output folder, relative to it; not of those that a run is writing there."""
     root = folder.rstrip("/")
-    for at, _, inside in files.walk(folder) if files.is_dir(folder) else ():
+    for at, folders, inside in files.walk(folder, lambda *_: None) if files.is_dir(folder) else ():
+        folders[:] = [name for name in folders if not footprints.reserved(name)]
         yield from (files.join(at, name)[len(root) + 1 :] for name in inside)
 
 
@@ -200,36 +209,12 @@ def _state(
         return "retry" if old.state == "failed" else "convert", old.ours
     fresh = (
         old.options == item.options
-        and old.source == redacted(item.found.source)
+        and (old.source, old.asked) == (redacted(item.found.source), asked(item.found.source))
         and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
         and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
         and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _, _ in old.written)))
     )
     return "done" if fresh else "changed", old.ours
-
-
-def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
-    return tuple((file_name(url), status.size, status.mtime) for url, status in found.files)
-
-
-def content(found: FoundCheckpoint) -> str:
-    """A hash of all bytes of all files of a checkpoint."""
-    return _hash(url for url, _ in found.files)
-
-
-def written(folder: str, names: Iterable[str]) -> str:
-    """A hash of all bytes of the files of an output."""
-    return _hash(files.join(folder, name) for name in names)
-
-
-def _hash(urls: Iterable[str]) -> str:
-    h = blake2b(digest_size=16)
-    for url in urls:
-        with files.Reader(url) as f:
-            h.update(f.size.to_bytes(8, "little"))  # the same bytes in files of other sizes: other content
-            for at in range(0, f.size, 2**22):
-                h.update(f.read(at, min(2**22, f.size - at)))
-    return h.hexdigest()
 
 
 def options(settings: Settings) -> str:
@@ -243,11 +228,8 @@ def options(settings: Settings) -> str:
 
 __all__ = [
     "DEFAULT",
-    "content",
-    "identity",
     "ledger_name",
     "options",
     "plan",
     "read_ledger",
-    "written",
 ]

@@ -28,9 +28,10 @@ from ..storage import files
 from . import cluster, pool, room
 from .breaker import Guard
 from .conversions import Conversion, Known
+from .identity import asked, identity
 from .ledger import LEDGERS, NAME, EntryState, Ledger, LedgerEntry
 from .manifest import Settings
-from .planning import DEFAULT, identity, ledger_name, plan, read_ledger
+from .planning import DEFAULT, ledger_name, plan, read_ledger
 from .summary import Summary, Sums
 from .work import Done, WorkerConfig, work
 
@@ -64,7 +65,7 @@ def convert(
     which share of all this run converts.
     """
     began = time.monotonic()
-    with Ledger(_ledger(folder, ledger, shard), resume=resume or settings.target.force) as book:
+    with Ledger(_ledger(folder, ledger, shard), resume=resume, force=settings.target.force) as book:
         items = plan(
             sources, folder, settings, pattern=pattern, latest=latest, known=book.entries, hashed=hashed, follow=follow,
             ledger=book.path, shard=shard,
@@ -148,7 +149,9 @@ def _record(
 
 
 def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
-    return LedgerEntry(item.at, state, redacted(item.found.source), identity(item.found), item.options, **more)
+    source = item.found.source
+    more["asked"] = asked(source)
+    return LedgerEntry(item.at, state, redacted(source), identity(item.found), item.options, **more)
 
 
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:

@@ -20,7 +20,7 @@ from ..output.listed import Seen
 from ..storage import files, lookups
 from . import pool
 from .conversions import Conversion
-from .planning import content, written
+from .identity import content, written
 
 LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
 

@@ -87,13 +87,14 @@ def zoo_plan(
     """
     refuse_remote(ledger := os.fspath(ledger), "a ledger")
     settings = Settings(*bundle({**given, "to": to}, *ZOO, "to")[:3])
-    known = read_ledger(ledger or os.fspath(output), shard) if resume or settings.target.force else None
+    force = settings.target.force
+    known = read_ledger(ledger or os.fspath(output), shard, force=force) if resume or force else None
     many = [os.fspath(s) for s in list_of(sources)]
     items = plan(
         many, os.fspath(output), settings, known=known, pattern=pattern, latest=latest, hashed=by_content,
         follow=follow_links, ledger=ledger, shard=shard,
     )  # fmt: skip
-    if settings.target.force and not resume:
+    if force and not resume:
         items.do_again()
     return items
 

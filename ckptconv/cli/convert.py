@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,7 +76,8 @@ def convert(
     hinted = any("converter=" in note.text for note in done.notes)
     asked = options.keys() & {"converter", "rename", "rename_regex"} or into
     if not (asked or quiet or as_json or hinted) and show.is_watched():
-        _suggest(sources, options)
+        with suppress(KeyboardInterrupt):  # the output is there
+            _suggest(sources, options)
 
 
 def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import brief, in_bytes, in_digits, in_shape, many, printable
+from ..messages import brief, in_bytes, in_digits, in_shape, many, printable, redacted
 from . import complete, show
-from .options import READING, Json, takes
+from .options import READING, Json, command, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
@@ -195,7 +195,8 @@ def _suggest(source: str, found: Checkpoint) -> None:
     from ..rules import library
 
     if name := library.suggestion(found):
-        show.talk(f"hint: these are {name}'s names; `ckptconv {printable(source)} -o DST -c {name}` converts them")
+        line = command("convert", [redacted(source), "-o", "DST", "-c", name], {})
+        show.talk(f"hint: these are {name}'s names; `{line}` converts them")
 
 
 def _graph(made: GraphVariables | None, found: Checkpoint) -> None:

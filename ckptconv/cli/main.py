@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -113,34 +113,66 @@ def main(argv: list[str] | None = None) -> None:
         os.environ.update(complete.with_verb(os.environ, VERBS))
         app(prog_name="ckptconv")
     argv = sys.argv[1:] if argv is None else argv
+    _open_closed()
     show.escape_unwritable()
     _tidy_when_ended()
     try:
-        _run(with_verb(argv))
+        code = _code(argv)
         sys.stdout.flush()  # here, where a closed pipe or a full disk is handled
-        sys.exit(0)
+    except BrokenPipeError:  # `| head` has seen enough
+        code = 141
+        _drop(sys.stdout)
+    except OSError as e:  # errors of the library are StorageErrors: this is our own output
+        _drop(sys.stdout)
+        error = StorageError(f"cannot write the output of this command: {e.strerror or e}")
+        code = error.exit_code
+        try:
+            show.failure(error, StorageError.__name__, machine=False)
+        except OSError:  # nor what is wrong
+            _drop(sys.stderr)
+    sys.exit(code)
+
+
+def _code(argv: list[str]) -> int:
+    """Run a command line and print what failed; return its exit code. OSError where we cannot print."""
+    try:
+        _run(with_verb(argv))
     except typer.Exit as e:
-        sys.exit(e.exit_code)
+        return e.exit_code
     except CkptError as e:
-        fail(e, as_json="--json" in argv)
+        return fail(e, as_json="--json" in argv)
     except KeyboardInterrupt as e:
         show.talk("interrupted; nothing was written")
-        sys.exit(e.args[0] if e.args else 130)
-    except BrokenPipeError:  # `| head` has seen enough
-        _drop_output()
-        sys.exit(141)
-    except OSError as e:  # errors of the library are StorageErrors: this is our own output
-        _drop_output()
-        fail(StorageError(f"cannot write the output of this command: {e.strerror or e}"), as_json=False)
+        return e.args[0] if e.args else 130
+    except MemoryError:
+        why = "there is not enough memory; --max-memory bounds what a conversion takes, and fewer --jobs take less"
+        return fail(StorageError(why), as_json="--json" in argv)
+    except OSError:
+        raise
     except Exception:  # a defect of ours
         show.crash()
-        sys.exit(1)
+        return 1
+    return 0
 
 
-def _drop_output() -> None:
+def _open_closed() -> None:
+    """Open the null device where a standard stream is closed: else a file of ours gets its number, and its text."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
+
+
+def _drop(stream: TextIO) -> None:
     """Forget what is buffered: the interpreter writes it when it ends, and a failure then would be the exit code."""
-    with suppress(OSError):  # a stdout in memory has no descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # a stream in memory has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _tidy_when_ended() -> None:
@@ -185,8 +217,8 @@ def _typed(option: str, argv: Sequence[str]) -> str:
     return next((a for a in argv if a.startswith(option)), option)
 
 
-def fail(e: CkptError, *, as_json: bool) -> None:
-    """Print one error and exit with its code."""
+def fail(e: CkptError, *, as_json: bool) -> int:
+    """Print one error; return its exit code."""
     public = next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__)
     show.failure(e, public, machine=as_json)
-    sys.exit(e.exit_code)
+    return e.exit_code

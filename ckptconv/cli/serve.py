@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import StorageError
 from . import show
 from .options import READING, takes
+
+if TYPE_CHECKING:
+    from ..reporting.shelf import Offered
 
 EXAMPLES = """Examples:
 
@@ -39,17 +42,12 @@ def serve(
     server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
     """
     from ..api.options import SELECT, bundle
-    from ..bulk.discover import discover
     from ..reporting.server import Server
-    from ..reporting.shelf import Offered, Shelf
+    from ..reporting.shelf import Shelf
 
     given = bundle(options, *SELECT, "jobs")
 
-    def find() -> list[Offered]:
-        found = discover(sources)
-        return [Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "") for f in found]
-
-    shelf = Shelf(find, given.select, given.resources.workers)
+    shelf = Shelf(lambda: found(sources), given.select, given.resources.workers)
     try:
         started = Server(shelf, port)
     except OSError as e:
@@ -62,6 +60,17 @@ def serve(
                 server.serve_forever()
         except KeyboardInterrupt:
             show.talk("ended")
+
+
+def found(sources: Sequence[str]) -> list[Offered]:
+    """What there is to be shown now."""
+    from ..bulk.discover import discover
+    from ..reporting.shelf import Offered
+
+    return [
+        Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "", f.files)
+        for f in discover(sources)
+    ]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from itertools import islice
+from math import isfinite
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,28 @@ def _items(rows: Sequence[Any], indent: str) -> str:
     return "[\n" + ",\n".join(f"{pad}  {_compact(row)}" for row in rows) + f"\n{pad}]" if rows else "[]"
 
 
-_AS_IT_IS, _ESCAPED = (json.JSONEncoder(ensure_ascii=escape, default=str).encode for escape in (False, True))
+_AS_IT_IS, _ESCAPED = (
+    json.JSONEncoder(ensure_ascii=escape, default=str, allow_nan=False).encode for escape in (False, True)
+)
 
 
 def _compact(value: Any) -> str:
     """One line of JSON, with letters as they are if the output is UTF-8; what could drive a terminal is escaped."""
-    text = (_AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED)(value)
+    encoded = _AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED
+    try:
+        text = encoded(value)
+    except ValueError:
+        text = encoded(_finite(value))
     return text if is_visible(text) else "".join(c if is_visible(c) else _ESCAPED(c)[1:-1] for c in text)
+
+
+def _finite(value: Any) -> Any:
+    """A value with text for NaN and infinities, which are no numbers of JSON."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def escape_unwritable() -> None:

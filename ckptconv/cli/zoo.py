@@ -71,7 +71,7 @@ def zoo(
     Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
     exit code is 1 if any failed, or if none was found.
     """
-    if _about(sources, output, as_json, options.get("force", False)):
+    if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
     from ..bulk import zoo as many
 
@@ -95,10 +95,10 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(e.args[0] if e.args else 130) from None
 
 
-def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
+def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: bool) -> bool:
     """`zoo status DIR` and `zoo report DIR [-o HTML]`; without them, a folder to write is needed."""
     if len(words) == 2 and words[0] == "report" and (not output or output.endswith(".html")):
-        _page(words[1], output, as_json, force)
+        _page(words[1], output, as_json, quiet, force)
         return True
     if output:
         return False
@@ -114,7 +114,7 @@ def _about(words: list[str], output: str, as_json: bool, force: bool) -> bool:
     return True
 
 
-def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
+def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
     from ..bulk.progress import RECENT, progress
     from ..bulk.status import ledgers
     from ..reporting import html
@@ -126,7 +126,7 @@ def _page(folder: str, output: str, as_json: bool, force: bool) -> None:
     made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})
-    else:
+    elif not quiet:
         show.talk(f"{printable(made.path)}: {in_bytes(made.bytes)}; open it in a browser")
 
 

@@ -1,13 +1,14 @@
 """The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run can be resumed.
 
     .model.safetensors.resume.journal          JSON lines beside the destination
-    {"plan": "9f3c..."}                                      the plan and its sources, by their fingerprint
+    {"plan": "9f3c...", "file": [2049, 131]}                 the plan and its sources, by their fingerprint; this file
     {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
     {"publish": true}                                        all is written; the files are being renamed
 
 It belongs to one plan: with other sources, options, memory or number of threads the plan is another one, and the run
 starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds. A
-journal may be a stranger's, and names no file: those that go with it are this destination's own.
+journal may be a stranger's, who can know the plan and what its fingerprint is: it counts only if it names the number
+that it has here, and the temporary folders theirs. It names no other file: those are this destination's own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import StorageError, UsageError
+from ..messages import version
+from ..moves import copies, padding, sums
 from ..moves.log import CHUNK, Loss, Read, Written
-from ..moves.part import Held, Span
+from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
 from ..output import own
 from ..output.append_log import AppendLog
@@ -51,7 +54,8 @@ class Journal:
         if not (force or os.path.lexists(path)):
             self._names.check_free()
         self.receipts: list[Receipt] = []
-        self.publishing = False
+        self.publishing = False  # all is written, and files were renamed
+        self.doubted = False  # a journal of this plan is there, and no proof that a run of ours wrote it here
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
         self._lines = AppendLog(path, "another run is writing this destination", 0o600)
@@ -68,25 +72,30 @@ class Journal:
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         head = next((made for made, _ in _parsed([first])), {})
         same = head.get("plan") == mark and self._lines.size <= MAX_HEAD + _room(plan)
-        lines = list(_parsed(self._lines.read())) if same else []
-        renaming = any(line.get("publish") for line, _ in lines)
-        known = bool(lines) and (renaming or self._there(plan))
-        if not (self._force or (known and renaming)):
+        ours = head.get("file") == self._lines.identity and self._names.marked()
+        lines = list(_parsed(self._lines.read())) if same and ours else []
+        there = bool(lines) and self._there(plan)
+        if there:
+            self._names.restore()
+        self.publishing = not there and any(line.get("publish") for line, _ in lines)
+        if self._force:
+            self._names.check_replaceable()
+        elif not self.publishing:
             self._names.check_free()
-        if not known:
-            for stage in self._names.stages if head else ():  # of another plan of this destination
+        if not (there or self.publishing):
+            self.doubted = same and not ours
+            for stage in self._names.stages:  # of another plan of this destination, or of nobody knows whom
                 own.remove(stage)
             self._lines.cut(0)
-            self._append({"plan": mark})
+            self._append({"plan": mark, "file": self._lines.identity})
             return
         self._lines.cut(lines[-1][1])
         jobs = {(j.file, j.start): j for j in plan.jobs}
         for line, _ in lines[1:]:
-            self.publishing = self.publishing or bool(line.get("publish"))
             self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
 
     def _there(self, plan: Plan) -> bool:
-        """Whether the temporary files that an earlier run filled are still there."""
+        """Whether the temporary files that an earlier run filled are still there, all of them: none was renamed."""
         return all(own.is_file(self._names.temporary(f.name)) for f in plan.placement.files)
 
     def add(self, receipt: Receipt, out: Destination) -> None:
@@ -103,7 +112,7 @@ class Journal:
         self._pending, self._last = [], time.monotonic()
 
     def publish(self, out: Destination) -> None:
-        """Record that all is written: from here on a resumed run only renames."""
+        """Record that all is written: once a file is renamed, a resumed run only renames the others."""
         self.commit(out)
         out.fsync()
         self._append({"publish": True})
@@ -130,7 +139,7 @@ class NoJournal:
     """A journal that does nothing, for runs that are not resumed."""
 
     receipts: Sequence[Receipt] = ()
-    publishing = False
+    publishing = doubted = False
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Do nothing."""
@@ -201,31 +210,50 @@ def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
     from hashlib import blake2b  # brings OpenSSL
 
     h = blake2b(digest_size=16)
-    urls = set[str]()
-    h.update(repr((plan.placement.files, plan.placement.check, digest, plan.memory)).encode())
-    for patch in plan.placement.patches:
-        h.update(repr((patch.file, patch.start, len(patch.data))).encode() + patch.data)
+    place, arrays, known = plan.placement, dict[int, bytes](), set[Data]()
+
+    def add(*what: object) -> None:
+        h.update(repr(what).encode("utf-8", "surrogatepass"))
+
+    add(version(), place.files, place.check, digest, plan.memory, sorted(plan.metadata.items()))
+    for name, slot in place.slots.items():
+        tensor = plan.tensors[name]
+        add(name, tensor.dtype.name, tensor.shape, slot._replace(payload=None), len(slot.payload or b""))
+        h.update(slot.payload or b"")
+    for patch in place.patches:
+        add(patch.file, patch.start, len(patch.data))
+        h.update(patch.data)
     for job in plan.jobs:
-        h.update(repr((job.file, job.start, job.size)).encode())
+        add(job.file, job.start, job.size)
         for piece in job.pieces:
-            h.update(repr(piece[:5]).encode("utf-8", "surrogatepass"))
+            add(piece[:5])
             for part in piece.parts:
-                h.update(_of_data(part.data))
-                h.update(repr((part.dtype.name, *part[2:])).encode())
-                if not isinstance(part.data, Held):
-                    urls.add(part.data.url)
-    for url in sorted(urls):
-        h.update(repr((url, sources.reader(url).stamp)).encode("utf-8", "surrogatepass"))
+                if isinstance(part.data, Held):  # once, however many jobs take a piece of it
+                    array = part.data.array
+                    h.update(arrays.get(id(array)) or arrays.setdefault(id(array), blake2b(_raw(array)).digest()))
+                else:
+                    add(part.data)
+                    known.add(part.data)
+                add(part.dtype.name, *part[2:])
+    for url in sorted({url for data in known for url in _urls(data)}):
+        add(url, sources.reader(url).stamp)
     return h.hexdigest()
 
 
-def _of_data(data: Any) -> bytes:
-    if not isinstance(data, Held):
-        return repr(data).encode("utf-8", "surrogatepass")
+def _raw(array: Any) -> Any:
     import numpy as np
 
-    array = np.ascontiguousarray(data.array)
-    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+    array = np.ascontiguousarray(array)
+    return repr(array.tolist()).encode() if array.dtype == object else array.reshape(-1).view("u1")
+
+
+def _urls(data: Data) -> Iterator[str]:
+    """The files that data is in: what is compared, added or cut off can be in several."""
+    if not isinstance(data, Held):
+        yield data.url
+        for tensor in (*copies.of(data), *sums.of(data), *padding.of(data)):
+            for part in tensor.parts:
+                yield from _urls(part.data)
 
 
 __all__ = ["MARK", "Journal", "NoJournal", "fingerprint"]

@@ -43,7 +43,7 @@ class Plan:
 
     folder: the destination's. placement: the files and slots of the output. jobs: what is read and written, each one
     range of one file. tensors: the output's. memory: the buffers in bytes. notes: what the user should know.
-    moved: the source names and the rule of each tensor, if a converter was applied.
+    moved: the source names and the rule of each tensor, if a converter was applied. metadata: the checkpoint's.
     """
 
     folder: str
@@ -53,6 +53,7 @@ class Plan:
     memory: Budget
     notes: tuple[Note, ...] = ()
     moved: Mapping[str, Move] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -202,7 +203,8 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
             for at, start, size in slot.runs():
                 placed.setdefault((slot.file, start), (name, at, size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
-    return Plan(folder, placement, jobs, tensors, memory, (*checkpoint.notes, *placement.notes), checkpoint.moved)
+    notes = (*checkpoint.notes, *placement.notes)
+    return Plan(folder, placement, jobs, tensors, memory, notes, checkpoint.moved, checkpoint.metadata)
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:

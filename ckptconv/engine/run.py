@@ -44,6 +44,7 @@ class Outcome:
     verified: int  # bytes of sources whose checksum was verified
     cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
     confirmed: bool = False  # it was read back before it was published
+    doubted: bool = False  # what seemed to be an earlier run of this plan was not proved to be one, and not resumed
 
 
 Metadata = Callable[[Outcome, Sources], Mapping[str, str]]
@@ -151,7 +152,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         journal.publish(out)
         out.publish(sync=how.sync)
         journal.remove()
-    return replace(outcome, cleared=tuple(out.cleared))
+    return replace(outcome, cleared=tuple(out.cleared), doubted=journal.doubted)
 
 
 def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
@@ -203,6 +204,7 @@ def _run_jobs(
         done += receipt.job.size
         if how.progress:
             how.progress(min(done, total), total)  # a job may span padding
+    sources.let_go()
     return receipts
 
 

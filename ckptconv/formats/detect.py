@@ -31,6 +31,7 @@ from ..errors import (
     UsageError,
 )
 from ..messages import did_you_mean, printable
+from ..storage.faults import SCARCE, refused
 from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
 from ..storage.paths import join
@@ -140,7 +141,8 @@ def _refuse_stand_in(seen: Seen) -> None:
         what = foreign.folder(seen.files, _checkpoints(seen))
     elif seen.size < 0:
         present = names(seen.folder)
-        hint = did_you_mean(seen.base, seen.files or present, "similar names" if seen.files else "", count=3)
+        visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
+        hint = did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
         if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in present):
             hint = "; a run was killed while it replaced it: the next run that writes it completes that first"
         hint = foreign.missing(seen.url) or hint
@@ -179,6 +181,8 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested too deeply or too large", url=url) from e
     except Exception as e:  # the one place where an unexpected exception in a parser becomes an error of ours
+        if isinstance(e, OSError) and e.errno in SCARCE:  # which says nothing of the file
+            raise refused(e, url) from e
         raise CorruptCheckpoint(
             f"cannot be read as {row.name}: {type(e).__name__}: {printable(str(e))}", url=url
         ) from e

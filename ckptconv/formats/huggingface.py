@@ -20,7 +20,7 @@ from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError
 from ..messages import listing, many, printable
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
-from ..storage.paths import beginning
+from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
@@ -55,22 +55,22 @@ def index_of(url: str) -> str:
     """The index beside a shard, or ''."""
     folder, base = split(url)
     shard = SHARD.fullmatch(base)
-    beside = join(folder, f"{shard[1]}{shard[2]}{shard_index.SUFFIX}") if shard else ""
-    return beside if beside and exists(beside) else ""
+    index = join(folder, f"{shard[1]}{shard[2]}{shard_index.SUFFIX}") if shard else ""
+    return index if index and exists(index) else ""
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     if is_dir(url):
         return _open_folder(url, how)
-    if beside := index_of(url):
+    if index := index_of(url):
         base = split(url)[1]
-        if base not in shard_index.read(beside).weight_map.values():
+        if base not in shard_index.read(beside(url, index)).weight_map.values():
             text = "is not a shard of the index beside it; from_='safetensors' reads it alone"
             raise CorruptCheckpoint(text, url=url)
-        whole = open_index(beside, how)
+        whole = open_index(index, how)
         note = Note("hint", "a shard was given, and its whole index is read; from_= reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
-    return open_index(url if exists(url) else url + shard_index.SUFFIX, how)
+    return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
 
 def _candidates(files: Sequence[str]) -> list[str]:

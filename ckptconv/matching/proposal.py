@@ -12,8 +12,8 @@ from .. import api
 from ..api.options import SELECT, takes
 from ..api.values import names_code
 from ..checkpoint import Checkpoint
-from ..errors import StorageError, UsageError
-from ..messages import fold, listing, many, paragraphs, redacted
+from ..errors import StorageError, UnsafeCheckpoint, UsageError
+from ..messages import fold, listing, many, paragraphs, printable, redacted
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Arrays = api.Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
+UNPACKED, SMALL = 64, 2**26  # of arrays to check with: their bytes for each byte of the file, and bytes that are few
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +126,7 @@ def match(
 
     proof = _proof(found, a, target, check, propose) if check else None
     found = proof.proposal if proof else found
-    names = [_name(side) for side in (source, target)]
+    names = [printable(_name(side)) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
         own.refuse_source(os.fspath(output), stamps)
@@ -154,8 +155,15 @@ def _proof(
 
 
 def _read(given: Any) -> Any:
-    """Arrays by name, read if they are a file."""
-    return {n: t.numpy() for n, t in api.open(given).items()} if isinstance(given, str | os.PathLike) else given
+    """Arrays by name, read if they are a file, which may be a stranger's: what it holds packed is bounded."""
+    if not isinstance(given, str | os.PathLike):
+        return given
+    found = api.open(given)
+    size, packed = sum(t.nbytes for t in found.values()), sum(s.size for u in found.urls if (s := files.stat(u)))
+    if size > max(UNPACKED * packed, SMALL):
+        text = f"its {packed:,} bytes hold arrays of {size:,}, more than {UNPACKED} times as much"
+        raise UnsafeCheckpoint(text, url=os.fspath(given))
+    return {n: t.numpy() for n, t in found.items()}
 
 
 def _opened(target: Any, select: api.Select) -> Checkpoint:

@@ -2,11 +2,14 @@
 
 Pool(sources)                decoded data: in memory up to the size of the spool, the rest in one temporary file
 Decoded(parts, sources)      the parts of a tensor that fill a range, for ranges in ascending order
+
+Each thread has one pool for all tensors that it reads, one after another: many may be views of the same data.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
@@ -16,32 +19,53 @@ from .boxes import reach
 from .part import Coded, Held, Part, Span
 from .sources import Sources, stream
 
+OFTEN = 3  # a part that lies across two jobs is decoded for both; what is decoded more often is kept
+
 
 class Pool:
-    """Decoded data by its `Coded` source, with reference counts; the temporary file is truncated when it is unused."""
+    """Decoded data by its `Coded` source, with reference counts.
+
+    What is not used is kept until its room is needed, and if it was decoded `OFTEN` times, until the end: so that the
+    work is in proportion to the data, in whatever order its views are read.
+    """
 
     def __init__(self, sources: Sources) -> None:
         self._sources, self._room = sources, sources.spool
         self._held: dict[Coded, Held | Span] = {}
-        self._uses: dict[Coded, int] = {}
+        self._uses = Counter[Coded]()
+        self._decoded = Counter[Coded]()  # how often
+        self._idle = dict[Coded, None]()
+        self._spilled = 0  # of those that are held
         self._file: Reader | None = None
         self._out = -1
 
     def hold(self, coded: Coded) -> Held | Span:
         """Decode `coded` unless it is held already. Each call needs one call of `release`."""
+        self._idle.pop(coded, None)
         if coded not in self._held:
+            if coded.size > self._room:
+                self._forget()
             self._held[coded] = self._in_memory(coded) if coded.size <= self._room else self._in_file(coded)
-        self._uses[coded] = self._uses.get(coded, 0) + 1
+            self._decoded[coded] += 1
+        self._uses[coded] += 1
         return self._held[coded]
 
     def release(self, coded: Coded) -> None:
         self._uses[coded] -= 1
-        if self._uses[coded]:
-            return
-        del self._uses[coded]
-        if isinstance(self._held.pop(coded), Held):
-            self._room += coded.size
-        elif self._file and not any(isinstance(data, Span) for data in self._held.values()):
+        if self._uses[coded] <= 0:
+            del self._uses[coded]
+            if self._decoded[coded] < OFTEN and coded in self._held:  # closed pools hold nothing
+                self._idle[coded] = None
+
+    def _forget(self) -> None:
+        """Make room: let go of what is not used."""
+        for coded in self._idle:
+            if isinstance(self._held.pop(coded), Held):
+                self._room += coded.size
+            else:
+                self._spilled -= 1
+        self._idle.clear()
+        if self._file and self._file.size and not self._spilled:
             with spooling():
                 os.ftruncate(self._out, 0)
             self._file.size = 0
@@ -49,11 +73,11 @@ class Pool:
     def _in_memory(self, coded: Coded) -> Held:
         import numpy as np
 
-        self._room -= coded.size
         out, at = bytearray(coded.size), 0
         for piece in stream(coded):
             out[at : at + len(piece)] = piece
             at += len(piece)
+        self._room -= coded.size
         return Held(np.frombuffer(out, np.uint8))
 
     def _in_file(self, coded: Coded) -> Span:
@@ -71,14 +95,20 @@ class Pool:
                     done = os.pwrite(self._out, piece, at)
                     piece, at = piece[done:], at + done
             self._file.size = at
+        self._spilled += 1
         return Span(self._file.url, start, coded.size)
 
     def close(self) -> None:
-        self._held.clear()
         if self._file:
             self._sources.abandon(self._file)
             os.close(self._out)
             self._file = None
+        self._held.clear()
+        self._uses.clear()
+        self._decoded.clear()
+        self._idle.clear()
+        self._room = self._sources.spool
+        self._spilled = 0
 
 
 class Decoded:
@@ -87,7 +117,7 @@ class Decoded:
     def __init__(self, parts: Sequence[Part], sources: Sources) -> None:
         self._waiting = sorted((p for p in parts if prod(p.shape)), key=lambda p: p.start, reverse=True)
         self._active: list[tuple[int, Part, Part]] = []  # the part's end, the part, and the part with decoded data
-        self._pool = Pool(sources)
+        self._pool = sources.mine(Pool)
 
     def between(self, lo: int, hi: int) -> tuple[Part, ...]:
         """The parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
@@ -107,7 +137,9 @@ class Decoded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.close()
+        for one in self._active:
+            if isinstance(one[1].data, Coded):
+                self._pool.release(one[1].data)
 
 
 def whole(parts: Sequence[Part], pool: Pool) -> tuple[Part, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import CorruptCheckpoint, UsageError
@@ -17,6 +17,7 @@ from .prefetch import fetched
 from .sources import Sources
 
 if TYPE_CHECKING:
+    from ..storage.files import Reader
     from .copy import Array
 
 S = TypeVar("S")
@@ -155,9 +156,12 @@ def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) 
     for span, got in pieces.items():
         kind, want, *described = span.check.split(":")
         if kind == HASH:
-            value = _hashed(described[0], described[1], _digests(got, span.size) or _digests_of(span, sources))
+            digests = _digests(got, span.size)
+            whole = partial(_hash_of, span, described[0], described[1])
+            value = _hashed(described[0], described[1], digests) if digests else sources.value(span, whole)
         else:
-            value = f"{_combined(kind, got, span.size) or _crc_of(span, kind, sources):08x}"
+            crc = _combined(kind, got, span.size)
+            value = sources.value(span, partial(_crc_of, span, kind)) if crc is None else f"{crc:08x}"
         verified += span.size
         if value != want:
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
@@ -185,10 +189,8 @@ def _digests(reads: list[Read], size: int) -> tuple[bytes, ...]:
     return digests if at == size else ()
 
 
-def _digests_of(span: Span, sources: Sources) -> Iterator[bytes]:
-    reader = sources.reader(span.url)
-    for at in range(0, span.size, CHUNK):
-        yield from chunk_digests(memoryview(reader.read(span.start + at, min(CHUNK, span.size - at))))
+def _hash_of(span: Span, kind: str, shape: str, reader: Reader) -> str:
+    return _hashed(kind, shape, (d for piece in _pieces(span, reader) for d in chunk_digests(memoryview(piece))))
 
 
 def _combined(kind: str, reads: list[Read], size: int) -> int | None:
@@ -203,11 +205,16 @@ def _combined(kind: str, reads: list[Read], size: int) -> int | None:
     return total if at == size else None
 
 
-def _crc_of(span: Span, kind: str, sources: Sources) -> int:
-    reader, value = sources.reader(span.url), 0
+def _crc_of(span: Span, kind: str, reader: Reader) -> str:
+    value = 0
+    for piece in _pieces(span, reader):
+        value = checksum.crc(kind, piece, value)
+    return f"{value:08x}"
+
+
+def _pieces(span: Span, reader: Reader) -> Iterator[bytes]:
     for at in range(0, span.size, CHUNK):
-        value = checksum.crc(kind, reader.read(span.start + at, min(CHUNK, span.size - at)), value)
-    return value
+        yield reader.read(span.start + at, min(CHUNK, span.size - at))
 
 
 # --- many tensors -----------------------------------------------------------------------------------------------

@@ -56,6 +56,16 @@ class AppendLog:
         """Its size in bytes."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def number(self) -> int:
+        """The number of the file (inode), which nobody can predict who sends it; it stays as the file grows."""
+        return os.fstat(self._fd).st_ino
+
+    @property
+    def identity(self) -> own.Identity:
+        """Its device and its number."""
+        return [os.fstat(self._fd).st_dev, self.number]
+
     def read(self, longest: int = LONGEST) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:

@@ -145,6 +145,17 @@ class OutputNames:
         """The temporary folders."""
         return sorted({os.path.dirname(self.temporary(name)) for name in self.final})
 
+    def marked(self) -> bool:
+        """Whether those temporary folders that are there were made here, by runs of ours."""
+        return all(own.is_marked(stage) for stage in self.stages if os.path.lexists(stage))
+
+    def restore(self) -> None:
+        """Bring back what a killed run had set aside before it renamed any of these files."""
+        for name, path in self.final.items():
+            kept = os.path.join(os.path.dirname(self.temporary(name)), ".old", os.path.basename(name))
+            if own.is_file(kept) and not os.path.lexists(path):
+                os.replace(kept, path)
+
     def unpublished(self, base: str) -> str:
         """The path by which a reader finds, before it is published, what will be `base` in the folder."""
         inside = [name for name in self.final if name.startswith(f"{base}/")]

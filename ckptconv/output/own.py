@@ -44,6 +44,16 @@ def open_file(path: str, flags: int, mode: int = 0o666) -> int:
     return fd
 
 
+def share_of_open_files() -> int:
+    """How many files of one output may be open: a part of the limit, as sources are, and what is read back."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 8
+
+
 def _not_ours(path: str, why: str) -> OSError:
     return OSError(errno.EPERM, f"{why}: a file of ckptconv belongs here; move it away", path)
 

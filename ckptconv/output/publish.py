@@ -34,7 +34,10 @@ LONGEST = 200  # bytes of a title: a file's name has at most 255
 def short(title: str) -> str:
     """The title as part of other names; long ones are cut and distinguished by a checksum."""
     raw = os.fsencode(title)
-    return title if len(raw) <= LONGEST else f"{raw[: LONGEST - 20].decode(errors='ignore')}-{crc32(raw):08x}"
+    if len(raw) <= LONGEST:
+        return title
+    cut = raw[: LONGEST - 20].decode(errors="ignore").encode()  # no half character, which some file systems refuse
+    return f"{os.fsdecode(cut)}-{crc32(raw):08x}"
 
 
 def part(title: str, mark: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Buffer
 
 TRIES = 200  # to make and lock a temporary folder
-OPEN = 256  # files of an output whose descriptors are kept open
+OPEN = 256  # files of an output whose descriptors are kept open, at most
 
 
 class Output:
@@ -44,7 +44,7 @@ class Output:
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
         self._fds: dict[str, int] = {}
         self._ready: list[str] = []  # files that are there to be written and renamed
-        self._few = len(files) <= OPEN
+        self._few = len(files) <= min(OPEN, own.share_of_open_files())
         self._made: list[str] = []
         self._locks: list[int] = []
         with listed.once():
@@ -90,14 +90,18 @@ class Output:
                 raise refused(e, os.path.dirname(path) or ".") from e
 
     def _make(self, stage: str) -> None:
-        """Make a temporary folder; where its name is one that a later run knows, it may be there."""
+        """Make a temporary folder; where its name is one that a later run knows, one of ours may be there."""
         try:
             os.mkdir(stage, own.of_folder(self._mode))
             self._made.append(stage)
             own.mark(stage)
-        except FileExistsError:
+            if self._stays:
+                publish.sync(os.path.join(stage, own.MARKER))
+        except FileExistsError as e:
             if not self._stays:
                 raise
+            if not own.is_marked(stage):
+                raise StorageError("is not known to be of a run of ckptconv; move it away", url=stage) from e
 
     def _check_room(self, sizes: Mapping[str, int]) -> None:
         """Check for room for all files before any work."""
@@ -151,7 +155,7 @@ class Output:
         if name in self._fds:
             yield self._fds[name]
             return
-        fd = os.open(self._to.temporary(name), os.O_RDWR | getattr(os, "O_BINARY", 0))
+        fd = _opened(self._to.temporary(name), os.O_RDWR, self._to.final[name])
         try:
             yield fd
         finally:
@@ -280,16 +284,20 @@ class Paths:
     def write(self, name: str, start: int, data: Buffer) -> None:
         path = self._paths[name]
         if name not in self._fds:
-            try:
-                self._fds[name] = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
-            except OSError as e:
-                raise refused(e, path) from e
+            self._fds[name] = _opened(path, os.O_WRONLY, path)
         _write(self._fds[name], start, data, path)
 
     def close(self) -> None:
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
+
+
+def _opened(path: str, how: int, shown: str) -> int:
+    try:
+        return os.open(path, how | getattr(os, "O_BINARY", 0))
+    except OSError as e:
+        raise refused(e, shown) from e
 
 
 def _write(fd: int, start: int, data: Buffer, path: str) -> None:

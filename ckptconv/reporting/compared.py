@@ -8,6 +8,7 @@ missing     what the conversion gives but the target lacks
 from __future__ import annotations
 
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from ..checkpoint import Checkpoint, Move, Tensor
@@ -102,7 +103,7 @@ def provenance(source: str, before: Checkpoint, target: str, after: Checkpoint) 
     if options := after.hashes.get(OPTIONS):
         out.append(["Recorded", f"options {options:.2000}"])
     if hashed := len(after.hashes) - bool(options):
-        out.append(["Content hashes in the file", f"{hashed:,}; `ckptconv verify {target}` checks them"])
+        out.append(["Content hashes in the file", f"{hashed:,}; `ckptconv verify {quote(target)}` checks them"])
     return [[title, text(value)] for title, value in out]
 
 

@@ -86,8 +86,8 @@ def moved(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:
                     _apart(blocks[0], blocks[at], start, drift, k)
     return Moved(
         [_root(size[k]) if k in alike else None for k in range(many)],
-        [_root(step[k] / base[k]) if base[k] else None for k in range(1, many)],
-        [_root(drift[k] / start[k]) if start[k] else None for k in range(1, many)],
+        [_root(float(step[k]) / float(base[k])) if base[k] else None for k in range(1, many)],
+        [_root(float(drift[k]) / float(start[k])) if start[k] else None for k in range(1, many)],
     )
 
 

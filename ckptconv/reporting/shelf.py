@@ -34,7 +34,7 @@ from .region import region
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..storage.files import Reader, Stamp
+    from ..storage.files import Reader, Stamp, Stat
 
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once
 MOST = 256 * 2**20  # bytes of a tensor that is read without being asked for
@@ -46,12 +46,18 @@ Watch = Callable[[], None]  # raises an exception when nobody waits for the answ
 
 
 class Offered(NamedTuple):
-    """A checkpoint that can be opened. problem: why it cannot."""
+    """A checkpoint that can be opened. problem: why it cannot. files: its files, as they were when it was listed."""
 
     source: str
     name: str
     size: int
     problem: str = ""
+    files: tuple[tuple[str, Stat], ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether a local file is no longer the one that was listed; it may have become a link to any other."""
+        return any(files.stat(url) != status for url, status in self.files if not files.is_remote(url))
 
 
 class Watched(Sources):
@@ -90,17 +96,30 @@ class Shelf:
         return found
 
     def only(self) -> int | None:
-        """The number of the only checkpoint; None if there are several, or none."""
+        """The number of the only checkpoint; None if there are several, or none, or if it cannot be opened."""
         found = self.refresh()
-        return self._numbers[found[0].source] if len(found) == 1 else None
+        return self._numbers[found[0].source] if len(found) == 1 and not found[0].problem else None
 
     def source(self, number: int) -> str:
-        """StorageError if there is no checkpoint with this number, or no longer."""
-        with self._lock:
-            found = next((s for s, n in self._numbers.items() if n == number and s in self._offered), None)
-        if found is None:
+        """StorageError if there is no checkpoint with this number, or no longer, or if it cannot be opened.
+
+        What has changed since it was listed is looked for anew: it may be a link now that leads out of its folder.
+        """
+        found = self._listed(number)
+        if found and found.changed:
+            self.refresh()
+            found = self._listed(number)
+        if not found:
             raise StorageError("there is no such checkpoint here, or no longer")
-        return found
+        if found.problem:
+            raise StorageError(found.problem, url=found.source)
+        if found.changed:
+            raise StorageError("changes at the moment; try again when it is written", url=found.source)
+        return found.source
+
+    def _listed(self, number: int) -> Offered | None:
+        with self._lock:
+            return next((o for s, o in self._offered.items() if self._numbers[s] == number), None)
 
     def opened(self, number: int, *, anew: bool = False) -> tuple[Checkpoint, dict[str, Stamp]]:
         """A checkpoint, and the stamps of its files when its headers were read."""
@@ -168,6 +187,7 @@ class Shelf:
         if not 3 <= len(urls) <= LONGEST:
             what = f"from the first to the last of these there are {len(urls)}"
             raise StorageError(f"a series has 3 to {LONGEST} checkpoints; {what}")
+        urls = [self.source(self._numbers[url]) for url in urls]
         return self._several(urls if urls[0] == ends[0] else urls[::-1], watch)
 
     def _several(self, urls: Sequence[str], watch: Watch) -> str:

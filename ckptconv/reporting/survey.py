@@ -180,7 +180,8 @@ def shaded(cells: Array, most: float) -> list[Any]:
     """Rows, columns, a byte for each cell, and what the shade 253 stands for: at most `most`."""
     finite = np.isfinite(cells)
     top = min(float(cells[finite].max()) if finite.any() else 0.0, most)
-    shade = np.where(cells > top, 254, np.rint(253 * np.where(finite, cells, 0) / (top or 1.0)))
+    part = np.minimum(np.where(finite, cells, 0), top) / (top or 1.0)  # first: 253 times a cell may overflow
+    shade = np.where(cells > top, 254, np.rint(253 * part))
     coded = np.where(finite, shade, 255).astype(np.uint8)
     return [*cells.shape, base64.b64encode(coded.tobytes()).decode(), number(top)]
 

@@ -31,8 +31,8 @@ class Domain(NamedTuple):
         if self.kind == "table":
             words = sorted((a for a, _ in self.table), key=len, reverse=True)
             return "|".join(map(re.escape, words))
-        if self.width[0]:
-            return f"[0-9]{{{self.width[0]}}}|[1-9][0-9]{{{self.width[0]},8}}"
+        if width := self.width[0]:  # of nine digits there are no more
+            return f"[0-9]{{{width}}}" + f"|[1-9][0-9]{{{width},8}}" * (width < 9)
         return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
 
     def forward(self, value: str) -> str | None:

@@ -30,6 +30,7 @@ WORDS = {
 }
 UNREACHED = frozenset(WORDS[way] for way in ("host", "refused", "time"))
 LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
+SCARCE = errno.EMFILE, errno.ENFILE  # no file can be opened, so that no module can be imported either
 BUSY = 429, 503  # where a server may say how long it wants to be left alone
 
 
@@ -43,6 +44,8 @@ def refused(e: OSError, url: str) -> CkptError:
         return StorageError("the disk is full; nothing was changed", url=url)
     if e.errno == errno.EDQUOT:
         return StorageError("the disk quota is used up; nothing was changed", url=url)
+    if e.errno in SCARCE:
+        return StorageError("too many files are open at once; allow more of them (ulimit -n 4096)", url=url)
     if reason := network(e):
         return _failed(reason, url)
     if isinstance(e, FileNotFoundError):
@@ -88,10 +91,8 @@ def network(e: BaseException) -> str:
 
 def failure(e: BaseException) -> str:
     """How a connection failed, by this error alone: a key of WORDS, or '' if it did not."""
-    import socket
-
     name = type(e).__name__
-    if isinstance(e, socket.gaierror) or "DNS" in name:
+    if any(kind.__name__ == "gaierror" for kind in type(e).__mro__) or "DNS" in name:
         return "host"
     if isinstance(e, ConnectionRefusedError):
         return "refused"
@@ -186,4 +187,7 @@ def spooling() -> Iterator[None]:
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
 
 
-__all__ = ["STATUS", "Unreachable", "asking", "causes", "failure", "network", "refused", "spooling", "status", "wished"]
+__all__ = [
+    "SCARCE", "STATUS", "Unreachable", "asking", "causes", "failure", "network", "refused", "spooling", "status",
+    "wished",
+]  # fmt: skip

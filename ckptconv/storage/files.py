@@ -108,8 +108,8 @@ class Reader:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
         self._fd = -1
+        self.url = url
         self.remote: RemoteFile | None = None
         self.stamp: Stamp
         if is_remote(url):
@@ -184,6 +184,9 @@ class Reader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Reader:
         return self

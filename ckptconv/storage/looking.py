@@ -31,8 +31,8 @@ def walk(
 ) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
     """Yield this folder and each below it: its url, the names of its folders, and its files; sorted, outer ones first.
 
-    Removing a name from the list of folders leaves that folder out. Links to folders are not followed.
-    `failed` is given the folders below that cannot be read, instead of an error.
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed. What vanishes
+    meanwhile is left out. `failed` is given the folders and files below that cannot be looked at, instead of an error.
     """
     if is_remote(folder):
         yield from lookups.walk(folder)
@@ -40,39 +40,34 @@ def walk(
     todo = [folder]
     while todo:
         at = todo.pop()
-        try:
-            folders, files = _scanned(at)
-        except CkptError as e:
-            if failed is None or at == folder:
-                raise
-            failed(at, e)
-            continue
-        yield at, folders, files
+        folders, files, bad = _scanned(at)
+        for url, e in bad.items():
+            if at == folder == url or (failed is None and not isinstance(e, FileNotFoundError)):
+                raise refused(e, url) from e
+            if failed and not isinstance(e, FileNotFoundError):
+                failed(url, refused(e, url))
+        if at not in bad:
+            yield at, folders, files
         todo += [join(at, name) for name in reversed(folders)]
 
 
-def _scanned(folder: str) -> tuple[list[str], dict[str, Stat]]:
-    """The folders and the files in a local folder, sorted."""
-    folders, files = [], {}
+def _scanned(folder: str) -> tuple[list[str], dict[str, Stat], dict[str, OSError]]:
+    """The folders and the files in a local folder, sorted, and what cannot be looked at, or the folder itself."""
+    folders, files, bad = list[str](), dict[str, Stat](), dict[str, OSError]()
     try:
         with os.scandir(local(folder)) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                elif _is_file(entry):
-                    files[entry.name] = _of(entry.stat())
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+                    elif entry.is_file():
+                        files[entry.name] = _of(entry.stat())
+                except OSError as e:
+                    if e.errno != errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
+                        bad[join(folder, entry.name)] = e
     except OSError as e:
-        raise refused(e, folder) from e
-    return folders, files
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError as e:
-        if e.errno == errno.ELOOP:
-            return False
-        raise
+        bad[folder] = e
+    return folders, files, bad
 
 
 def stat(url: str) -> Stat | None:

@@ -36,7 +36,7 @@ Info = dict[str, Any]
 class Stat(NamedTuple):
     """The size and time of a file, which show whether it has changed; `mtime` in ns, 0 if it is not known.
 
-    etag: what an object store says of its content in listings and answers alike, '' for other files.
+    etag: what a server says of its content, and an object store in listings and answers alike; '' for other files.
     mark: a checksum of the number and the time of change of a local file, which nobody sets back; 0 if not known.
     """
 
@@ -226,7 +226,9 @@ def _stat(found: Info) -> Stat:
     if hasattr(when, "timestamp"):  # listings have fractions of a second that answers about a file lack
         when = int(when.timestamp()) if "LastModified" in found else when.timestamp()
     time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
-    return Stat(int(found.get("size") or 0), time, str(found.get("ETag") or found.get("etag") or ""))
+    # of the Hub the hash of the file; a web server that has no ETag may say when the file was changed
+    tag = next((found[k] for k in ("ETag", "etag", "blob_id", "Last-Modified") if found.get(k)), "")
+    return Stat(int(found.get("size") or 0), time, str(tag))
 
 
 def expect(files: Mapping[str, Stat]) -> None:

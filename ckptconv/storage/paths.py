@@ -101,26 +101,30 @@ def beginning(names: Iterable[str]) -> str:
 def sibling(url: str, name: str) -> str:
     """The path of the file `name`, as a checkpoint's index spells it, in the folder of `url`.
 
-    UnsafeCheckpoint if the name leaves that folder.
+    UnsafeCheckpoint if the name leaves that folder, or if it is a link that does (see `beside`).
+    """
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
+    return beside(url, join(split(url)[0], _quoted(name, url)))
+
+
+def beside(url: str, path: str) -> str:
+    """`path`, which is looked for because `url` was given; UnsafeCheckpoint if it is a link out of its folder.
 
     A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
     and snapshots/REV/unet/name one level further up, or into a folder that CKPTCONV_LINKS lists (separated as PATH is).
+    The url itself was typed, and is followed; that it is a link allows nothing of the files beside it.
     """
-    folder, _ = split(url)
-    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
-        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
-    path = join(folder, _quoted(name, url))
-    if not is_remote(url) and os.path.islink(path):
-        home, target = os.path.realpath(folder), os.path.realpath(path)
-        cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
-        blob = below != home and os.path.dirname(target) == join(cache, "blobs")
-        # the url may itself be a link; the files beside the link's target then count as beside it as well
-        beside = not os.path.isdir(url) and os.path.dirname(os.path.realpath(local(url))) == os.path.dirname(target)
-        if not (blob or beside or inside(path, folder)):
-            where = url.removesuffix(f"{os.sep}.")
-            what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
-            how = f"name what it leads to, or allow it: CKPTCONV_LINKS={printable(os.path.dirname(target))}"
-            raise UnsafeCheckpoint(f"{what}; if you made it, {how}", url=where)
+    folder, name = split(path)
+    if is_remote(path) or not os.path.islink(join(folder, name)) or (folder, name) == split(url):
+        return path
+    home, target = os.path.realpath(folder), os.path.realpath(local(path))
+    cache, _, below = home.rpartition(f"{os.sep}snapshots{os.sep}")
+    blob = below != home and os.path.dirname(target) == join(cache, "blobs")
+    if not (blob or inside(path, folder)):
+        what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
+        how = f"name what it leads to, or allow it: CKPTCONV_LINKS={printable(os.path.dirname(target))}"
+        raise UnsafeCheckpoint(f"{what}; if you made it, {how}", url=url.removesuffix(f"{os.sep}."))
     return path
 
 
@@ -144,4 +148,4 @@ def _quoted(name: str, url: str) -> str:
     return name
 
 
-__all__ = ["beginning", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]
+__all__ = ["beginning", "beside", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ from kit import Run
 
 import ckptconv
 from ckptconv import api
+from ckptconv.bulk import identity, planning, progress, room, run, status
 from ckptconv.bulk import ledger as ledgers
-from ckptconv.bulk import planning, progress, room, run, status
 from ckptconv.bulk import work as works
 from ckptconv.bulk import zoo as zoos
 from ckptconv.bulk.discover import discover
+from ckptconv.bulk.ledger import Ledger
 from ckptconv.bulk.work import WorkerConfig, work
 from ckptconv.engine.journal import MAX_HEAD
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
@@ -564,11 +566,44 @@ ENTRY = {"at": "a.safetensors", "state": "done", "source": "x", "files": [], "op
 )  # fmt: skip
 def test_a_forged_ledger_is_damaged(changed: dict[str, object], tmp_path: Path) -> None:
     source = save(tmp_path / "a.npz")
-    (tmp_path / run.NAME).write_text(json.dumps({**ENTRY, **changed}) + "\n")
-    with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
+    (path := tmp_path / run.NAME).touch()
+    path.write_bytes(ledgers.head(path.stat().st_ino) + json.dumps({**ENTRY, **changed}).encode() + b"\n")
+    with pytest.raises(CorruptCheckpoint, match="line 2 of the ledger is damaged"):
         run.convert([str(source)], str(tmp_path), resume=True)
-    with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
+    with pytest.raises(CorruptCheckpoint, match="line 2 of the ledger is damaged"):
         dict(run.read_ledger(str(tmp_path)))
+
+
+@pytest.mark.parametrize("first", ["kept", "none", "another", "alone"])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_ledger_from_elsewhere_is_not_believed(first: str, verify: bool, tmp_path: Path) -> None:
+    """Sources, outputs and a ledger that calls these up to date come together, with all times and hashes right."""
+    theirs, here = tmp_path / "theirs", tmp_path / "here"
+    save(theirs / "in" / "m.npz", 1.0)
+    done = ckptconv.zoo(theirs / "in", theirs / "out", verify=True)
+    ckptconv.save({"w": np.full(4, 666.0)}, made := theirs / "out" / "m.safetensors", force=True)
+    entry = run.read_ledger(str(theirs / "out"))["m.safetensors"]
+    entry = entry._replace(
+        source=str(here / "in" / "m.npz"), proof=identity.written(str(theirs / "out"), ["m.safetensors"]),
+        written=(("m.safetensors", made.stat().st_size, made.stat().st_mtime_ns),),
+    )  # fmt: skip
+    path = theirs / "out" / run.NAME
+    head = ledgers.head(path.stat().st_ino if first == "kept" else 1) if first != "none" else b""
+    path.write_bytes(head + (entry.line() if first != "alone" else b""))
+    shutil.copytree(theirs, here)
+    laid = path.read_bytes()
+    assert done.done == 1
+    if first == "kept":  # where it was written it is true
+        assert Ledger.read(str(path)).strange is None
+    again = partial(ckptconv.zoo, here / "in", here / "out", verify=verify)
+    for verb in (again, partial(zoos.zoo_plan, here / "in", here / "out")):
+        with pytest.raises(StorageError, match=r"not written here.*force=True converts everything again"):
+            list(verb(resume=True))
+    assert (here / "out" / run.NAME).read_bytes() == laid
+    assert [i.state for i in zoos.zoo_plan(here / "in", here / "out", force=True)] == ["convert"]
+    assert again(force=True, resume=True).done == 1
+    assert ckptconv.open(here / "out" / "m.safetensors")["w"].numpy().tolist() == [1.0] * 4
+    assert again(resume=True).skipped == 1
 
 
 def laid(kind: str, path: Path, line: bytes) -> None:

@@ -78,7 +78,7 @@ def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
         ("m.jsonl", b"\xff\xfe", "codec can't decode"),
         ("m.csv", b"source\n" + b"x" * 200_000, "field larger than field limit"),
         ("m.csv", b'source,options\na,"{\n', "cannot be parsed"),
-        ("m.csv", b"source\na,b,c\n", "cannot be parsed"),
+        ("m.csv", b"source\na,b,c\n", "row 1: it has more cells than the header"),
         ("m.parquet", b"PAR1 and no more", "is not a manifest"),
         ("m.parquet", b"", "is not a manifest"),
         ("m.jsonl", b'{"source": 3}', "must be text, not 3"),

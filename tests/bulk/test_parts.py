@@ -17,11 +17,11 @@ import pytest
 
 import ckptconv
 from ckptconv.api import Resources, Target
-from ckptconv.bulk import cluster, globs, places, planning, pool, run, summary, work
+from ckptconv.bulk import cluster, globs, identity, places, planning, pool, run, summary, work
 from ckptconv.bulk.conversions import Conversion, Conversions, Way
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.found import FoundCheckpoint, pack, parts, repeated, unpack
-from ckptconv.bulk.ledger import Ledger, LedgerEntry
+from ckptconv.bulk.ledger import Ledger, LedgerEntry, head
 from ckptconv.bulk.manifest import Settings
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.storage.lookups import Stat
@@ -507,14 +507,22 @@ def test_a_line_of_the_ledger() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 40])
 def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    path.write_bytes(ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
+    path.touch()
+    first = head(path.stat().st_ino)
+    path.write_bytes(first + ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
     with Ledger(str(path), resume=True) as book:
         assert book.entries == {ENTRY.at: ENTRY}
         book.append([])
         book.append(iter([ENTRY._replace(at="c"), ENTRY._replace(state="failed")]))
         assert {k: e.state for k, e in book.entries.items()} == {ENTRY.at: "failed", "c": "done"}
-    assert path.read_bytes().count(b"\n") == 3
+    assert path.read_bytes().count(b"\n") == 4
     assert Ledger.read(str(path)) == {ENTRY.at: ENTRY._replace(state="failed"), "c": ENTRY._replace(at="c")}
+    for torn in (first[:cut], first + ENTRY.line()[:cut]):
+        path.write_bytes(torn)
+        with Ledger(str(path), resume=bool(torn)) as book:
+            book.append([ENTRY])
+        assert path.read_bytes() == first + ENTRY.line()
+        assert Ledger.read(str(path)).strange is None
 
 
 @pytest.mark.parametrize(
@@ -675,7 +683,7 @@ def test_a_hash_depends_on_bytes_and_sizes(tmp_path: Path) -> None:
     def hashed(*contents: bytes) -> str:
         for k, raw in enumerate(contents):
             (tmp_path / str(k)).write_bytes(raw)
-        return planning.written(str(tmp_path), map(str, range(len(contents))))
+        return identity.written(str(tmp_path), map(str, range(len(contents))))
 
     big = os.urandom(2**22) * 2 + b"end"
     different = [
@@ -762,8 +770,8 @@ def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> Non
         made = (tmp_path / "out" / at).stat()
         assert done.written == ((names, made.st_size, made.st_mtime_ns),)
         assert (done.format, done.tensors) == ("npz", 1)
-        assert done.hash == (planning.content(found) if hashed else "")
-        assert done.proof == (planning.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
+        assert done.hash == (identity.content(found) if hashed else "")
+        assert done.proof == (identity.written(f"{tmp_path}/out", [at]) if verify == "full" else "")
         assert 0 <= done.seconds < 60
 
 

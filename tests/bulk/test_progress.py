@@ -157,6 +157,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (tmp_path / "out.zoo.html").read_bytes() == before
     assert run(app, ["zoo", "report", "out", "--force"]).exit_code == 0
     assert b"2 of 2 checkpoints converted" in (tmp_path / "out.zoo.html").read_bytes()
+    assert run(app, ["zoo", "report", "out", "-f", "-q"]).output == ""
     said = json.loads(run(app, ["zoo", "report", "out", "-o", "page.html", "--json"]).output)
     assert said == {"output": "page.html", "bytes": (tmp_path / "page.html").stat().st_size}
     ledger(

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ckptconv
+from ckptconv.bulk.progress import progress
 from ckptconv.bulk.status import zoo_status
 from ckptconv.bulk.zoo import zoo_plan
 from ckptconv.cli.main import app
@@ -105,3 +106,7 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / ".ckptconv-zoo.jsonl").write_text("{}\n")
     with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
         zoo_status(str(tmp_path))
+    ckptconv.save({"w": [1.0]}, tmp_path / "m.safetensors")
+    for told in (zoo_status, progress):
+        with pytest.raises(CorruptCheckpoint, match="the last line of the ledger is damaged"):
+            told(str(tmp_path / "m.safetensors"))

@@ -231,8 +231,7 @@ def test_misuse_is_json_too(cli: Run) -> None:
 
 def test_an_error_is_named_by_its_public_class(capsys: pytest.CaptureFixture[str]) -> None:
     for e in (StorageError("no", url="u"), Unreachable("no", url="u")):
-        with pytest.raises(SystemExit):
-            fail(e, as_json=True)
+        assert fail(e, as_json=True) == 9
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == "StorageError"
 
 
@@ -247,6 +246,58 @@ def test_a_closed_pipe_ends_as_documented(tmp_path: Path) -> None:
         run.stdout.close()
         assert run.stderr.read() == ""
     assert run.returncode == 141
+
+
+def test_no_temporary_file_is_meant(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / ".model.npz.0a1b2c3d.part").mkdir()
+    assert cli("inspect", "model.npz.0a1b2c3d.npz").stderr.endswith(": no such file, folder or checkpoint prefix\n")
+    assert "did you mean .model" in cli("inspect", ".model.npz.0a1b2c3d.prt").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_output(closed: str, tmp_path: Path) -> None:
+    """A file of ours that got the number of a closed stream would also get what is printed."""
+    ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
+    line = f'"$0" -m ckptconv a.npz -o "$1" {closed}'
+    for redirected, name in ((line, "b.npz"), (line.replace(closed, ""), "c.npz")):
+        done = subprocess.run(["sh", "-c", redirected, sys.executable, name], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0
+    assert (tmp_path / "b.npz").read_bytes() == (tmp_path / "c.npz").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full (/dev/full)")
+@pytest.mark.parametrize(
+    ("redirected", "said"),
+    [
+        (">/dev/full", b"error: cannot write the output of this command: No space left on device\n"),
+        ("2>/dev/full", b""),
+        (">/dev/full 2>/dev/full", b""),
+    ],
+)
+def test_an_error_that_cannot_be_printed(redirected: str, said: bytes, tmp_path: Path) -> None:
+    line = f'"$0" -m ckptconv inspect no.npz --json {redirected}'
+    done = subprocess.run(["sh", "-c", line, sys.executable], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (9, said)
+
+
+def test_an_interrupt_after_the_output_does_not_deny_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from ckptconv.rules import library
+
+    def interrupted(*args: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "suggestion", interrupted)
+    monkeypatch.setattr("ckptconv.cli.show.is_watched", lambda: True)
+    ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "a.npz"), "-o", str(tmp_path / "b.npz")])
+    assert ended.value.code == 0
+    assert "interrupted" not in capsys.readouterr().err
+    assert (tmp_path / "b.npz").exists()
 
 
 def test_an_interrupt_ends_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

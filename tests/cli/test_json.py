@@ -32,11 +32,15 @@ COMMANDS = {
     ),
     "dry-run": ("a.npz -o x.safetensors -c rules.toml -n", f"{FIXTURES}/torch/training.pt -o x.npz -n"),
     "inspect": (
-        "inspect a.npz", "inspect a.npz --stats --hash", "inspect a.npz --check", "inspect a.npz --graph",
+        "inspect a.npz", "inspect a.npz --stats --hash", "inspect wide.npz --stats", "inspect a.npz --check",
+        "inspect a.npz --graph",
         f"inspect {FIXTURES}/tf/saved --graph", f"inspect {FIXTURES}/torch/training.pt",
         f"inspect {FIXTURES}/keras/net.keras --graph",
     ),
-    "diff": ("diff a.npz b.npz", "diff a.npz a.npz", "diff a.npz b.npz --by kind"),
+    "diff": (
+        "diff a.npz b.npz", "diff a.npz a.npz", "diff a.npz b.npz --by kind", "diff wide.npz far.npz",
+        "diff wide.npz far.npz --by layer",
+    ),
     "verify": ("verify a.npz half.safetensors -c rules.toml --dtype float16",),
     "verify-one": ("verify half.safetensors",),
     "match": ("match a.npz half.safetensors",),
@@ -92,6 +96,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckptconv.save(
         {"a/kernel": kernel + 1, "a/bias": arrays["a/bias"].astype("f8"), "b": np.zeros(2), "c": kernel}, "b.npz"
     )
+    wide = np.full((8, 8), 1.7e308)  # of which differences, sums and squares are infinite
+    ckptconv.save({"0/w": wide, "1/w": -wide}, "wide.npz")
+    ckptconv.save({"0/w": -wide, "1/w": wide * np.inf}, "far.npz")
     ckptconv.save({f"{i}/w": np.arange(99.0) for i in range(3)}, "cut.ckpt")
     data = Path("cut.ckpt.data-00000-of-00001")
     data.write_bytes(b"\xff" * 9 + data.read_bytes()[9:])

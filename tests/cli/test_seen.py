@@ -225,6 +225,8 @@ def raising(error: BaseException) -> Callable[[list[str]], None]:
          "error: cannot write the output of this command: No space left on device\n"),
         (OSError("strange"), 9, "error: cannot write the output of this command: strange\n"),
         (UsageError("no"), 2, "error: no\n"),
+        (MemoryError(), 9, "error: there is not enough memory; --max-memory bounds what a conversion takes, and fewer "
+         "--jobs take less\n"),
     ],
 )  # fmt: skip
 def test_how_it_ends(
@@ -341,6 +343,5 @@ def test_a_verb_that_is_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_what_is_printed_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as e:
-        main.fail(StorageError("is away", url="a.npz"), as_json=False)
-    assert (e.value.code, capsys.readouterr()) == (9, ("", "error: a.npz: is away\n"))
+    code = main.fail(StorageError("is away", url="a.npz"), as_json=False)
+    assert (code, capsys.readouterr()) == (9, ("", "error: a.npz: is away\n"))

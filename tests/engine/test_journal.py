@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import journal
@@ -22,10 +24,12 @@ from ckptconv.engine.plan import Plan, compile_plan
 from ckptconv.errors import CkptError, StorageError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.placement import Patch
+from ckptconv.moves import copies, padding, sums
 from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
+from ckptconv.output import own
 from ckptconv.output.destination import OutputFile
 
 BUDGET = Budget(limit=1 << 20, workers=1, window=64, whole=96)
@@ -74,18 +78,25 @@ def receipts(plan: Plan) -> list[Receipt]:
     return out
 
 
+def marked(stage: Path) -> None:
+    """A temporary folder as a run makes it, which has written half of its file."""
+    stage.mkdir()
+    own.mark(str(stage))
+    (stage / "m.safetensors").write_bytes(b"half")
+
+
 def stopped(plan: Plan, sources: Sources, *, publish: bool = False) -> Path:
     """A run that did two jobs of three and was stopped; its journal."""
     path = Path(plan.folder, JOURNAL)
     stage = Path(plan.folder, STAGE)
-    stage.mkdir(exist_ok=True)
-    (stage / "m.safetensors").write_bytes(b"half")
     with Journal(plan, sources, digest=False) as j:
+        marked(stage)
         for receipt in receipts(plan)[:2]:
             j.add(receipt, Out(path))  # type: ignore[arg-type]
         j.commit(Out(path))  # type: ignore[arg-type]
         if publish:
             j.publish(Out(path))  # type: ignore[arg-type]
+            (stage / "m.safetensors").unlink()  # it was renamed
     return path
 
 
@@ -109,7 +120,7 @@ def test_receipts_come_back_as_they_were(plan: Plan, sources: Sources) -> None:
 def test_the_journal_of_a_run_is_as_documented(plan: Plan, sources: Sources) -> None:
     path = stopped(plan, sources, publish=True)
     head, one, two, last = map(json.loads, path.read_bytes().splitlines())
-    assert head == {"plan": fingerprint(plan, sources, False)}
+    assert head == {"plan": fingerprint(plan, sources, False), "file": own.identity(str(path))[:2]}
     job = plan.jobs[0]
     digests = ["00" * 16, "ff" * 16]
     assert one == {"jobs": [[
@@ -149,6 +160,8 @@ def test_what_is_taken_up(plan: Plan, sources: Sources, change: Any, count: int,
     before = path.read_bytes().splitlines(keepends=True)
     changed = change(before)
     path.write_bytes(b"".join(changed))
+    if publishing:  # it was renamed
+        Path(plan.folder, STAGE, "m.safetensors").unlink()
     with Journal(plan, sources, digest=False) as j:
         assert j.receipts == receipts(plan)[:count]
         assert j.publishing is publishing
@@ -233,9 +246,56 @@ def test_without_its_parts_a_run_starts_over_unless_they_were_renamed(
     plan: Plan, sources: Sources, publish: bool
 ) -> None:
     stopped(plan, sources, publish=publish)
-    Path(plan.folder, STAGE, "m.safetensors").unlink()
+    Path(plan.folder, STAGE, "m.safetensors").unlink(missing_ok=True)
     with Journal(plan, sources, digest=False) as j:
         assert (len(j.receipts), j.publishing) == ((2, True) if publish else (0, False))
+
+
+def test_what_was_written_and_not_renamed_is_still_to_be_confirmed(plan: Plan, sources: Sources) -> None:
+    """What a publication had set aside comes back first: as long as nothing is renamed, the old output is whole."""
+    stopped(plan, sources, publish=True)
+    stage, final = Path(plan.folder, STAGE), Path(plan.folder, "m.safetensors")
+    (stage / "m.safetensors").write_bytes(b"new")
+    (stage / ".old").mkdir()
+    (stage / ".old" / "m.safetensors").write_bytes(b"old")
+    with Journal(plan, sources, digest=False, force=True) as j:
+        assert (len(j.receipts), j.publishing) == (2, False)
+    assert final.read_bytes() == b"old"
+
+
+def copied(stage: Path, path: Path) -> None:
+    """What a tar or cp makes of it: the same bytes in other files."""
+    os.replace(path, f"{path}.was")
+    shutil.copyfile(f"{path}.was", path)
+
+
+def renumbered(stage: Path, path: Path) -> None:
+    head, *rest = path.read_bytes().splitlines(keepends=True)
+    made = json.loads(head)
+    made["file"][1] += 1
+    path.write_bytes(b"".join([json.dumps(made, separators=(",", ":")).encode() + b"\n", *rest]))
+
+
+STRANGERS: dict[str, Any] = {
+    "a copy of the journal": copied,
+    "another number": renumbered,
+    "a folder without its mark": lambda stage, path: (stage / own.MARKER).unlink(),
+    "the mark of another folder": lambda stage, path: (stage / own.MARKER).write_bytes(b"1 2\n"),
+}
+
+
+@pytest.mark.parametrize("publish", [False, True])
+@pytest.mark.parametrize("how", STRANGERS)
+def test_what_is_not_proved_to_be_ours_is_done_again(plan: Plan, sources: Sources, how: str, publish: bool) -> None:
+    """A stranger may know the plan, and so its fingerprint: the source is his, or on a server that anybody can ask."""
+    path, stage = stopped(plan, sources, publish=publish), Path(plan.folder, STAGE)
+    (stage / "m.safetensors").write_bytes(b"his")
+    STRANGERS[how](stage, path)
+    with Journal(plan, sources, digest=False) as j:
+        assert (list(j.receipts), j.publishing, j.doubted) == ([], False, True)
+    assert not stage.exists()
+    with Journal(plan, sources, digest=False) as j:  # which is this run's now
+        assert not j.doubted
 
 
 @pytest.mark.parametrize(
@@ -354,12 +414,20 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "patch start": place._replace(patches=[patch._replace(start=1), *rest]),
         "patch data": place._replace(patches=[patch._replace(data=patch.data[:-1] + b"?"), *rest]),
         "patches": place._replace(patches=[*place.patches, Patch("m.safetensors", 0, b"")]),
+        "payload": place._replace(slots=place.slots | {"t0": place.slots["t0"]._replace(payload=b"a")}),
+        "other payload": place._replace(slots=place.slots | {"t0": place.slots["t0"]._replace(payload=b"b")}),
+        "ties": place._replace(slots=place.slots | {"t1": place.slots["t0"]}),
     }
     out |= {name: replace(plan, placement=placement) for name, placement in placements.items()}
+    out |= {f"metadata {text}": replace(plan, metadata={"a": text}) for text in ("one", "two")}
+    t = contiguous("t0", DTYPES["float32"], (3, 5), span)
+    out["axes"] = replace(plan, tensors={**plan.tensors, "t0": t})
     return out | {"the plan": plan, "memory": replace(plan, memory=replace(BUDGET, window=65))}
 
 
-def test_plans_that_write_other_bytes_have_other_fingerprints(plan: Plan, sources: Sources, tmp_path: Path) -> None:
+def test_plans_that_write_other_bytes_have_other_fingerprints(
+    plan: Plan, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prints = {name: fingerprint(p, sources, False) for name, p in changed_plans(plan).items()}
     prints["digest"] = fingerprint(plan, sources, True)
     assert {name: fingerprint(p, sources, False) for name, p in changed_plans(plan).items()}.items() <= prints.items()
@@ -367,6 +435,8 @@ def test_plans_that_write_other_bytes_have_other_fingerprints(plan: Plan, source
     os.utime(tmp_path / "source", (1, 1))
     with Sources() as now:
         prints["another date"] = fingerprint(plan, now, False)
+        monkeypatch.setattr(ckptconv, "__version__", "0.0.1")
+        prints["another version"] = fingerprint(plan, now, False)
     assert len(set(prints.values())) == len(prints)
 
 
@@ -378,3 +448,33 @@ def test_arrays_in_memory_count_by_their_values(tmp_path: Path, sources: Sources
 
     assert of(np.arange(6.0)) == of(np.arange(12.0)[:6].copy()) == of(np.arange(6.0))
     assert of(np.arange(6.0)) != of(np.arange(6.0) + 1e-9)
+
+
+def test_a_large_array_is_hashed_once(plan: Plan, sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many jobs take a piece of it: with one for each, time would grow with the square of its size."""
+    hashed = list[int]()
+    monkeypatch.setattr(journal, "_raw", lambda array: hashed.append(array.nbytes) or b"")
+    part = plan.jobs[0].pieces[0].parts[0]._replace(data=Held(np.ones(15, "f4")))
+    jobs = [job._replace(pieces=(job.pieces[0]._replace(parts=(part,)),)) for job in plan.jobs]
+    fingerprint(replace(plan, jobs=(*jobs, *jobs)), sources, False)
+    assert hashed == [60]
+
+
+@pytest.mark.parametrize("made", ["compared", "summed", "cut"])
+def test_all_files_count_of_which_data_is_made(made: str, plan: Plan, tmp_path: Path) -> None:
+    spans = [Span(str(tmp_path / name), 0, 60) for name in ("one", "two")]
+    for span in spans:
+        Path(span.url).write_bytes(bytes(60))
+    one, two = (contiguous(name, DTYPES["float32"], (15,), span) for name, span in zip("ab", spans, strict=True))
+    data = {
+        "compared": lambda: copies.compared([one, two]),
+        "summed": lambda: sums.summed([one, two], zeros=False),
+        "cut": lambda: padding.without(one, two, 0, 0.0),
+    }[made]()
+    prints = set[str]()
+    for span in (None, *spans):
+        if span:
+            os.utime(span.url, (1, 1))
+        with Sources() as now:
+            prints.add(fingerprint(first(plan, data=data), now, False))
+    assert len(prints) == 3

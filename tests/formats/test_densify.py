@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -26,3 +28,114 @@ def test_on_the_command_line(cli: Run, tmp_path: Path) -> None:
     assert np.array_equal(got["s"].numpy(), sparse.to_dense().numpy())
     assert np.array_equal(got["q"].numpy(), quantised.dequantize().numpy())
     assert cli("verify", "m.pt", "dense.npz", "--densify").returncode == 0
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says that these kinds are young, or old
+    SPARSE = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,))
+    COLUMNS = torch.tensor([[0, 1.0], [2, 0]]).to_sparse_csc()
+    QUANTISED = torch.quantize_per_tensor(torch.arange(6.0).reshape(2, 3), 0.5, 1, torch.quint8)
+OTHER = torch.tensor([0.0, 50.0, 100.0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("whole", "beside"),
+    [
+        (QUANTISED, "scale"),
+        (QUANTISED, "zero_point"),
+        (QUANTISED, "indices"),
+        (SPARSE, "scale"),
+        (COLUMNS, "crow_indices"),
+    ],
+)
+def test_what_is_called_like_a_piece_is_none(whole: torch.Tensor, beside: str, tmp_path: Path) -> None:
+    torch.save({"w": whole, f"w.{beside}": OTHER}, tmp_path / "m.pt")
+    got = ckptconv.open(tmp_path / "m.pt", densify=True)
+    expected = whole.dequantize() if whole.is_quantized else whole.to_dense()
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": expected.tolist(), f"w.{beside}": OTHER.tolist()}
+
+
+def test_names_that_meet(tmp_path: Path) -> None:
+    torch.save({"a.b": SPARSE, "a": {"b": OTHER}}, tmp_path / "m.pt")
+    assert {"a.b", "a.b.indices"} < set(ckptconv.open(tmp_path / "m.pt"))
+    with pytest.raises(ckptconv.NameCollision, match=r"(?s)beside sparse tensors of the same names:.*a\.b"):
+        ckptconv.open(tmp_path / "m.pt", densify=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_equal_pieces_of_other_scales_are_not_tied(tmp_path: Path) -> None:
+    class Quantised:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        def __reduce__(self) -> object:
+            storage = torch.storage.TypedStorage(
+                wrap_storage=QUANTISED.untyped_storage(), dtype=QUANTISED.dtype, _internal=True
+            )
+            quantiser = (torch.per_tensor_affine, self.scale, 1)
+            return torch._utils._rebuild_qtensor, (storage, 0, (6,), (1,), quantiser, False, OrderedDict())
+
+    torch.save({"a": Quantised(0.5), "b": Quantised(8.0)}, tmp_path / "m.pt")
+    got, expected = ckptconv.open(tmp_path / "m.pt", densify=True), torch.load(tmp_path / "m.pt")
+    assert got.ties == ()
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {n: t.dequantize().tolist() for n, t in expected.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("densify", [False, True])
+def test_tensors_of_which_a_piece_cannot_be_held(densify: bool, tmp_path: Path) -> None:
+    packed = torch.quantize_per_channel(torch.ones(4, 8), torch.ones(4), torch.zeros(4), 0, torch.quint4x2)
+    torch.save({"q": packed, "s": SPARSE.to(torch.complex32), "w": OTHER}, tmp_path / "m.pt")
+    got = ckptconv.open(tmp_path / "m.pt", densify=densify)
+    assert list(got) == ["w"]
+    assert {name: n.kind for n in got.notes for name in n.names} == {"q": "skipped", "s": "skipped"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [torch.quint8, torch.qint8, torch.qint32])
+def test_the_bits_are_those_of_torch(kind: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    x, scales, zeros = torch.randn(4, 37) * 10, torch.rand(4) + 0.01, torch.arange(4) * 7
+    saved = {
+        "tensor": torch.quantize_per_tensor(x, 0.37, 5, kind),
+        "channel": torch.quantize_per_channel(x, scales.double(), zeros, 0, kind),
+    }
+    if kind is torch.quint8:
+        saved["floats"] = torch.quantize_per_channel(x, scales, zeros + 0.37, 0, kind)
+    if kind is torch.qint32:  # beyond what a float32 counts one by one
+        large = torch.tensor([16777217, 33554435, 5], dtype=torch.int32)
+        saved["large"] = torch._make_per_tensor_quantized_tensor(large, 1.0, 1)
+    torch.save(saved, tmp_path / "m.pt")
+    got = ckptconv.open(tmp_path / "m.pt", densify=True)
+    for name, q in saved.items():
+        assert np.array_equal(got[name].numpy().view("u4"), q.dequantize().numpy().view("u4")), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript(tmp_path: Path) -> None:
+    """Attributes and constants."""
+    whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
+    channels = torch.quantize_per_channel(
+        torch.arange(4.0).reshape(2, 2), torch.tensor([0.5, 1.0]), torch.tensor([1, 2]), 0, torch.qint8
+    )
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("q", whole)
+            self.register_buffer("c", channels)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.q.dequantize() + self.c.dequantize().sum()
+
+    made = torch.jit.script(Module().eval())
+    for file, names in (("m.pt", ["q", "c"]), ("frozen.pt", ["constants.0", "constants.1"])):
+        torch.jit.save(made if file == "m.pt" else torch.jit.freeze(made), tmp_path / file)
+        pieces = ckptconv.open(tmp_path / file)
+        assert any("densify=True computes them" in n.text for n in pieces.notes)
+        got = ckptconv.open(tmp_path / file, densify=True)
+        assert not any("densify=True computes them" in n.text for n in got.notes)
+        assert sorted(got) == sorted(names)
+        wanted = sorted((t.dequantize().tolist() for t in (whole, channels)), key=str)
+        assert sorted((t.numpy().tolist() for t in got.values()), key=str) == wanted

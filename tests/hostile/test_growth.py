@@ -19,7 +19,7 @@ from crc32c import crc32c
 from ckptconv.formats import signatures
 from ckptconv.formats.table import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.formats.tensorflow import strings, table, table_write
 from ckptconv.storage.checksum import mask
 
 pytestmark = pytest.mark.slow
@@ -69,6 +69,20 @@ def keras_json(text: bytes, count: int = 300_000) -> growth.Make:
         return deflated(folder / "x.keras", {"config.json": body, "metadata.json": b"{}", "model.weights.h5": b""})
 
     return make
+
+
+def keras_nested(folder: Path, n: int) -> Path:
+    """Layers of a model within models of long names, in a config that is packed small."""
+    import h5py
+
+    layers = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(3_000 * n)]
+    for _ in range(31):
+        layers = [{"class_name": "a" * 500, "config": {"name": "x", "layers": layers}}]
+    with h5py.File(weights := io.BytesIO(), "w") as f:
+        f["layers/dense/vars/0"] = np.zeros(2, "f4")
+    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}}).encode()
+    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
+    return deflated(folder / "x.keras", members)
 
 
 def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> growth.Make:
@@ -143,6 +157,48 @@ def tf_entries(folder: Path, n: int) -> Path:
     (folder / "m.index").write_bytes(table_write.build(pairs))
     (folder / "m.data-00000-of-00001").write_bytes(b"")
     return folder / "m.index"
+
+
+def tf_packed(each: int) -> growth.Make:
+    """Scalars in one range, which pack to a byte each, and a value that does not pack, so that each has its bytes."""
+
+    def make(folder: Path, n: int) -> Path:
+        count, crc = 40_000 * n, mask(crc32c(bytes(4)))
+        value = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=crc).SerializeToString()
+        filler = np.random.default_rng(n).bytes(max(0, each * (count - table.ROOM) - count * 95 // 100))
+        pairs = [(b"", HEADER), (b"a", value + b"\xa2\x06" + table.varint(len(filler)) + filler)]
+        block = table_write._Block(1 << 30)
+        for key, content in (*pairs, *((b"k" + i.to_bytes(3, "big"), value) for i in range(count))):
+            block.add(key, content)
+        packed = bytes(cramjam.snappy.compress_raw(bytes(block.finish())))
+        (folder / "m.index").write_bytes(raw_table([(b"\xff", packed, b"\1")]))
+        (folder / "m.data-00000-of-00001").write_bytes(bytes(4))
+        return folder / "m.index"
+
+    return make
+
+
+def tf_graph(graph: pb.TrackableObjectGraph, folder: Path) -> Path:
+    """A bundle of one scalar and this graph, in which it is the key `v`."""
+    data, crc = strings.pack([graph.SerializeToString()])
+    about = pb.BundleEntryProto(dtype=7, shape={}, offset=4, size=len(data), crc32c=mask(crc))
+    scalar = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=mask(crc32c(bytes(4))))
+    entries = {b"": HEADER, b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}
+    entries[b"v/.ATTRIBUTES/VARIABLE_VALUE"] = scalar.SerializeToString()
+    (folder / "m.index").write_bytes(table_write.build(list(entries.items())))
+    (folder / "m.data-00000-of-00001").write_bytes(bytes(4) + data)
+    return folder / "m.index"
+
+
+def tf_edges(folder: Path, n: int) -> Path:
+    """Edges of two names to one variable, which has as many attributes."""
+    graph = pb.TrackableObjectGraph(nodes=[{}, {}])
+    for i in range(1500 * n):
+        graph.nodes[0].children.add(node_id=1, local_name=("v", "save_counter")[i % 2])
+        graph.nodes[1].attributes.add(name="x")
+    key = "v/.ATTRIBUTES/VARIABLE_VALUE"
+    graph.nodes[1].attributes.add(name="VARIABLE_VALUE", full_name="v", checkpoint_key=key)
+    return tf_graph(graph, folder)
 
 
 def graph_scopes(folder: Path, n: int) -> Path:
@@ -267,6 +323,20 @@ def hdf5_values(value: object, dtype: str, each: int, count: int) -> growth.Make
         return folder / "x.h5"
 
     return make
+
+
+def keras_links(folder: Path, n: int) -> Path:
+    """Layers of a legacy file that list one of two equal datasets, by hard links: the files of shared weights."""
+    import h5py
+
+    with h5py.File(folder / "x.h5", "w") as f:
+        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(150 * n)])
+        for i in range(150 * n):
+            group = f.create_group(f"d{i}")
+            group.attrs["weight_names"] = np.array([b"w:0"])
+            group["w:0"] = np.zeros(200_000 * n, "f4") if i < 2 else f[f"d{i % 2}/w:0"]
+    return folder / "x.h5"
 
 
 def parts(folder: Path, n: int) -> Path:
@@ -467,12 +537,16 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "keras3: empty objects": (keras_json(b"{}"), "keras3"),
     "keras3: lists": (keras_json(b"[[]]"), "keras3"),
     "keras3: numbers": (keras_json(b"1.5", 2_000_000), "keras3"),
+    "keras3: nested models": (keras_nested, "keras3"),
     "safetensors: entries": (safetensors_of(lambda i: empty(f"{i:x}"), 25_000), "safetensors"),
     "safetensors: metadata": (safetensors_of(metadata, 1), "safetensors"),
     "safetensors: nested": (safetensors_of(lambda i: (f"{i:x}", {"a": [[], {}, {"b": 1}]}), 20_000), "safetensors"),
     "hf: shards": (shards, "hf"),
     "tf: prefixes": (tf_keys, "tf"),
     "tf: entries": (tf_entries, "tf"),
+    "tf: packed entries": (tf_packed(9), "tf"),
+    "tf: packed entries, more than are read": (tf_packed(4), "tf"),
+    "tf: edges": (tf_edges, "tf"),
     "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (graph_scopes, "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
@@ -486,6 +560,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "gpt: layers": (layers_of_gpt, "gpt"),
     "npy: files": (arrays, "npy"),
     "keras: layers": (growth.layers, "keras"),
+    "keras: links": (keras_links, "keras"),
     "hdf5: datasets": (hdf5_of("datasets"), "hdf5"),
     "hdf5: links": (hdf5_of("links"), "hdf5"),
     "hdf5: groups": (hdf5_of("groups"), "hdf5"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +96,25 @@ def tied(folder: Path, n: int) -> Path:
     return folder / "m.pt"
 
 
+def views(folder: Path, n: int) -> Path:
+    """Small views of one storage."""
+    torch = pytest.importorskip("torch")
+    whole = torch.zeros(2_500_000 * n)
+    torch.save({f"w{i}": whole[10_000 * i :][:2] for i in range(250 * n)}, folder / "m.pt")
+    return folder / "m.pt"
+
+
+def deflated_views(folder: Path, n: int) -> Path:
+    """Small views of three storages in turn, that inflate to much more than they have bytes."""
+    torch = pytest.importorskip("torch")
+    wholes = [torch.zeros(1_000_000 * n) for _ in range(3)]
+    torch.save({f"w{i:05d}": wholes[i % 3][i : i + 1] for i in range(100 * n)}, stored := io.BytesIO())
+    with zipfile.ZipFile(stored) as a, zipfile.ZipFile(folder / "m.pt", "w", zipfile.ZIP_DEFLATED) as b:
+        for name in a.namelist():
+            b.writestr(name, a.read(name))
+    return folder / "m.pt"
+
+
 def cut(folder: Path, n: int) -> Path:
     """A PyTorch file that lacks its end."""
     torch = pytest.importorskip("torch")
@@ -144,6 +165,9 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "convert, two checkpoints": (both, ("convert", "{p}", "{d}/o.safetensors", "-o", "{o}.npz")),
     "convert, small shards": (flat, ("convert", "{p}", "-o", "{o}", "--to", "hf", "--max-shard-size", "40B")),
     "convert, slices of three tables": (growth.v1_slices, ("convert", "{p}", "-o", "{o}.npz")),
+    "verify, views": (views, ("verify", "{p}")),
+    "diff, views": (views, ("diff", "{p}", "{p}")),
+    "convert, deflated views": (deflated_views, ("convert", "{p}", "-o", "{o}.safetensors", "--max-memory", "16MB")),
     "convert, ties": (tied, ("convert", "{p}", "-o", "{o}.pt")),
     **{
         f"convert --to {f.name}": (

@@ -83,6 +83,18 @@ def models_within_each_other(folder: Path) -> Path:
     return with_graph(folder / "m", graph, "v", "w")
 
 
+def chain_of_objects(folder: Path) -> Path:
+    """Deeper than any model, and not as deep as Python recurses; a second layer, so that weights have an order."""
+    count = 600
+    graph = pb.TrackableObjectGraph(nodes=[{} for _ in range(count + 3)])
+    edges = [(i, i + 1, "o") for i in range(count)]
+    for node, child, name in (*edges, (0, count + 1, "p"), (count + 1, count + 2, "w")):
+        graph.nodes[node].children.add(node_id=child, local_name=name)
+    for node, name in ((count, "v"), (count + 2, "w")):
+        graph.nodes[node].attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=name + VALUE)
+    return with_graph(folder / "m", graph, "v", "w")
+
+
 def many_children_of_one_node(folder: Path) -> Path:
     """A chain of objects that are all the same one of the checkpoint's, which has many children, itself again."""
     count = 6000
@@ -227,6 +239,7 @@ def chunks_along_many_axes(folder: Path) -> Path:
 
 CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tf: models within each other": (models_within_each_other, ""),
+    "tf: a chain of objects": (chain_of_objects, ""),
     "tf: an object graph of many strings": (graph_of_many_strings, "the object graph is not one string"),
     "tf: shards that are missing": (shards_that_are_missing, ""),
     "tf-graph: many children of one node": (many_children_of_one_node, ""),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.errors import UsageError
+from ckptconv.errors import UnsafeCheckpoint, UsageError
 from ckptconv.matching.given import arguments, arrays, places
 from ckptconv.matching.pairs import Pair, Proposal
 
@@ -234,6 +234,26 @@ CHECKED: dict[str, tuple[str, Any, str]] = {
     ),
     "empty": ("empty", X.astype("f4"), "the target has no weights: there is nothing to match"),
 }
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2**26, 4), r"big.pt: its 1,\d{3} bytes hold arrays of 1,073,741,824, more than 64 times"),
+        ((5, 3), "the same"),
+    ],
+)
+def test_arrays_of_strangers_are_bounded(shape: Shape, words: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"y": torch.zeros(1).expand(shape)}, tmp_path / "big.pt")
+    np.savez(tmp_path / "in.npz", x=np.zeros((5, 4), "f4"))
+    module = torch.nn.Linear(4, 3, bias=False)
+    ckptconv.save({"kernel": np.arange(12, dtype="f4").reshape(4, 3)}, tmp_path / "a.npz")
+    try:
+        said = str(ckptconv.match(tmp_path / "a.npz", module, check=(tmp_path / "in.npz", tmp_path / "big.pt")))
+    except (UnsafeCheckpoint, UsageError) as e:
+        said = str(e)
+    assert re.search(words, said), said
 
 
 @pytest.mark.parametrize("case", CHECKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -845,3 +846,11 @@ def test_check_proves_and_repairs(
     said = capsys.readouterr()
     assert "(the whole module) departs" in said.err
     assert "# proved" not in said.out
+
+
+def test_files_whose_names_are_no_text(tmp_path: Path) -> None:
+    for name in (b"a\xff.npz", b"b\xe2\x80\xae.npz"):
+        ckptconv.save({"w": np.arange(3, dtype="f4")}, tmp_path / os.fsdecode(name))
+    sides = (tmp_path / os.fsdecode(name) for name in (b"a\xff.npz", b"b\xe2\x80\xae.npz"))
+    ckptconv.match(*sides, tmp_path / "rules.toml")
+    assert library.load(tmp_path / "rules.toml").title == r"a\udcff.npz to b\u202e.npz"

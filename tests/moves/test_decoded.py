@@ -15,7 +15,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine import plan as planning
 from ckptconv.formats import safetensors
 from ckptconv.moves.budget import Budget
-from ckptconv.moves.decoded import Decoded, Pool
+from ckptconv.moves.decoded import OFTEN, Decoded, Pool
 from ckptconv.moves.part import Coded, Held, Span
 from ckptconv.moves.read import read_array, windows
 from ckptconv.moves.sources import Sources
@@ -48,14 +48,14 @@ GRIDS = [(64, 4096), (1, 4096), (64, 64), (8, 512), (32, 1024)]
 @pytest.mark.parametrize("spool", [0, 2**16, 2**26])
 def test_every_way_of_reading_decodes_each_chunk_once(grid: tuple[int, int], spool: int) -> None:
     t = chunked(*grid)
-    with Sources(spool) as sources:
-        for read in (
-            lambda: read_array(t, sources).tobytes(),
-            lambda: b"".join(bytes(w) for w in windows(t, sources, 2**16)),
-        ):
-            calls.clear()
-            assert read() == WHOLE.tobytes()
-            assert set(calls.values()) == {1}
+    for read in (
+        lambda sources: read_array(t, sources).tobytes(),
+        lambda sources: b"".join(bytes(w) for w in windows(t, sources, 2**16)),
+    ):
+        calls.clear()
+        with Sources(spool) as sources:
+            assert read(sources) == WHOLE.tobytes()
+        assert set(calls.values()) == {1}
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -88,8 +88,29 @@ def test_memory_is_bounded_and_the_file_is_emptied() -> None:
         assert again is held[1]
         for p in (*parts, parts[1]):
             pool.release(p.data)  # type: ignore[arg-type]
-        assert file.size == 0
+        other = chunked(32, 4096).parts[0].data
+        assert pool.hold(other) == Span(spans[0].url, 0, 2**19)  # type: ignore[arg-type]
+        assert file.size == 2**19
         pool.close()
+
+
+@pytest.mark.parametrize(("spool", "most"), [(0, OFTEN), (2**18, OFTEN), (2**19, OFTEN), (2**20, 1)])
+def test_views_decode_their_data_a_few_times_in_whatever_order(spool: int, most: int) -> None:
+    parts = chunked(16, 4096).parts  # four chunks of 256 kB
+    with Sources(spool) as sources:
+        calls.clear()
+        for i in range(40):
+            part = parts[i % 4]._replace(shape=(1, 8), offset=i, start=0)
+            view = ckptconv.Tensor("w", DTYPES["float32"], (1, 8), (part,))
+            at = i % 4 * 16 * 4096 + i
+            assert read_array(view, sources).tobytes() == WHOLE.reshape(-1)[at : at + 8].tobytes()
+        assert set(calls.values()) == {most}
+    calls.clear()
+    with Sources(0) as sources:  # what is read once takes the room of one
+        for part in parts:
+            read_array(ckptconv.Tensor("w", DTYPES["float32"], (16, 4096), (part._replace(start=0),)), sources)
+            file = sources.reader(next(iter(sources._nameless)))
+            assert file.size == 2**18
 
 
 def test_ranges_ascend_and_what_is_behind_is_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,11 @@ from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, Us
 from ckptconv.moves import sources as handles
 from ckptconv.moves.decoded import Pool
 from ckptconv.moves.part import Coded, Part, Span, c_strides
+from ckptconv.moves.read import each, hash_check, hash_tensor, read_array
 from ckptconv.moves.sources import Sources, stream
 from ckptconv.moves.torch import Staged
+from ckptconv.storage import checksum
+from ckptconv.storage.files import Reader
 
 FLOAT = DTYPES["float32"]
 
@@ -116,6 +120,45 @@ def test_closed_sources_open_their_files_again(tmp_path: Path) -> None:
     for _ in range(2):
         assert s.reader(str(tmp_path / "a")).read(1, 2) == b"23"
         s.close()
+
+
+@pytest.mark.parametrize("kind", ["crc32c", "xxh3"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_span_is_verified_once_for_all_its_views(
+    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the file changes; and all views of a damaged one are damaged."""
+    (path := tmp_path / "a").write_bytes(raw := bytes(range(256)) * 2**15)  # 8 MiB
+    byte = DTYPES["uint8"]
+    want = held("a", np.frombuffer(raw, "u1"))
+    with Sources() as s:
+        check = (
+            hash_check(want, hash_tensor(want, s)) if kind == "xxh3" else f"crc32c:{checksum.crc('crc32c', raw):08x}"
+        )
+    span = Span(str(path), 0, len(raw), check)
+    views = [Tensor(f"v{i}", byte, (9,), (Part(span, byte, (9,), i, (1,), 0, (1,)),)) for i in range(20)]
+    read, sizes = Reader.read, list[int]()
+    monkeypatch.setattr(Reader, "read", lambda *a: sizes.append(a[2]) or read(*a))
+
+    def said(t: Tensor, s: Sources | None) -> str:
+        try:
+            return read_array(t, s).tobytes().hex()
+        except CorruptCheckpoint as e:
+            return f"damaged {kind in e.message}"
+
+    for _ in range(2):  # in one go, and one by one
+        assert each(views, said, workers) == [raw[i : i + 9].hex() for i in range(20)]
+        assert [said(t, None) for t in views] == [raw[i : i + 9].hex() for i in range(20)]
+        assert sum(sizes) == len(raw)
+    with Sources() as s:
+        assert said(views[0], s) == raw[:9].hex()
+        with path.open("r+b") as f:
+            f.seek(2**22)
+            f.write(b"\xff")
+        os.utime(path, ns=(1, 1))
+        assert {said(t, s) for t in views} == {"damaged True"}  # opened before
+    for _ in range(2):
+        assert {*each(views, said, workers), *(said(t, None) for t in views)} == {"damaged True"}
 
 
 @pytest.fixture

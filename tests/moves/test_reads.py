@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -246,6 +246,12 @@ class Recorded:
 
     def reader(self, url: str) -> Recorded:
         return self
+
+    def value(self, span: Span, make: Callable[[Recorded], str]) -> str:
+        return make(self)
+
+    def mine(self, make: Callable[[Recorded], Pool]) -> Pool:
+        return make(self)
 
     def into(self, start: int, view: memoryview) -> None:
         self.calls.append((start, len(view)))
@@ -584,4 +590,4 @@ def test_decoded_data_is_let_go_behind_the_range(monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     with Decoded(parts, Recorded(b"")) as decoded:  # type: ignore[arg-type]
         assert [p.start for p in decoded.between(8, 10)] == [8, 9]  # what ended before is never decoded
-    assert events == ["+d"]
+    assert events == ["+d", "-d"]

@@ -281,6 +281,36 @@ def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: 
         assert os.listdir(tmp_path) == [name]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+def test_a_long_name_where_the_locale_knows_ascii_only(sources: list[Path], tmp_path: Path) -> None:
+    name = "\N{CJK UNIFIED IDEOGRAPH-540D}" * 75 + ".safetensors"
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for more in ([], ["--resume", "--force"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptconv", str(sources[0]), "-o", str(tmp_path / name), *more],
+            env=environ, capture_output=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such limit")
+def test_few_files_are_open_where_few_may_be(tmp_path: Path) -> None:
+    """256 is what macOS allows by itself: written, read back, and read as shards, of which each is a file as well."""
+    files = 300
+    code = (
+        "import ckptconv, resource, numpy as np\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        f"given = {{f'l{{i}}': np.full(9, i, 'f4') for i in range({files})}}\n"
+        "ckptconv.save(given, 'npy', format='npy')\n"
+        "ckptconv.save(given, 'm.safetensors', max_shard_size=36)\n"
+        "ckptconv.convert('m.safetensors.index.json', 'n.safetensors', max_shard_size=36)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("n-*.safetensors"))) == len(list((tmp_path / "npy").iterdir())) == files
+
+
 def test_what_a_living_run_writes_is_left(sources: list[Path], tmp_path: Path) -> None:
     with staging.Output(str(tmp_path), [destination.OutputFile("out.safetensors", 10)]):
         there = set(os.listdir(tmp_path))

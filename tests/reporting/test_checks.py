@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -581,3 +582,14 @@ def test_a_histogram_is_of_what_most_values_span(far: tuple[float, ...]) -> None
 def test_a_histogram_of_nothing_has_no_span() -> None:
     assert spread.span_of(Stats(None, None, None, None, 0, 3, 0), np.zeros(0), None) is None
     assert spread.span_of(Stats(2.0, 2.0, 2.0, 0.0, 0, 0, 0), np.full(9, 2.0), None) == (2.0, 2.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("most", [math.inf, 1e308, 5e-324])
+def test_shades_of_the_largest_numbers(most: float) -> None:
+    cells = np.array([[1.7e308, 1e308, 0.0], [np.inf, np.nan, 5e-324]])
+    *_, coded, _ = survey.shaded(cells, most)
+    shades = list(base64.b64decode(coded))
+    assert shades[2] == 0
+    assert shades[3:5] == [255, 255]
+    assert shades[:2] == ([253, 149] if most == math.inf else [254, 253] if most == 1e308 else [254, 254])

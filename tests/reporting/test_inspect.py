@@ -113,6 +113,21 @@ def test_tied_tensors_count_once() -> None:
     assert outline.totals(tied)[:4] == (2, 40, 10, 10)
 
 
+def test_a_hint_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ckptconv.cli.main import main
+    from ckptconv.rules import library
+
+    monkeypatch.setattr(library, "suggestion", lambda found: "bert")
+    ckptconv.save({"w": np.ones(1, "f4")}, tmp_path / "x$(touch PWNED).npz")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ckptconv.cli.show.is_watched", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["inspect", "x$(touch PWNED).npz"])
+    assert "`ckptconv convert 'x$(touch PWNED).npz' -o DST -c bert` converts" in capsys.readouterr().err
+
+
 def test_names_cannot_drive_the_terminal(cli: Run, tmp_path: Path) -> None:
     ckptconv.save({"a\x1b[31m\u202eb\n": np.zeros(2, "f4")}, tmp_path / "x.safetensors")
     done = cli("inspect", "x.safetensors")

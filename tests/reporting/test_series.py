@@ -65,6 +65,14 @@ def test_what_cannot_be_measured_is_left_out(arrays: list[Any], step: list[Any],
     assert (found.step, found.drift) == (step, drift)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_measure_are_left_out_without_a_word() -> None:
+    wide = np.full((3, 3), 1.7e308)
+    found = moved([wide, -wide, 0 * wide])
+    assert found is not None
+    assert (found.norm[:2], found.step, found.drift) == ([None, None], [None, None], [None, None])
+
+
 @pytest.mark.parametrize("last", [np.array([b"a"], object), np.ones(3, "c8"), np.zeros((0, 3), "f4"), None])
 def test_what_has_no_norm_has_no_row(last: Any) -> None:
     assert moved([last, last]) is None

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import sys
@@ -26,8 +27,7 @@ from browser import CHROMIUM, Browser
 
 import ckptconv
 from ckptconv.api import Select
-from ckptconv.bulk.discover import discover
-from ckptconv.cli.serve import _browsing
+from ckptconv.cli.serve import _browsing, found
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import html, server, shelf
 from ckptconv.reporting.pictures import matrix
@@ -38,13 +38,8 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
 
 
 def serving(*sources: Path) -> server.Server:
-    def find() -> list[shelf.Offered]:
-        found = discover([str(s) for s in sources])
-        return [
-            shelf.Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "") for f in found
-        ]
-
-    made = server.Server(shelf.Shelf(find, Select()))
+    named = [str(s) for s in sources]
+    made = server.Server(shelf.Shelf(lambda: found(named), Select()))
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return made
 
@@ -283,6 +278,49 @@ def test_what_is_new_is_listed_and_numbers_stay(tmp_path: Path) -> None:
         made.shutdown()
 
 
+def test_no_link_leads_out_of_what_is_served(tmp_path: Path) -> None:
+    """Not what is a link from the start, nor what becomes one, nor what lies in a folder that does."""
+    (served := tmp_path / "served" / "sub").mkdir(parents=True)
+    (outside := tmp_path / "outside").mkdir()
+    for n in "abc":
+        ckptconv.save({"SECRET": np.ones(2, "f4")}, outside / f"{n}.npz")
+    link = served.parent / "a.npz"
+    link.symlink_to("../outside/a.npz")
+    with serving(served.parent) as made:
+        top = base(made)
+        assert Got(made, top).status == 200, "not a redirection to the only one"
+        ckptconv.save({"w": np.ones(2, "f4")}, served.parent / "b.npz")
+        ckptconv.save({"w": np.ones(2, "f4")}, served / "c.npz")
+        ckptconv.save({"w": np.ones(2, "f4")}, served.parent / "d.npz")
+        assert "leads out" in Got(made, top).text
+        pages = ["0/", "0/all", "0/tensor/0", "pair?a=0&b=3", "pair?a=3&b=0"]
+        assert all(Got(made, top + page).status == 422 for page in pages)
+        assert [Got(made, f"{top}{k}/").status for k in (1, 2, 3)] == [200] * 3
+        (served.parent / "b.npz").unlink()
+        (served.parent / "b.npz").symlink_to("../outside/b.npz")
+        shutil.rmtree(served)
+        served.symlink_to("../outside")
+        pages = ["1/tensor/0", "1/", "3/", "pair?a=2&b=1", "pair?a=3&b=2", "series?a=1&b=3"]
+        answers = [Got(made, top + page) for page in pages]
+        assert [a.status for a in answers] == [422] * 6
+        assert Got(made, f"{top}2/").status == 200
+        assert not any("SECRET" in a.text for a in answers)
+        made.shutdown()
+
+
+def test_what_its_owner_writes_again_is_shown(tmp_path: Path) -> None:
+    for n in "abc":
+        ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / f"{n}.npz")
+    with serving(tmp_path) as made:
+        assert Got(made, base(made) + "0/").status == 200
+        for n in "abc":
+            ckptconv.save({"NEW": np.ones(2, "f4")}, tmp_path / f"{n}.npz", force=True)
+        for page in ("0/", "pair?a=0&b=1", "series?a=0&b=2"):
+            got = Got(made, base(made) + page)
+            assert (got.status, "NEW" in got.text) == (200, True), page
+        made.shutdown()
+
+
 def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "KEPT", 2)
     for name in "abc":
@@ -357,7 +395,7 @@ def test_a_series_that_is_none_is_refused(run: server.Server, monkeypatch: pytes
         (zero, zero, "3 to 9 checkpoints; from the first to the last of these there are 1"),
         (zero, one, "there are 2"),
         (zero, ten, "there are 10"),
-        (zero, torn, "can be read"),
+        (zero, torn, "no data"),
     ):
         got = Got(run, f"{base(run)}series?a={a}&b={b}")
         assert (got.status, words in got.text) == (422, True), got.text

@@ -54,6 +54,14 @@ def test_numbers(spec: str, source: str, target: str | None) -> None:
     assert domain(spec).forward(source) == target
 
 
+@pytest.mark.parametrize("width", range(1, 10))
+def test_digits_of_a_width(width: int) -> None:
+    takes = re.compile(domain(f"int:{width}").pattern).fullmatch
+    taken = [n for n in range(1, 12) if takes("1" * n)]
+    assert taken == list(range(width, 10))
+    assert [bool(takes(f"0{'1' * n}")) for n in (width - 1, width)] == [True, False]
+
+
 def test_between_two_there_is_nothing() -> None:
     assert domain("2*int-2").inverse.forward("3") is None
 

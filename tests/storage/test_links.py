@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import FIXTURES
 
 import ckptconv
-from ckptconv.errors import UnsafeCheckpoint
-from ckptconv.storage import paths
+from ckptconv.errors import CkptError, UnsafeCheckpoint
+from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.storage import files, paths
 
 ARRAYS = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(5, "i8")}
 KINDS = {
@@ -51,6 +56,118 @@ def test_other_folders_stay_closed(roots: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CKPTCONV_LINKS", roots.format(tmp_path))
     with pytest.raises(ckptconv.UnsafeCheckpoint, match=f"CKPTCONV_LINKS={tmp_path}/cache/files/0"):
         ckptconv.open(source)
+
+
+# --- one file of a set is a link: only what was typed itself is followed ----------------------------------------------
+
+
+def copied(*patterns: str) -> Callable[[Path], None]:
+    def make(home: Path) -> None:
+        for at in (p for pattern in patterns for p in sorted(FIXTURES.glob(pattern))):
+            (shutil.copytree if at.is_dir() else shutil.copy)(at, home / at.name)
+
+    return make
+
+
+def saved(name: str, **how: object) -> Callable[[Path], None]:
+    return lambda home: ckptconv.save(ARRAYS, home / name, **how) and None
+
+
+def bundle(home: Path) -> None:
+    """With a graph and a state file."""
+    copied("tf/sharded.*[0-9x]")(home)
+    graph, variable = pb.MetaGraphDef(), pb.VariableDef(variable_name="v:0", snapshot_name="v/read:0")
+    graph.collection_def["trainable_variables"].bytes_list.value.append(variable.SerializeToString())
+    (home / "sharded.meta").write_bytes(graph.SerializeToString())
+    (home / "checkpoint").write_text('model_checkpoint_path: "sharded"\n')
+
+
+def tables(home: Path) -> None:
+    copied("tf/v1s-*")(home)
+    (home / "checkpoint").write_text('model_checkpoint_path: "v1s-?????-of-00003"\n')
+
+
+def unpacked(home: Path) -> None:
+    with zipfile.ZipFile(FIXTURES / "keras" / "net.keras") as z:
+        z.extractall(home)
+
+
+def gpt(home: Path) -> None:
+    (home / "params_shapes.json").write_text("[[2, 3], [4, 3]]")
+    for i in range(2):
+        np.save(home / f"params_{i}.npy", np.arange(9, dtype="f4"))
+
+
+SETS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # typed, beside its files: "" is its folder
+    "bundle": (bundle, ("", "sharded")),
+    "tables": (tables, ("", "v1s")),
+    "SavedModel": (copied("tf/saved/*"), ("",)),
+    "shards": (saved("model.safetensors", max_shard_size=30), ("", "model.safetensors")),
+    "torch shards": (saved("pytorch_model.bin", max_shard_size=30), ("", "pytorch_model.bin")),
+    "Keras shards": (copied("keras/shards*"), ()),
+    "Keras folder": (unpacked, ("",)),
+    "dcp": (copied("torch/dcp/*", "torch/dcp/.metadata"), ("",)),
+    "gpt": (gpt, ("",)),
+    "npy": (saved("", format="npy"), ("",)),
+    "orbax": (copied("orbax/mesh_chunks/*"), ("",)),
+    "zarr": (copied("orbax/zarr/blosc/v2.lz41"), ("",)),
+}
+
+
+def read(typed: Path) -> tuple[set[str], CkptError | None]:
+    """The files that are read to open a path and for all tensors, links resolved, and how it ends."""
+    error = None
+    with files.record_stamps() as seen:
+        try:
+            for t in ckptconv.open(typed).values():
+                t.numpy()
+        except CkptError as e:
+            error = e
+    return {os.path.realpath(paths.local(url)) for url in seen}, error
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_link_that_nobody_typed_stays_in_the_folder(kind: str, tmp_path: Path) -> None:
+    make, others = SETS[kind]
+    home, victim = tmp_path / "got", tmp_path / "victim"
+    home.mkdir()
+    victim.mkdir()
+    make(home)
+    names = [p.name for p in home.iterdir() if p.is_file()]
+    whole = {typed: read(typed) for typed in (home / name for name in (*others, *names))}
+    assert not any(whole[home / name][1] for name in others)
+    there, refused = [p for p in sorted(home.rglob("*")) if p.is_file()], set()
+    for i, linked in enumerate([*([p] for p in there), there]):
+        outside = {p: victim / f"{i}-{n}-{p.name}" for n, p in enumerate(linked)}
+        for file, to in outside.items():
+            file.rename(to)
+            file.symlink_to(to)
+        for typed in whole:
+            used, error = read(typed)
+            assert used & {str(to) for file, to in outside.items() if file != typed} == set(), typed
+            if whole[typed][0] & {str(file) for file in linked if file != typed}:
+                assert isinstance(error, UnsafeCheckpoint), (typed, linked)
+                refused.add(typed)
+        for file, to in outside.items():
+            to.replace(file)
+    assert refused >= {home / name for name in others}
+
+
+@pytest.mark.parametrize("name", ["m.index", "m.meta", "checkpoint"])
+def test_a_link_that_is_typed_is_followed(name: str, tmp_path: Path) -> None:
+    """It alone: what lies beside its target is no more the checkpoint's than other files are."""
+    home, victim = tmp_path / "got", tmp_path / "victim"
+    for folder in (home, victim):
+        ckptconv.save(ARRAYS, folder / "m", format="tf")
+    (victim / "m.meta").write_bytes(b"")
+    (home / name).unlink(missing_ok=True)
+    (home / name).symlink_to(victim / name)
+    assert set(ckptconv.open(home / name)) == set(ARRAYS)
+    data = "m.data-00000-of-00001"
+    (home / data).unlink()
+    (home / data).symlink_to(victim / data)
+    with pytest.raises(UnsafeCheckpoint, match=f"{data} is a symlink that leaves"):
+        ckptconv.open(home / name)
 
 
 # --- paths as texts ---------------------------------------------------------------------------------------------------

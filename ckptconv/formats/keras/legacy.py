@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,7 +217,8 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     for e in listed:
         if first.setdefault(_bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first)}
+    digests: dict[str, bytes] = {}
+    alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first, digests)}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
     called = [_full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed]
@@ -228,10 +229,12 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     return called, [Note("tied", text, tuple(twins))] if twins else []
 
 
-def _same_values(found: Tree, entries: list[Listed], first: Mapping[str, Listed]) -> bool:
+def _same_values(
+    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, bytes]
+) -> bool:
     """Whether all these are the variables that were met first; the small ones are compared first."""
     entries = sorted(entries, key=lambda e: prod(e.stored.shape))
-    return all(_equal(found, e.stored, first[_bare(e.name)].stored) for e in entries)
+    return all(_equal(found, e.stored, first[_bare(e.name)].stored, digests) for e in entries)
 
 
 def _full_name(entry: Listed) -> str:
@@ -239,13 +242,17 @@ def _full_name(entry: Listed) -> str:
     return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
-def _equal(found: Tree, a: Stored, b: Stored) -> bool:
-    """Compare two datasets bit for bit."""
-    if a.path == b.same:
+def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, bytes]) -> bool:
+    """Compare two datasets bit for bit. digests: of those that were read before, by path; hard links share one."""
+    one, other = a.same or a.path, b.same or b.path
+    if one == other:
         return True
     if (a.dtype, a.shape, a.swap) != (b.dtype, b.shape, b.swap):
         return False
-    return _digest(found, a) == _digest(found, b)
+    for path, stored in ((one, a), (other, b)):
+        if path not in digests:
+            digests[path] = _digest(found, stored)
+    return digests[one] == digests[other]
 
 
 def _digest(found: Tree, stored: Stored) -> bytes:

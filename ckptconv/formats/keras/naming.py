@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -25,6 +25,7 @@ def join(*parts: str) -> str:
 Shape = tuple[int, ...]
 
 MAX_NAME = 500  # characters of a layer's name
+MAX_DEPTH = 32  # of models within models
 KERNEL = ("kernel", "bias")
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dense", "einsum_dense", "conv1d", "conv2d", "conv3d"), KERNEL),
@@ -48,6 +49,15 @@ OPTIONAL = {  # variables that a layer's config can switch off
     "beta": "center",
 }
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
+
+
+class Listed(NamedTuple):
+    """A layer that a model's config.json lists: its class, name and config."""
+
+    kind: str
+    name: str
+    config: Mapping[str, Any]
+
 
 # Other variables of one class, in order of creation: attention, quantised layers, batch normalization of Keras 1.
 _MORE = (
@@ -101,11 +111,38 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_NAME
 
 
-def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-    """Yield (path, class, name, config) of every layer that a model's config.json lists, nested models too."""
+def configured(
+    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0
+) -> Iterator[tuple[str, Listed]]:
+    """Yield the path of every layer that a model's config.json lists and the file stores, nested models too.
+
+    groups: the names of the groups in each group. Only for those a path is made: layers in nested models with long
+    names would have paths that are much longer than the config.
+    """
+    stored = groups.get(f"{path}layers")
+    if stored is None or depth > MAX_DEPTH:
+        return
+    for word, found, row in _layers(config):
+        if word in stored:
+            here = f"{path}layers/{word}"
+            if found:
+                yield here, found
+            yield from configured(row, groups, here + "/", depth + 1)
+
+
+def listed(config: Any, depth: int = 0) -> Iterator[Listed]:
+    """Yield all layers with names that a model's config.json lists, nested models too."""
+    for _, found, row in _layers(config) if depth <= MAX_DEPTH else ():
+        if found:
+            yield found
+        yield from listed(row, depth + 1)
+
+
+def _layers(config: Any) -> Iterator[tuple[str, Listed | None, Any]]:
+    """Yield (last component of its path, layer, row) of every row of one model's list; a layer has a name."""
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
-    if not isinstance(layers, list) or depth > 32:
+    if not isinstance(layers, list):
         return
     met: dict[str, int] = {}
     flat = _after_flatten(layers, config.get("class_name") == "Sequential")
@@ -115,10 +152,8 @@ def configured(config: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
             continue
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
-        here = f"{path}layers/{kind}" + (f"_{number}" if number else "")
-        if is_name(own.get("name")):
-            yield here, flat.get(own["name"], "") + kind, own["name"], own
-        yield from configured(row, here + "/", depth + 1)
+        found = Listed(flat.get(own["name"], "") + kind, own["name"], own) if is_name(own.get("name")) else None
+        yield kind + (f"_{number}" if number else ""), found, row
 
 
 PASSING = {"dropout", "activation", "re_lu", "leaky_re_lu", "gaussian_noise", "gaussian_dropout", "alpha_dropout"}
@@ -169,7 +204,7 @@ def _parents(value: Any, depth: int = 0) -> Iterator[str]:
 def kinds(config: Any) -> dict[str, str]:
     """The class of each layer by its name; for a wrapper, the class of the layer inside."""
     out: dict[str, str] = {}
-    for _, wrapper, name, own in configured(config):
+    for wrapper, name, own in listed(config):
         kind, called = inside(wrapper, own)
         if called:
             out |= {f"{way}{called}": kind for way in ("", "forward_", "backward_")}

@@ -36,6 +36,7 @@ from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_WEIGHTS, is_hdf5
 from . import legacy, naming, order, paths
+from .naming import Listed
 
 if TYPE_CHECKING:
     from .write import Keras3Writer
@@ -61,6 +62,7 @@ class Shelf(NamedTuple):
     found: dict[str, Variable]
     names: dict[str, str]  # of objects, by path
     trees: tuple[Tree, ...]
+    listed: dict[str, Listed]  # layers that config.json lists, by path, in its order
     config: Any = None
     metadata: Mapping[str, str] = {}
     notes: tuple[Note, ...] = ()
@@ -105,12 +107,11 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def _order(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Order:
     """The layers as a legacy file lists them; `weights` by their paths."""
-    listed = list(naming.configured(shelf.config))
-    rank = {path: i for i, (path, *_) in enumerate(listed)}
+    rank = {path: i for i, path in enumerate(shelf.listed)}
     objects = {p.rpartition("vars")[0].rstrip("/") for t in shelf.trees for p in t.groups if is_vars(p)} | rank.keys()
     place = {t.name: shelf.found[path].stored.offset for path, t in weights.items()}
     integer = {t.name for t in weights.values() if t.dtype.kind not in "fc"}
-    frozen = {path for path, _, _, own in listed if own.get("trainable") is False}
+    frozen = {path for path, layer in shelf.listed.items() if layer.config.get("trainable") is False}
     model = paths.Model(rank, frozen, objects, place, integer)
     return paths.of_paths({p: t.name for p, t in weights.items()}, model, {t.name: t.shape for t in weights.values()})
 
@@ -137,7 +138,7 @@ def load(url: str) -> Shelf:
     return _shelf([hdf5.look(url)])
 
 
-def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
+def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
     """Sort the variables of all trees by path, numbers as numbers."""
     found = {s.path: Variable(s.path, t, s) for t in trees for s in t.datasets.values()}
     if len(found) != sum(len(t.datasets) for t in trees):
@@ -150,7 +151,12 @@ def _shelf(trees: list[Tree], **rest: Any) -> Shelf:
     }
     order = sorted(found, key=_natural)
     rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})
-    return Shelf({p: found[p] for p in order}, names, tuple(trees), **rest)
+    groups: dict[str, set[str]] = {}
+    for path in (p for t in trees for p in t.groups):
+        above, _, last = path.rpartition("/")
+        groups.setdefault(above, set()).add(last)
+    listed = dict(naming.configured(config, groups))
+    return Shelf({p: found[p] for p in order}, names, tuple(trees), listed, config, **rest)
 
 
 def _natural(path: str) -> tuple[Any, ...]:
@@ -218,9 +224,8 @@ def _shards(url: str) -> Shelf:
 
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     """Choose a unique name for every path; also return the names that are guesses."""
-    listed = {path: (kind, name, own) for path, kind, name, own in naming.configured(shelf.config)}
     names = object_names(shelf)
-    if not names:
+    if not names and not any(True for _ in naming.listed(shelf.config)):
         return {path: path for path in shelf.found}, []
     owners: dict[str, list[str]] = {}
     for path in shelf.found:
@@ -228,17 +233,17 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         owners.setdefault(owner.rstrip("/") if inside and number.isdigit() else "", []).append(path)
     labels: dict[str, str] = {}
     guessed: list[str] = []
-    rank = {path: i for i, path in enumerate(listed)}
+    rank = {path: i for i, path in enumerate(shelf.listed)}
     for owner, held in sorted(owners.items(), key=lambda item: _rank(item[0], rank)):
         if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
             labels |= {p: p for p in held}
             continue
-        kind, called, config = listed.get(owner, ("", names.get(owner, ""), {}))
+        layer = shelf.listed.get(owner) or Listed("", names.get(owner, ""), {})
         stored = [shelf.found[p].stored for p in held]
-        kind = kind or naming.kind_of(owner, called)
+        kind = layer.kind or naming.kind_of(owner, layer.name)
         own, guess = [str(s.attrs.get("name", "")) for s in stored], False
         if not all(own):
-            own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], config)
+            own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], layer.config)
         prefix = called_path(owner, names)
         new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(held, own, strict=True)}
         labels |= new
@@ -248,7 +253,7 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
 
 def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The class of the object that each tensor belongs to, if the file shows it."""
-    listed = {path: naming.inside(kind, own)[0] for path, kind, _, own in naming.configured(shelf.config)}
+    listed = {path: naming.inside(layer.kind, layer.config)[0] for path, layer in shelf.listed.items()}
     owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
     classes = {
         o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())
@@ -258,7 +263,7 @@ def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> 
 
 def object_names(shelf: Shelf) -> dict[str, str]:
     """The names of objects, by path; the attribute takes precedence over config.json."""
-    return {path: name for path, _, name, _ in naming.configured(shelf.config)} | shelf.names
+    return {path: layer.name for path, layer in shelf.listed.items()} | shelf.names
 
 
 def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:

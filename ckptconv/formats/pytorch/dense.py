@@ -11,40 +11,53 @@ from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor, held
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...moves.part import checked_count
+from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
+from ...messages import listing
+from ...moves.part import Held, checked_count
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
+MAX_REPEATED = 2**24  # bytes that the pieces of all tensors may have beyond what is stored
 
 
 def densified(source: Checkpoint) -> Checkpoint:
     """Replace the pieces of each sparse or quantised tensor by the tensor."""
-    pieces = source.details.get("pieces", {})
+    wholes = {name: about for name, about in source.details.get("pieces", {}).items() if about["kind"] != "nested"}
+    owner = {piece: name for name, about in wholes.items() for piece in _named(name, about).values()}
+    if twice := [name for name in wholes if name in source and name not in owner]:
+        raise NameCollision(f"tensors beside sparse tensors of the same names:\n{listing(twice)}")
+    _check_repeated([source[piece] for piece in owner])
     tensors: dict[str, Tensor] = {}
-    done: list[str] = []
-    owner = {f"{name}.{part}" if part else name: name for name in pieces for part in PARTS}
     for name, t in source.items():
-        whole = owner.get(name, "")
-        kind = pieces.get(whole, {}).get("kind", "")
-        if kind in ("", "nested"):
+        whole = owner.get(name)
+        if whole is None:
             tensors[name] = t
-        elif whole not in done:
-            done.append(whole)
+        elif whole not in tensors:
             tensors[whole] = replace(held(whole, _dense(source, whole)), role=t.role)
     notes = [n for n in source.notes if not n.text.endswith("densify=True computes them")]
-    if done:
-        notes.append(Note("assumed", "sparse or quantised in the source, computed in full here", tuple(done)))
-    return replace(source, tensors={}, notes=tuple(notes)).with_tensors(tensors)
+    if wholes:
+        notes.append(Note("assumed", "sparse or quantised in the source, computed in full here", tuple(wholes)))
+    ties = tuple(group for group in source.ties if not owner.keys() & {*group})  # equal pieces may be of other scales
+    return replace(source, tensors={}, ties=ties, notes=tuple(notes)).with_tensors(tensors)
 
 
-PARTS = (
-    "", "scale", "zero_point", "indices", "values", "crow_indices", "col_indices", "ccol_indices", "row_indices",
-)  # fmt: skip
+def _named(name: str, about: dict[str, Any]) -> dict[str, str]:
+    """The name of each piece of a tensor."""
+    return {part: f"{name}.{part}" if part else name for part in about["parts"]}
+
+
+def _check_repeated(pieces: list[Tensor]) -> None:
+    """Refuse pieces that repeat what is stored, a stride of 0: what is computed of them is held in memory."""
+    room = MAX_REPEATED
+    for t in pieces:
+        stored = sum(p.data.array.nbytes if isinstance(p.data, Held) else p.data.size for p in t.parts)
+        room -= max(0, t.nbytes - stored)
+        if room < 0:
+            raise UnsafeCheckpoint(f"the pieces of tensors repeat more than {MAX_REPEATED} bytes", tensor=t.name)
 
 
 def _dense(source: Checkpoint, name: str) -> Any:
     about = source.details["pieces"][name]
-    parts = {p: source[f"{name}.{p}" if p else name].numpy() for p in PARTS if (f"{name}.{p}" if p else name) in source}
+    parts = {part: source[piece].numpy() for part, piece in _named(name, about).items()}
     if about["kind"] == "quantised":
         try:
             return _dequantised(about, parts)
@@ -63,8 +76,7 @@ def _dense(source: Checkpoint, name: str) -> Any:
 def _dequantised(about: dict[str, Any], parts: dict[str, Any]) -> Any:
     import numpy as np
 
-    q = parts[""].astype(np.float32)
-    scale, zero = (np.asarray(parts.get(k, about.get(k)), np.float64) for k in ("scale", "zero_point"))
+    q, scale, zero = parts[""], *(np.asarray(parts.get(k, about.get(k))) for k in ("scale", "zero_point"))
     if about["scheme"].startswith("per_channel"):
         axis = about["axis"]
         if not 0 <= axis < q.ndim or {scale.shape, zero.shape} != {(q.shape[axis],)}:
@@ -72,9 +84,8 @@ def _dequantised(about: dict[str, Any], parts: dict[str, Any]) -> Any:
         across = [1] * q.ndim
         across[axis] = -1
         scale, zero = scale.reshape(across), zero.reshape(across)
-    if about["scheme"].endswith("float_qparams"):
-        return (q * scale + zero).astype(np.float32)
-    return ((q - zero).astype(np.float32) * scale.astype(np.float32)).astype(np.float32)
+    kind = np.float32 if zero.dtype.kind == "f" else np.float64  # torch subtracts numbers of the zero point's kind
+    return (q.astype(kind) - zero.astype(kind)).astype(np.float32) * scale.astype(np.float32)
 
 
 def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, Any]) -> Any:

@@ -136,10 +136,14 @@ class Made:
         self.put(Tensor(name, t.dtype, t.shape, t.parts, role))
 
     def split(self, name: str, p: Pieces, role: Role) -> None:
+        odd = next((v for v in p.parts.values() if v.row is None or v.storage.data is None), None)
+        if odd is not None:
+            self.view(name, odd, role)
+            return
         for part, v in p.parts.items():
             self.view(f"{name}.{part}" if part else name, v, role)
         numbers = {k: jsonable(v) for k, v in p.details.items()}
-        self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), **numbers}
+        self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **numbers}
 
     def ties(self) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(names) for names in self.groups.values() if len(names) > 1)

@@ -55,7 +55,7 @@ def _same(value: Any, *_: Any) -> Any:
 
 # Storage classes whose elements are packed or have no neutral dtype.
 _QUANTISED = {"QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32"}
-_PACKED = {"QUInt4x2": 4, "QUInt2x4": 2, "ComplexHalf": 32}
+_PACKED = {"QUInt4x2": 8, "QUInt2x4": 8, "ComplexHalf": 32}  # of the first two torch counts bytes
 _STORAGES = {
     **{r.storage: StorageType(r.storage + "Storage", r, r.itemsize * 8) for r in DTYPES.values() if r.storage},
     **{name: StorageType(name + "Storage", DTYPES[r], DTYPES[r].itemsize * 8) for name, r in _QUANTISED.items()},

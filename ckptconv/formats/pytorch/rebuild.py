@@ -241,21 +241,26 @@ def quantised(storage: Any, offset: Any, shape: Any, strides: Any, quantiser: An
         (parts if type(value) is View else details)[name] = value
     if len(values) == 3:
         _check_channels(view.shape, parts, details)
-    elif any(type(v) not in (int, float) for n, v in details.items() if n != "scheme") or len(parts) > 1:
+    elif type(details.get("scale")) not in (int, float) or type(details.get("zero_point")) is not int:
         raise CorruptCheckpoint(f"a quantised tensor has the numbers {shown(values)}")
     return Pieces("quantised", view.shape, parts, details)
 
 
 def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict[str, Any]) -> None:
-    """A scale and a zero point for each channel."""
+    """A scale and a zero point for each channel, both in tensors or both in lists, of which torch makes tensors."""
     axis = details.get("axis")
     if type(axis) is not int or not 0 <= axis < len(shape):
         raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
-    for name in ("scale", "zero_point"):
+    whole = details["scheme"] == "per_channel_affine"  # of which the zero points of a list become integers
+    for name, kinds in (("scale", {int, float}), ("zero_point", {int} if whole else {int, float})):
         numbers = details.get(name)
         count = checked_count(parts[name].shape) if name in parts else len(numbers) if type(numbers) is list else -1
+        if count == shape[axis] and type(numbers) is list and {*map(type, numbers)} - kinds:
+            raise CorruptCheckpoint(f"a tensor of quantised channels has the {name} {shown(numbers)}")
         if count != shape[axis]:
             raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
+    if len({"scale", "zero_point"} & parts.keys()) == 1:
+        raise CorruptCheckpoint("a tensor of quantised channels has a list and a tensor of scales and zero points")
 
 
 def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:

@@ -27,7 +27,7 @@ class TorchType(NamedTuple):
 
 
 class StorageType(NamedTuple):
-    """torch.FloatStorage and the like. `row` None with `bits` 8: bytes without a type; else packed elements."""
+    """torch.FloatStorage and the like, of elements of `bits`. `row`: None if no neutral dtype fits, as for UNTYPED."""
 
     name: str
     row: DType | None
@@ -178,6 +178,6 @@ def typed(storage: Any) -> TorchType:
     if type(storage) is not Storage:
         raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
     kind = storage.type
-    if kind.row is None and kind.bits == 8:
+    if kind == UNTYPED:
         return TorchType("uint8", BYTE)
     return TorchType(kind.row.torch if kind.row else kind.name, kind.row)

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r"layer-(\d{1,9})")
 MAX_WRAPPED = 16  # models within models, around the one that has layers; a graph of cycles has no innermost one
+DEEPEST = 64  # objects within each other in a layer, and lists within lists; no model is nested so deep
 _LISTS = {"_operations", "_functional", "_layers", "layers"}  # what Keras 3 puts between a model and its layers
 # lists of variables beside the objects that own them, and what is not part of the model
 _ASIDE = re.compile(
     r"keras_api|root|save_counter|_?optimizer|_?(all_|trainable_|non_trainable_)?variables|regularization_losses|"
     r"_?metrics|_compile_metrics|layer_with_weights-\d+|_inbound_nodes|_outbound_nodes|_self_tracked_trackables"
 )
+
+
+class _TooDeep(Exception):
+    pass
 
 
 class _Walk:
@@ -40,6 +45,7 @@ class _Walk:
         self.seen = set(closed)
         self.full: dict[str, str] = {}  # variables' names by the tensors' names
         self.integer = {t.name for t in tensors.values() if t.dtype.kind not in "fc"}
+        self.held: dict[int, str] = {}  # what `variable` found, as many edges can lead to one node
 
     def children(self, node: int) -> Iterator[tuple[str, int]]:
         """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
@@ -52,6 +58,11 @@ class _Walk:
 
     def variable(self, node: int) -> str:
         """The tensor that a node holds, '' if the node is not a variable or the tensor is not a weight."""
+        if node not in self.held:
+            self.held[node] = self._variable(node)
+        return self.held[node]
+
+    def _variable(self, node: int) -> str:
         for a in self.graph.nodes[node].attributes:
             t = self.tensors.get(a.checkpoint_key)
             if a.name == "VARIABLE_VALUE" and t is not None and not t.role:
@@ -59,8 +70,10 @@ class _Walk:
                 return t.name
         return ""
 
-    def part(self, node: int) -> Part:
-        """The object at a node, with everything in it that was not visited before."""
+    def part(self, node: int, depth: int = 0) -> Part:
+        """The object at a node, with everything in it that was not visited before; _TooDeep if that is no model's."""
+        if depth > DEEPEST:
+            raise _TooDeep
         self.seen.add(node)
         made, own, inner = Part(), list[tuple[str, str]](), list[str]()
         for name, child in self.children(node):
@@ -70,8 +83,8 @@ class _Walk:
                 self.seen.add(child)
                 own.append((name, tensor))
             else:
-                part = self.part(child)
-                if part.listed():
+                part = self.part(child, depth + 1)
+                if part.trained or part.fixed or part.parts:
                     made.parts.append(part)
                     inner.append(name)
         made.take(own, whole=self.integer.__contains__, sure=False)
@@ -93,7 +106,7 @@ class _Walk:
             ):
                 return node
             only = below.pop()
-            if not any(p.listed() for p in self.copy().part(only).parts):
+            if not self.copy().part(only).parts:
                 return node  # a layer
             node = only
         return node
@@ -117,21 +130,23 @@ class _Walk:
     def copy(self) -> _Walk:
         return _Walk(self.graph, self.tensors, self.seen)
 
-    def layers(self, node: int) -> Iterator[tuple[str, Part]]:
-        """The layers of a model: its objects, and those in its lists."""
+    def layers(self, node: int, depth: int = 0) -> Iterator[tuple[str, Part]]:
+        """The layers of a model: its objects, and those in its lists; _TooDeep as of `part`."""
+        if depth > DEEPEST:
+            raise _TooDeep
         self.seen.add(node)
         for name, child in self.children(node):
             if child in self.seen or self.variable(child):
                 continue
             numbered = all(c.local_name.isdigit() for c in self.graph.nodes[child].children)
             if name in _LISTS or (numbered and self.graph.nodes[child].children):
-                yield from self.layers(child)
+                yield from self.layers(child, depth + 1)
             else:
                 yield name, self.part(child)
 
 
 def of_graph(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], closed: set[int]) -> Order | None:
-    """The layers of the model in a graph; None if some of its weights are in no layer.
+    """The layers of the model in a graph; None if some of its weights are in no layer, or too deep in one.
 
     tensors: by checkpoint key. closed: nodes that are optimizers.
     """
@@ -141,9 +156,10 @@ def of_graph(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor], clos
     try:
         model = walk.model()
         rows = [(name, part) for name, part in walk.layers(model) if part.listed()]
-    except RecursionError:  # no model is nested so deep
+    except _TooDeep:
         return None
-    top = [t for _, child in walk.children(model) if child not in walk.seen and (t := walk.variable(child))]
+    left = dict.fromkeys(child for _, child in walk.children(model) if child not in walk.seen)
+    top = [t for child in left if (t := walk.variable(child))]
     shapes = {t.name: t.shape for t in tensors.values()}
     found = derived(
         _named(rows, walk.full), [part for _, part in rows], shapes, "from the object graph", trained_known=False

@@ -17,7 +17,7 @@ from ...checkpoint import Note
 from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ...messages import brief, listing
 from ...storage.files import Seen, exists, is_dir, is_remote, join, names, read_all, sibling, split
-from ...storage.paths import inside
+from ...storage.paths import beside, inside
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE_FILE = "checkpoint"  # beside the checkpoints of a folder, which share it
@@ -56,22 +56,28 @@ def prefix_for(url: str) -> str:
 def find(url: str) -> Location:
     """Locate the checkpoint at `url`. StorageError lists the files found instead."""
     if is_dir(url):
-        return _in_folder(url)
+        return _in_folder(url, url)
     folder, base = split(url)
     if base == STATE_FILE and is_state(url):
-        return _in_folder(folder)
-    return _checked(prefix_for(url))
+        return _in_folder(folder, url)
+    return _checked(url)
 
 
-def is_state(url: str) -> bool:
-    """Whether a file is the text file that lists checkpoints (other programs also use the name `checkpoint`)."""
-    return exists(url) and not is_dir(url) and Seen(url).head.lstrip().startswith((STATE, b"all_" + STATE))
+def is_state(url: str, given: str = "") -> bool:
+    """Whether a file is the text file that lists checkpoints (other programs also use the name `checkpoint`).
+
+    UnsafeCheckpoint if it is a link out of its folder, unless it is itself what was given.
+    """
+    if not exists(url) or is_dir(url):
+        return False
+    return Seen(beside(given or url, url)).head.lstrip().startswith((STATE, b"all_" + STATE))
 
 
-def _checked(prefix: str) -> Location:
-    """The V2 checkpoint with this prefix."""
+def _checked(url: str) -> Location:
+    """The V2 checkpoint whose prefix, or one of whose files, was given."""
+    prefix = prefix_for(url)
     if exists(prefix + ".index"):
-        return Location(prefix + ".index")
+        return Location(beside(url, prefix + ".index"))
     folder, base = split(prefix)
     near = [n for n in names(folder) if n.startswith(base)]
     if any(".tempstate" in n or "_temp" in n for n in near):
@@ -93,12 +99,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(p), "") if p.isdigit() and p.isascii() else (-1, p) for p in re.split(r"(\d+)", name)]
 
 
-def _in_folder(folder: str) -> Location:
+def _in_folder(folder: str, given: str) -> Location:
     """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
     present = bundles(folder)
     state = join(folder, STATE_FILE)
     note: tuple[Note, ...] = ()
-    if is_state(state):
+    if is_state(state, given):
         path = _newest(state)
         location = _beside(folder, path) if path else None
         if location:
@@ -113,7 +119,7 @@ def _in_folder(folder: str) -> Location:
     if present:
         raise AmbiguousFormat(f"holds {len(present)} checkpoints; give one of them:\n{listing(present)}", url=folder)
     if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it
-        return Location(folder.rstrip("/") + ".index")
+        return Location(beside(given, folder.rstrip("/") + ".index"))
     raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
 
 

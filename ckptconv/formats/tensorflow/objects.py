@@ -58,7 +58,7 @@ def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
 def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, str]) -> Checkpoint:
     """The tensors that `names` lists by key, under those names; JSON descriptions of layers are skipped with a note."""
     roles = roles_of(graph)
-    text = [k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s"]
+    text = dict.fromkeys(k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s")
     tensors = {
         name: replace(bundle.tensors[key], name=name, role=roles.get(key, ""))
         for key, name in names.items()
@@ -140,9 +140,8 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     if not graph.nodes:
         return {}
     roles = _optimizer_roles(graph)
-    for child in graph.nodes[0].children:
-        if child.local_name == "save_counter":
-            roles |= dict.fromkeys(_keys(graph, child.node_id), "step")
+    for node in {c.node_id for c in graph.nodes[0].children if c.local_name == "save_counter"}:
+        roles |= dict.fromkeys(_keys(graph, node), "step")
     keys = (k for node in range(len(graph.nodes)) for k in _keys(graph, node))
     return roles | {k: "state" for k in keys if k.startswith(METRICS)}
 

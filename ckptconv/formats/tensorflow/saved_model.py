@@ -149,7 +149,10 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
     checkpoint = objects.renamed(read, graph, names)
     notes = list(checkpoint.notes)
     if copies:
-        notes.append(Note("skipped", "copies that Keras' export keeps of variables with the same name", tuple(copies)))
+        text = (
+            "taken for copies that Keras' export keeps, by equal names, dtypes, shapes and CRC-32C of other variables"
+        )
+        notes.append(Note("skipped", text, tuple(copies)))
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
     of_training = [names[k] for k in names if k in trained]
@@ -157,7 +160,10 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
 
 
 def _copies(tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
-    """Keys under `_all_variables` whose bytes and name are those of one variable elsewhere."""
+    """Keys under `_all_variables` whose name and checksum are those of one variable elsewhere.
+
+    Their bytes are not compared: opening would read all of the model, twice.
+    """
     others = {names[k]: tensors[k] for k in names if not _COPY.match(k)}
     return tuple(k for k in names if _COPY.match(k) and names[k] in others and _equal(tensors[k], others[names[k]]))
 

@@ -29,7 +29,7 @@ from ..signatures import TABLE
 FOOTER = 48
 TRAILER = 5
 EXPANDED = 24  # bytes of keys per byte of the file: prefixes save a factor of 16, as every 16th key is whole
-SMALLEST = 4  # bytes of the file per entry: three lengths and a value
+SMALLEST = 9  # bytes of the file per entry: lengths, a key and a value; an entry takes 60 times as much once it is read
 ROOM = 1 << 16
 
 KeyValue = tuple[bytes, bytes]

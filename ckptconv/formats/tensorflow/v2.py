@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint
-from ...storage.files import Seen, exists, is_remote
+from ...errors import UnsafeCheckpoint
+from ...storage.files import Seen, exists, is_remote, join
+from ...storage.paths import beside
 from ..reading import Reading
 from ..signatures import SAVED_MODELS, is_table
 from . import locate
@@ -41,9 +43,16 @@ def _in_folder(seen: Seen) -> bool:
         return False
     return (
         any(n.endswith(".index") for n in seen.files)
-        or (locate.STATE_FILE in seen.files and locate.is_state(f"{folder}/{locate.STATE_FILE}"))
+        or (locate.STATE_FILE in seen.files and _has_state(seen.url))
         or exists(folder + ".index")
     )
+
+
+def _has_state(folder: str) -> bool:
+    try:
+        return locate.is_state(join(folder, locate.STATE_FILE), folder)
+    except UnsafeCheckpoint:
+        return True  # a link out of the folder, which is not looked at: opening refuses it
 
 
 def open(url: str, how: Reading) -> Checkpoint:
@@ -62,7 +71,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     checkpoint = objects.named(bundle, location.notes)
     meta = location.index_file.removesuffix(".index") + ".meta"
     if not is_remote(meta) and exists(meta):
-        return replace(checkpoint, details={**checkpoint.details, **saved_model.meta_details(meta)})
+        return replace(checkpoint, details={**checkpoint.details, **saved_model.meta_details(beside(url, meta))})
     return checkpoint
 
 

@@ -398,7 +398,7 @@ def wired(kind: str, inputs: object) -> list[str]:
         {"class_name": kind, "config": {"name": "d"}, "inbound_nodes": inputs},
     ]
     config = {"class_name": "Functional", "config": {"layers": rows}}
-    return [taken for _, taken, name, _ in naming.configured(config) if name == "d"]
+    return [taken for taken, name, _ in naming.listed(config) if name == "d"]
 
 
 def nested(value: object, depth: int) -> object:
@@ -429,8 +429,8 @@ def test_what_follows_a_flatten_by_its_inputs(inputs: object, taken: str) -> Non
 )
 def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> None:
     rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", between, "Dense")]
-    found = naming.configured({"class_name": "Sequential", "config": {"layers": rows}})
-    assert [kind for _, kind, name, _ in found if name == "Dense"] == [taken]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [kind for kind, name, _ in found if name == "Dense"] == [taken]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -115,7 +116,7 @@ def test_what_an_archive_may_hold(tmp_path: Path) -> None:
         assert [n.names for n in got.notes if n.kind == "unread"] == [("data/3",)]
 
 
-@pytest.mark.parametrize(("kind", "count", "size"), [("QUInt2x4", 9, 3), ("QUInt4x2", 5, 3), ("ComplexHalf", 2, 8)])
+@pytest.mark.parametrize(("kind", "count", "size"), [("QUInt2x4", 3, 3), ("QUInt4x2", 3, 3), ("ComplexHalf", 2, 8)])
 def test_packed_storages(kind: str, count: int, size: int, tmp_path: Path) -> None:
     """Elements of less than a byte fill whole bytes."""
     value = {"s": stored(count=count, kind=Global(f"torch.{kind}Storage"))}
@@ -717,7 +718,9 @@ SCALES = tensor(stored("s"))
         (quantised("per_tensor_affine", 0.5, 1), [[-0.5, 0, 0.5], [1, 1.5, 2]]),
         (quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0), [[-0.5, 0, 0.5], [0, 2, 4]]),
         (quantised("per_channel_affine", [1.0, 2.0, 3.0], [0, 1, 2], 1), [[0, 0, 0], [3, 6, 9]]),
-        (quantised("per_channel_affine_float_qparams", SCALES, SCALES, 0), [[0.5, 1, 1.5], [8, 10, 12]]),
+        (quantised("per_channel_affine_float_qparams", SCALES, SCALES, 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
+        (quantised("per_channel_affine_float_qparams", [0.5, 2.0], [0.5, 2], 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
+        (quantised("per_channel_affine", SCALES, SCALES, 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
     ],
 )
 def test_quantised_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
@@ -730,6 +733,33 @@ def test_scales_of_another_shape(which: int, tmp_path: Path) -> None:
     numbers = [column, SCALES] if which else [SCALES, column]
     with refused(r"its scales do not fit its shape \[2, 3\]: \[2.* scales, \[2.* zero points along axis 0"):
         opened(tmp_path / "a.pt", quantised("per_channel_affine_float_qparams", *numbers, 0), densify=True)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "numbers", "words"),
+    [
+        ("per_tensor_affine", (0.5, 1.5), r"a quantised tensor has the numbers \(0.5, 1.5\)"),
+        ("per_tensor_affine", (0.5, True), r"a quantised tensor has the numbers \(0.5, True\)"),
+        ("per_channel_affine", ([0.5, 2.0], [1, 3.5], 0), r"quantised channels has the zero_point \[1, 3.5\]"),
+        ("per_channel_affine_float_qparams", ([0.5, "2"], [1, 3], 0), r"quantised channels has the scale \[0.5, '2'\]"),
+        ("per_channel_affine", (SCALES, [1, 3], 0), "quantised channels has a list and a tensor of scales and zero"),
+    ],
+)
+def test_numbers_of_which_torch_makes_others(scheme: str, numbers: Any, words: str, tmp_path: Path) -> None:
+    with refused(words):
+        opened(tmp_path / "a.pt", quantised(scheme, *numbers))
+
+
+def test_pieces_that_repeat_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = (stored("q", 1, Global("torch.QInt8Storage")), 0, (2, 3), (0, 0))
+    value = Call(
+        Global("torch._utils._rebuild_qtensor"), (*held, (Global("torch.per_tensor_affine"), 0.5, 1), False, ORDERED)
+    )
+    raw = archive({"w": value}, {"q": b"\3"})
+    for room, refuses in ((5, False), (4, True)):
+        monkeypatch.setattr(dense, "MAX_REPEATED", room)
+        with refused("w: the pieces of tensors repeat more than 4 bytes") if refuses else contextlib.nullcontext():
+            assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 # --- TorchScript --------------------------------------------------------------------------------------------------
