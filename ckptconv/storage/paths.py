@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ..errors import UnsafeCheckpoint, UsageError
 from ..messages import links, printable, redacted
@@ -72,6 +72,12 @@ def file_name(url: str) -> str:
     """The name of a file without what a web address says beside it, a signature for instance."""
     base = split(url)[1]
     return base.partition("?")[0].partition("#")[0] if is_http(url) else base
+
+
+def spelled(url: str) -> str:
+    """The name of a file as an index spells it: of a web address without the escapes, which `sibling` adds."""
+    name = file_name(url)
+    return unquote(name) if is_http(url) else name
 
 
 def join(folder: str, *names: str) -> str:
@@ -148,4 +154,7 @@ def _quoted(name: str, url: str) -> str:
     return name
 
 
-__all__ = ["beginning", "beside", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "split"]
+__all__ = [
+    "beginning", "beside", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "spelled",
+    "split",
+]  # fmt: skip

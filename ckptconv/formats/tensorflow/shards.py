@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...errors import CkptError, CorruptCheckpoint, StorageError
 from ...messages import fold, listing, many
 from ...storage.files import Reader, exists, names, sibling, split
+from ...storage.paths import spelled
 from . import locate
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Shards:
 
     def __init__(self, index: str, count: int) -> None:
         self.index, self.count = index, count
-        self.base = split(index)[1].removesuffix(".index")
+        self.base = spelled(index).removesuffix(".index")
         self.reach: dict[int, int] = {}
         self.urls: dict[int, str] = {}
         self.beside: set[str] | None = None  # numbers of shards by the names in the folder, once a shard is missing
