@@ -9,6 +9,7 @@ Each thread has one pool for all tensors that it reads, one after another: many 
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
@@ -19,25 +20,23 @@ from .boxes import reach
 from .part import Coded, Held, Part, Span
 from .sources import Sources, stream
 
-OFTEN = 3  # a part that lies across two jobs is decoded for both; what is decoded more often is kept
-
 
 class Pool:
     """Decoded data by its `Coded` source, with reference counts.
 
-    What is not used is kept until its room is needed, and if it was decoded `OFTEN` times, until the end: so that the
-    work is in proportion to the data, in whatever order its views are read.
+    What is not used is kept until its room is needed: the next tensor may be a view of the same data. Beyond the room
+    in memory there is never more than one tensor needs, and what was decoded last.
     """
 
     def __init__(self, sources: Sources) -> None:
         self._sources, self._room = sources, sources.spool
         self._held: dict[Coded, Held | Span] = {}
         self._uses = Counter[Coded]()
-        self._decoded = Counter[Coded]()  # how often
         self._idle = dict[Coded, None]()
         self._spilled = 0  # of those that are held
         self._file: Reader | None = None
         self._out = -1
+        self._lock = threading.Lock()  # another thread closes the pool, and could close a file that is written to
 
     def hold(self, coded: Coded) -> Held | Span:
         """Decode `coded` unless it is held already. Each call needs one call of `release`."""
@@ -46,7 +45,6 @@ class Pool:
             if coded.size > self._room:
                 self._forget()
             self._held[coded] = self._in_memory(coded) if coded.size <= self._room else self._in_file(coded)
-            self._decoded[coded] += 1
         self._uses[coded] += 1
         return self._held[coded]
 
@@ -54,7 +52,7 @@ class Pool:
         self._uses[coded] -= 1
         if self._uses[coded] <= 0:
             del self._uses[coded]
-            if self._decoded[coded] < OFTEN and coded in self._held:  # closed pools hold nothing
+            if coded in self._held:  # closed pools hold nothing
                 self._idle[coded] = None
 
     def _forget(self) -> None:
@@ -83,7 +81,7 @@ class Pool:
     def _in_file(self, coded: Coded) -> Span:
         import tempfile
 
-        with spooling():
+        with spooling(), self._lock:
             if self._file is None:
                 self._out, path = tempfile.mkstemp(prefix="ckptconv-")
                 self._file = Reader(path)
@@ -95,20 +93,20 @@ class Pool:
                     done = os.pwrite(self._out, piece, at)
                     piece, at = piece[done:], at + done
             self._file.size = at
-        self._spilled += 1
-        return Span(self._file.url, start, coded.size)
+            self._spilled += 1
+            return Span(self._file.url, start, coded.size)
 
     def close(self) -> None:
-        if self._file:
-            self._sources.abandon(self._file)
-            os.close(self._out)
-            self._file = None
-        self._held.clear()
-        self._uses.clear()
-        self._decoded.clear()
-        self._idle.clear()
-        self._room = self._sources.spool
-        self._spilled = 0
+        with self._lock:
+            if self._file:
+                self._sources.abandon(self._file)
+                os.close(self._out)
+                self._file = None
+            self._held.clear()
+            self._uses.clear()
+            self._idle.clear()
+            self._room = self._sources.spool
+            self._spilled = 0
 
 
 class Decoded:

@@ -105,10 +105,10 @@ def views(folder: Path, n: int) -> Path:
 
 
 def deflated_views(folder: Path, n: int) -> Path:
-    """Small views of three storages in turn, that inflate to much more than they have bytes."""
+    """Small views of three storages, one after the other, that inflate to much more than they have bytes."""
     torch = pytest.importorskip("torch")
     wholes = [torch.zeros(1_000_000 * n) for _ in range(3)]
-    torch.save({f"w{i:05d}": wholes[i % 3][i : i + 1] for i in range(100 * n)}, stored := io.BytesIO())
+    torch.save({f"w{i:05d}": wholes[i * 3 // (100 * n)][i : i + 1] for i in range(100 * n)}, stored := io.BytesIO())
     with zipfile.ZipFile(stored) as a, zipfile.ZipFile(folder / "m.pt", "w", zipfile.ZIP_DEFLATED) as b:
         for name in a.namelist():
             b.writestr(name, a.read(name))
