@@ -269,7 +269,8 @@ class OutputNames:
         if self._built:
             return Publication((), ((part(self._built, self.mark), self._built),), ())
         ready = [n for n in ready if n in self._own or not os.path.lexists(self.final[n])]
-        moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in ready)
+        before = [n for n in self._own if n not in ready]  # a killed run renamed them; their folders are still needed
+        moves = tuple((os.path.relpath(self.temporary(n), self.folder or "."), n) for n in (*before, *ready))
         index = self._own[-1] if self._own else ""
         replaced = any(n != index and os.path.lexists(self.final[n]) for n in ready if n in self._own)
         first = (index,) if replaced and index in ready and os.path.lexists(self.final[index]) else ()

@@ -355,3 +355,40 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(source: Path, tmp_path
         if any(p.name.startswith(".") for p in out.iterdir()):  # killed between the last rename and the journal's end
             subprocess.run([*command, str(out / "m.ckpt")], check=True)
         assert {p.name: p.read_bytes() for p in out.iterdir()} == want
+
+
+STOPPED = """
+import os, sys, ckptconv
+left, real = int(sys.argv[2]), os.replace
+def replace(*args, **more):
+    global left
+    left -= 1
+    if not left:
+        os._exit(9)
+    return real(*args, **more)
+os.replace = replace
+ckptconv.convert(sys.argv[1], "h", to="hf", resume=True, force=True, max_shard_size=1200, jobs=1)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_rename_of_a_set_it_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another number of shards: older ones are removed last, when nothing is left to be renamed."""
+    monkeypatch.chdir(tmp_path)
+    values = {f"w{i}": np.full(250, i, "f4") for i in range(4)}
+    ckptconv.save(values, "s.npz")
+    code, step = 9, 0
+    while code:
+        step += 1
+        shutil.rmtree("h", ignore_errors=True)
+        ckptconv.save({n: x + 100 for n, x in values.items()}, "h", to="hf", max_shard_size=2200)
+        code = subprocess.run([sys.executable, "-c", STOPPED, "s.npz", str(step)]).returncode
+        assert code in (0, 9)
+        ckptconv.convert("s.npz", "h", to="hf", resume=True, force=True, max_shard_size=1200, jobs=1)
+        got = ckptconv.open("h")
+        assert all(np.array_equal(got[n].numpy(), x) for n, x in values.items())
+        assert sorted(os.listdir("h")) == [
+            *(f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)),
+            "model.safetensors.index.json",
+        ]
+    assert step > 7
