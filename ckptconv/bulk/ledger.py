@@ -35,8 +35,8 @@ LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
 BEGIN = b'{"at":"'  # of every line
 HEAD = re.compile(rb'\{"at":"","file":(\d{1,20})\}\n')
 STRANGE = (
-    "this ledger was not written here: it was copied, moved to another disk or unpacked, an earlier version wrote it, or "
-    "the file system has given it another number, and it may say anything of the files beside it; force=True converts "
+    "this ledger was not written here: it was copied, moved to another disk or unpacked, an earlier version wrote it, "
+    "or the file system has given it another number; it may say anything of the files beside it; force=True converts "
     "everything again"
 )
 AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
