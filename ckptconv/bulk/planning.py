@@ -180,11 +180,14 @@ def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[
     StorageError for one that was not written here, which with `force` counts as none.
     """
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
-    found = Ledger.read(path) if files.exists(path) else None
-    strange = found.strange if found is not None else None
-    if strange and not force:
+    if not files.exists(path):
+        return {}
+    found = Ledger.read(path)
+    if not (strange := found.strange):
+        return found
+    if not force:
         raise strange
-    return {} if strange or found is None else found
+    return {}
 
 
 def _occupied(folder: str) -> Iterator[str]:

@@ -149,9 +149,8 @@ def _record(
 
 
 def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
-    source = item.found.source
-    more["asked"] = asked(source)
-    return LedgerEntry(item.at, state, redacted(source), identity(item.found), item.options, **more)
+    found, source = item.found, item.found.source
+    return LedgerEntry(item.at, state, redacted(source), identity(found), item.options, asked=asked(source), **more)
 
 
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:

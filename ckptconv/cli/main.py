@@ -135,18 +135,19 @@ def main(argv: list[str] | None = None) -> None:
 
 def _code(argv: list[str]) -> int:
     """Run a command line and print what failed; return its exit code. OSError where we cannot print."""
+    as_json = "--json" in argv
     try:
         _run(with_verb(argv))
     except typer.Exit as e:
         return e.exit_code
     except CkptError as e:
-        return fail(e, as_json="--json" in argv)
+        return fail(e, as_json=as_json)
     except KeyboardInterrupt as e:
         show.talk("interrupted; nothing was written")
         return e.args[0] if e.args else 130
     except MemoryError:
         why = "there is not enough memory; --max-memory bounds what a conversion takes, and fewer --jobs take less"
-        return fail(StorageError(why), as_json="--json" in argv)
+        return fail(StorageError(why), as_json=as_json)
     except OSError:
         raise
     except Exception:  # a defect of ours

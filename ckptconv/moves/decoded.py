@@ -69,14 +69,12 @@ class Pool:
             self._file.size = 0
 
     def _in_memory(self, coded: Coded) -> Held:
-        import numpy as np
-
         out, at = bytearray(coded.size), 0
         for piece in stream(coded):
             out[at : at + len(piece)] = piece
             at += len(piece)
         self._room -= coded.size
-        return Held(np.frombuffer(out, np.uint8))
+        return Held.of(out)
 
     def _in_file(self, coded: Coded) -> Span:
         import tempfile

@@ -95,6 +95,13 @@ class Held(NamedTuple):
 
     array: np.ndarray[Any, Any]
 
+    @classmethod
+    def of(cls, raw: bytes | bytearray) -> Held:
+        """Bytes in memory, of which no copy is made."""
+        import numpy as np
+
+        return cls(np.frombuffer(raw, np.uint8))
+
 
 Data = Span | Coded | Held
 

@@ -36,6 +36,7 @@ from urllib.parse import parse_qs
 
 from ..errors import CkptError
 from ..messages import printable
+from ..storage.faults import SCARCE
 from .shelf import Shelf, Watch
 
 HOST = "127.0.0.1"
@@ -46,7 +47,7 @@ LARGEST = 32 * 2**10  # bytes of a request: browsers send cookies of all servers
 CONNECTIONS = 64  # at a time
 END = re.compile(rb"\r?\n\r?\n")  # of the head of a request
 PAUSE = 0.2  # seconds without a new connection when there are no more file descriptors
-SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+NO_ROOM = {*SCARCE, errno.ENOBUFS, errno.ENOMEM}
 PollSelector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # needs no file descriptor of its own
 ALWAYS = {
     "Cache-Control": "no-store",
@@ -108,7 +109,7 @@ class Server(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError as e:
-            if e.errno in SCARCE:
+            if e.errno in NO_ROOM:
                 time.sleep(PAUSE)
             raise
 

@@ -9,6 +9,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cramjam
 import growth
@@ -327,16 +328,12 @@ def hdf5_values(value: object, dtype: str, each: int, count: int) -> growth.Make
 
 def keras_links(folder: Path, n: int) -> Path:
     """Layers of a legacy file that list one of two equal datasets, by hard links: the files of shared weights."""
-    import h5py
 
-    with h5py.File(folder / "x.h5", "w") as f:
-        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
-        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(150 * n)])
-        for i in range(150 * n):
-            group = f.create_group(f"d{i}")
-            group.attrs["weight_names"] = np.array([b"w:0"])
-            group["w:0"] = np.zeros(200_000 * n, "f4") if i < 2 else f[f"d{i % 2}/w:0"]
-    return folder / "x.h5"
+    def weight(group: Any, i: int) -> str:
+        group["w:0"] = np.zeros(200_000 * n, "f4") if i < 2 else group.file[f"d{i % 2}/w:0"]
+        return "w:0"
+
+    return growth.legacy(folder, 150 * n, weight)
 
 
 def parts(folder: Path, n: int) -> Path:

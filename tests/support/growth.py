@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FACTOR = 64
 SLACK = 24 << 20  # bytes by which two processes that do the same may differ
@@ -69,19 +69,28 @@ def _judged(took: Sequence[Took]) -> str:
     return ""
 
 
-def layers(folder: Path, n: int) -> Path:
-    """Layers of a legacy file of Keras, a weight in each."""
+def legacy(folder: Path, count: int, weight: Callable[[Any, int], str]) -> Path:
+    """A legacy file of Keras. weight: lays the only weight into the group of a layer, and gives its name there."""
     import h5py
     import numpy as np
 
     with h5py.File(folder / "x.h5", "w") as f:
         f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
-        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(500 * n)])
-        for i in range(500 * n):
+        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(count)])
+        for i in range(count):
             group = f.create_group(f"d{i}")
-            group.attrs["weight_names"] = np.array([b"d%d/kernel:0" % i])
-            group.create_dataset(f"d{i}/kernel:0", (0,), "f4")
+            group.attrs["weight_names"] = np.array([weight(group, i).encode()])
     return folder / "x.h5"
+
+
+def layers(folder: Path, n: int) -> Path:
+    """Layers of a legacy file of Keras, a weight in each."""
+
+    def weight(group: Any, i: int) -> str:
+        group.create_dataset(name := f"d{i}/kernel:0", (0,), "f4")
+        return name
+
+    return legacy(folder, 500 * n, weight)
 
 
 def v1_slices(folder: Path, n: int, each: int = 800) -> Path:

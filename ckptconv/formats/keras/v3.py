@@ -225,7 +225,7 @@ def _shards(url: str) -> Shelf:
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     """Choose a unique name for every path; also return the names that are guesses."""
     names = object_names(shelf)
-    if not names and not any(True for _ in naming.listed(shelf.config)):
+    if not names and not any(naming.listed(shelf.config)):
         return {path: path for path in shelf.found}, []
     owners: dict[str, list[str]] = {}
     for path in shelf.found:

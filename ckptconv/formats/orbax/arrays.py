@@ -52,7 +52,7 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -
     """The tensor of an array with chunks at these positions of its grid."""
     total = checked_count(array.shape, url=array.url, tensor=name)
     if not total:
-        return Made(contiguous(name, array.kind, array.shape, _held(b"")), 0)
+        return Made(contiguous(name, array.kind, array.shape, Held.of(b"")), 0)
     inline = sum(len(v.data) for v in chunks.values() if v.data is not None)
     room.take((PART + AXIS * len(array.shape)) * (1 + len(chunks)) + INLINE * inline, "arrays and chunks")
     parts, absent = list[Part](), 0
@@ -93,18 +93,12 @@ def _data(array: Array, chunk: Chunk, size: int, name: str) -> Data:
         if value.size != size:
             what = f"a chunk of {list(chunk.shape)} has {value.size} bytes, not {size} (truncated?)"
             raise CorruptCheckpoint(what, url=value.url, tensor=name)
-        return Span(value.url, value.start, size) if value.data is None else _held(value.data)
+        return Span(value.url, value.start, size) if value.data is None else Held.of(value.data)
     if size > codecs.ratio(packed) * value.size + 64:
         what = f"a chunk of {list(chunk.shape)} claims {size} bytes, packed into {value.size}"
         raise UnsafeCheckpoint(what, url=value.url, tensor=name)
     where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
     return Coded(__name__, value.url, f"{','.join(packed)}:{where}", size)
-
-
-def _held(data: bytes) -> Held:
-    import numpy as np
-
-    return Held(np.frombuffer(data, np.uint8))
 
 
 def decode(coded: Coded) -> Iterator[bytes]:

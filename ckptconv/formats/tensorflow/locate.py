@@ -70,7 +70,12 @@ def is_state(url: str, given: str = "") -> bool:
     """
     if not exists(url) or is_dir(url):
         return False
-    return Seen(beside(given or url, url)).head.lstrip().startswith((STATE, b"all_" + STATE))
+    return begins_state(Seen(beside(given or url, url)).head)
+
+
+def begins_state(head: bytes) -> bool:
+    """Whether these are the first bytes of such a file."""
+    return head.lstrip().startswith((STATE, b"all_" + STATE))
 
 
 def _checked(url: str) -> Location:

@@ -27,7 +27,7 @@ def sniff(seen: Seen) -> int:
             return 3
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == locate.STATE_FILE:
-        return 2 if seen.head.lstrip().startswith((locate.STATE, b"all_" + locate.STATE)) else 0
+        return 2 if locate.begins_state(seen.head) else 0
     prefix = locate.prefix_for(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
