@@ -30,6 +30,15 @@ KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Ar
 PATIENCE = 60.0  # seconds for one answer: a busy machine starts a browser slowly
 
 
+class Refused(AssertionError):
+    """The browser answered a command with an error."""
+
+    @property
+    def left(self) -> bool:
+        """Whether the page was left while the command ran: a link that was just pressed leads to another."""
+        return any(said in str(self) for said in ("navigated", "context was destroyed", "Cannot find"))
+
+
 class Browser:
     """One process; each page has an origin-free context of its own."""
 
@@ -71,7 +80,8 @@ class Browser:
         while True:
             answer = self._next()
             if answer.get("id") == self.last:
-                assert "error" not in answer, (method, answer["error"])
+                if "error" in answer:
+                    raise Refused(method, answer["error"])
                 result: dict[str, Any] = answer["result"]
                 return result
             self.events.append(answer)
@@ -122,10 +132,19 @@ class Page:
         assert "exceptionDetails" not in got, got["exceptionDetails"]
         return got["result"].get("value")
 
+    def holds(self, expression: str) -> bool:
+        """Whether an expression is true; it is not while the page that was asked makes way for the next."""
+        try:
+            return bool(self.run(f"return Boolean({expression})"))
+        except Refused as e:
+            if not e.left:
+                raise
+            return False
+
     def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, on this page or on the one to which it is leading."""
         end = time.monotonic() + PATIENCE
-        while not self.run(f"return Boolean({expression})"):
+        while not self.holds(expression):
             assert not self.complaints()
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.03)
