@@ -35,12 +35,12 @@ def gathered(tensors: Any) -> Checkpoint:
         if name in made:
             bad[name] = "two values have this name"
             continue
-        shared = _storage(value)
-        if shared is not None and shared in known:
-            made[name] = replace(made[known[shared]], name=name)
-            ties.setdefault(known[shared], [known[shared]]).append(name)
-            continue
         try:
+            shared = _storage(value)
+            if shared is not None and shared in known:
+                made[name] = replace(made[known[shared]], name=name)
+                ties.setdefault(known[shared], [known[shared]]).append(name)
+                continue
             made[name] = replace(value, name=name) if isinstance(value, Tensor) else held(name, _array(value))
         except (TypeError, ValueError, RuntimeError, BufferError, UsageError) as e:
             bad[str(name)] = str(e)
@@ -81,10 +81,17 @@ def _is_torch(value: Any) -> bool:
 
 
 def _storage(value: Any) -> object:
-    """What two torch tensors have in common that are views of the same elements; None for all else."""
-    if not _is_torch(value) or value.layout != sys.modules["torch"].strided or not value.numel():
+    """What two torch tensors have in common that are views of the same elements, read alike; None for all else.
+
+    Of a subclass only the class itself knows what its memory means; a tensor that is not on a device has none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+    if value.layout != torch.strided or value.is_nested or not value.numel() or not value.data_ptr():
+        return None
+    seen = value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+    return *seen, value.is_conj(), value.is_neg()
 
 
 def _array(value: Any) -> Any:
@@ -100,6 +107,8 @@ def _array(value: Any) -> Any:
         raise TypeError(f"it is {'None' if value is None else f'of type {type(value).__name__}'}")
     if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         return np.from_dlpack(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("it is a masked array, whose mask no checkpoint holds; its filled() is an array")
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
         raise TypeError(f"it is of type {type(value).__name__}")

@@ -21,7 +21,7 @@ from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
-from ..messages import redacted
+from ..messages import listing, redacted
 from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
@@ -292,6 +292,8 @@ def save(
     target = replace(found.target, format=format) if format else found.target
     made = gathered(tensors)
     kept = made.metadata if metadata is None else dict(metadata)
+    if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
+        raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
     made, target = _compared(made, target)
     made = Checkpoint(made.tensors, dict(kept), made.ties, made.format, details=made.details)
     return write(made, path, target, found.resources)

@@ -206,6 +206,18 @@ def test_a_module_with_ties(tmp_path: Path) -> None:
     module.load_state_dict(state)
 
 
+def test_what_is_read_otherwise_is_no_tie(tmp_path: Path) -> None:
+    """Conjugated and negated views share all with what they are views of, but the values."""
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    views = {"x": x, "conj": x.conj(), "imag": x.imag, "conj.imag": x.conj().imag, "conj.conj": x.conj().conj()}
+    for name in ("m.npz", "m.pt", "m.safetensors"):
+        ckptconv.save(views, tmp_path / name, verify=True)
+        back = ckptconv.open(tmp_path / name)
+        assert {n: back[n].numpy().tolist() for n in views} == {n: v.tolist() for n, v in views.items()}, name
+    assert ckptconv.open(tmp_path / "m.pt").ties == (("x", "conj.conj"),)
+
+
 class Lent:
     """An array of a library that shares it by DLPack only."""
 
@@ -239,12 +251,26 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     for tensors, says in (
         (inner, "again: it is a mapping that holds itself"),
         ({"a": {"b": np.ones(1)}, "a/b": np.ones(2)}, "a/b: two values have this name"),
+        ({"w": np.ma.array([1.0, 2.0], mask=[0, 1])}, "w: it is a masked array"),
     ):
         with pytest.raises(ckptconv.UsageError, match=says):
             ckptconv.save(tensors, tmp_path / "m.pt")
     with pytest.raises(ckptconv.UsageError, match="takes a mapping of arrays or a module, not int"):
         ckptconv.save(3, tmp_path / "m.pt")
     assert not (tmp_path / "m.pt").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_have_no_array(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ckptconv.UsageError, match=r"2 of 3 values (?s:.*)\n  meta: (?s:.*)\n  nested: "):
+        ckptconv.save({"w": np.ones(2), "meta": torch.ones(2, device="meta"), "nested": nested}, tmp_path / "m.pt")
+
+
+def test_metadata_is_text(tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.UsageError, match=r"metadata holds texts.*'epoch'"):
+        ckptconv.save({"w": np.ones(2)}, tmp_path / "m.npz", metadata={"epoch": 3})  # type: ignore[dict-item]
 
 
 # --- flat functions ---------------------------------------------------------------------------------------------------
