@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import frexp
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from ..dtypes import DType, castable
@@ -115,19 +117,38 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
         source = a
         if kind.name == "float64" and to.itemsize < 4:
             a = _round_to_odd(a)  # ml_dtypes converts through float32 and would round twice
+        if NO_ZERO in (kind.name, to.name) and kind.itemsize == to.itemsize:
+            a = a.astype(np.float32)  # exactly; ml_dtypes does not know these casts
         out = _to_half(a) if (kind.name, to.name) == ("float32", "float16") else a.astype(to.np)
-        if kind.kind not in "fc" or to.kind == "c" or to.itemsize >= kind.itemsize:
+        if _holds(to, kind):
             return out, Loss()
-        return out, _halves_lost(source, out, to) if to.name in HALVES else _lost(source, out)
+        return out, _halves_lost(source, out, to) if to.name in HALVES else _lost(source, out, to)
 
 
-def _lost(a: Array, out: Array) -> Loss:
-    wide = out.astype(a.dtype)
-    lost = np.isfinite(a) & ~np.isfinite(wide)
-    gone = (wide == 0) & (a != 0)
-    return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero(gone)))
+@cache
+def _holds(to: DType, kind: DType) -> bool:
+    """Whether no finite value of `kind` becomes infinite, NaN or, not being zero, zero when it is cast to `to`."""
+    wide = finfo(to.np)  # type: ignore[no-untyped-call]
+    if kind.kind in "iub":
+        bits = 8 * kind.itemsize if kind.name[-1] not in "24" or kind.itemsize > 1 else int(kind.name[-1])
+        return to.name != NO_ZERO and float(2**bits) <= float(wide.max)
+    narrow = finfo(kind.np)  # type: ignore[no-untyped-call]
+    within = float(wide.min) <= float(narrow.min) and float(narrow.max) <= float(wide.max)
+    return within and float(wide.smallest_subnormal) <= float(narrow.smallest_subnormal)
 
 
+def _lost(a: Array, out: Array, to: DType) -> Loss:
+    """Count by comparing; the parts of complex numbers count by themselves."""
+    if out.dtype.kind == "c":
+        a, out = (a.view(a.real.dtype), out.view(out.real.dtype)) if a.dtype.kind == "c" else (a, out.real)
+    elif a.dtype.kind not in "fV" or to.name == SATURATES:  # whole numbers; NumPy calls those of ml_dtypes V
+        a = a.astype(np.float64)
+    lost = ~(np.abs(a) < 7) if to.name == SATURATES else np.isfinite(a) & ~np.isfinite(out)
+    return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero((out == 0) & (a != 0) & ~lost)))
+
+
+SATURATES = "float4_e2m1fn"  # it has neither an infinity nor a NaN: from 7 on, all becomes 6; NaN becomes zero
+NO_ZERO = "float8_e8m0fnu"
 HALVES = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of infinity
 
 

@@ -16,7 +16,7 @@ from kit import examples, same
 
 import ckptconv
 from ckptconv import ConversionError
-from ckptconv.dtypes import DTYPES
+from ckptconv.dtypes import DTYPES, DType
 from ckptconv.moves.boxes import clip, fuse, is_contiguous, is_run, slabs
 from ckptconv.moves.cast import cast, transform
 from ckptconv.moves.copy import copy, packed, strided
@@ -192,6 +192,34 @@ def test_losses_are_counted(kind: str, to: str) -> None:
                      DTYPES[kind], DTYPES[to])  # fmt: skip
     assert loss == Loss(2, 1)
     assert np.signbit(out.astype("f8")[:3]).tolist() == [False, False, True]
+
+
+REAL = [k for k in DTYPES.values() if k.kind in "fiub"]
+EXTREMES = (0.0, -0.0, 1.0, 7.0, 300.0, 7e4, 1e30, 1e300, 1e-4, 1e-30, 1e-300, np.inf, np.nan)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", REAL, ids=str)
+def test_losses_are_counted_whatever_the_widths(kind: DType) -> None:
+    """Between any two dtypes, as the values in float64 tell; float16 and bfloat16 have the same width."""
+    numbers = np.arange(2 if kind.kind == "b" else 4 if kind.name[-1] == "2" else 16).astype("u1")
+    low_bits = kind.itemsize == 1 and kind.kind in "iub"
+    array = numbers.astype(kind.np) if low_bits else np.asarray([*EXTREMES, *numbers]).astype(kind.np)
+    before = array.astype("f8")
+    for to in DTYPES.values():
+        if to.kind not in "fc" or to == kind:
+            continue
+        out, loss = cast(array, kind, to)
+        after = np.real(out).astype("f8")
+        with np.errstate(invalid="ignore"):
+            lost = ~(np.abs(before) < 7) if to.name == "float4_e2m1fn" else np.isfinite(before) & ~np.isfinite(after)
+        gone = (after == 0) & (before != 0) & ~lost
+        assert loss == Loss(int(lost.sum()), int(gone.sum())), to
+
+
+def test_parts_of_complex_numbers_are_counted() -> None:
+    array = np.array([1e300 + 1e-300j, 1 - 1e300j], "c16")
+    assert cast(array, DTYPES["complex128"], DTYPES["complex64"])[1] == Loss(2, 1)
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
