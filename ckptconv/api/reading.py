@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
-from ..errors import UsageError
+from ..errors import UsageError, VerifyError
 from ..formats import detect
 from ..formats.reading import Reading
 from ..messages import listing, printable
+from ..moves.opened import Opened
 from ..rules import passes, prefixes
 from ..rules.averages import averages
+from ..storage import files
 from .options import SELECT, Change, Path, Select, bundle, takes
 from .values import path as text
 
@@ -36,12 +39,17 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
     chosen = bundle(select, *SELECT).select
-    found = whole(text(path), replace(chosen, format=format) if format else chosen)
+    with files.record_stamps() as stamps:
+        found = whole(text(path), replace(chosen, format=format) if format else chosen)
     if found.hashes:
         from ..verification.hashes import watched
 
-        found = watched(found)
+        with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
+            found = watched(found)
     taken = selected(found, chosen)
+    plain = Opened(stamps)
+    for t in taken.values():
+        t.since(replace(t.opened, stamps=stamps) if t.opened else plain)
     return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
@@ -52,9 +60,10 @@ def opened(source: Path | Checkpoint, select: Select, *, guard: bool = False) ->
     """
     found = source if isinstance(source, Checkpoint) else whole(text(source), select)
     if guard and found.hashes:
-        from ..verification.hashes import guarded
+        from ..verification.hashes import guarded, watched
 
-        found = guarded(found)
+        # what differs is an error, or is left out by `selected`, which reads everything then
+        found = replace(watched(found), hashes={}) if select.keep_going else guarded(found)
     return selected(found, select)
 
 

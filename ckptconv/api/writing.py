@@ -23,6 +23,7 @@ from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import listing, redacted
 from ..moves.budget import Budget
+from ..moves.opened import stamps_of
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..rules import passes
@@ -294,9 +295,10 @@ def save(
     kept = made.metadata if metadata is None else dict(metadata)
     if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
+    stamps = stamps_of(t.opened for t in made.values() if t.opened)
     made, target = _compared(made, target)
     made = Checkpoint(made.tensors, dict(kept), made.ties, made.format, details=made.details)
-    return write(made, path, target, found.resources)
+    return write(made, path, target, found.resources, stamps=stamps)
 
 
 def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
@@ -304,10 +306,9 @@ def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
     from ..verification import hashes
 
     if target.verify != "none":
-        return (hashes.guarded(made) if made.hashes else made), target
-    bare = hashes.unwatched(made)
-    changed = bool(made.hashes) or bare.tensors != made.tensors
-    return bare, replace(target, hash=False) if changed and target.hash is None else target
+        return hashes.guarded(made), target
+    bare, hashed = hashes.unwatched(made)
+    return bare, replace(target, hash=False) if hashed and target.hash is None else target
 
 
 __all__ = ["convert", "dry_run", "holdable", "plan_for", "save", "write"]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ..moves.opened import Opened
+
 Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others: of an optimizer or beside a model
 
 
@@ -25,22 +27,26 @@ class Tensor(Stored):
     dtype: a `DType`; `dtype.name` is its name, such as float32.
     role: '' for a weight; slot, step, average or state for what an optimizer or a training loop keeps beside it.
     parts: where the elements are stored (see `ckptconv.plugin.Part`).
+    opened: what its file said when it was opened, to be compared when it is read; None for what is in memory.
 
     `numpy()`, `torch()` and numpy.asarray(t) read the whole tensor and verify its checksum, if the file has one.
     `t[0:2, ..., 5]` reads a slice, whose checksum cannot be verified.
     """
 
     role: Role = ""
+    opened: Opened | None = field(default=None, compare=False)  # set by `api.open`
     _whole: Data | None = field(init=False, compare=False)  # the data of which all is the only part
 
     def __init__(
-        self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = ""
-    ) -> None:
+        self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = "",
+        opened: Opened | None = None,
+    ) -> None:  # fmt: skip
         _NAME(self, name)  # as a frozen dataclass sets them, in half the time: there may be a million tensors
         _DTYPE(self, dtype)
         _SHAPE(self, shape)
         _PARTS(self, parts)
         _ROLE(self, role)
+        _OPENED(self, opened)
         _WHOLE(self, None)
 
     @property
@@ -56,11 +62,12 @@ class Tensor(Stored):
     def numpy(self) -> np.ndarray[Any, Any]:
         """Read the whole tensor; strings become an object array of bytes.
 
-        Raises CorruptCheckpoint or VerifyError if a checksum or hash differs, StorageError if the file cannot be read.
+        Raises CorruptCheckpoint if a checksum or hash differs, or if the file was changed since it was opened;
+        StorageError if it cannot be read.
         """
         from ..moves.read import read_array
 
-        return read_array(self)
+        return self.opened.read(self) if self.opened else read_array(self)
 
     def torch(self) -> torch.Tensor:
         """Read the whole tensor as a torch tensor of the same dtype.
@@ -115,13 +122,18 @@ class Tensor(Stored):
         dims = "x".join(map(str, self.shape)) or "scalar"
         return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}, {in_bytes(self.nbytes)}{role}>"
 
+    def since(self, opened: Opened) -> Tensor:
+        """Say what is known of its file since it was opened, to this very tensor, which was just made."""
+        _OPENED(self, opened)
+        return self
+
     def renamed(self, name: str) -> Tensor:
         """The same tensor under another name."""
         return replace(self, name=name)
 
 
-_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _WHOLE = (
-    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "_whole")
+_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED, _WHOLE = (
+    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "opened", "_whole")
 )
 
 
@@ -175,6 +187,7 @@ def contiguous(
     _DTYPE(made, kind)
     _SHAPE(made, shape)
     _ROLE(made, role)
+    _OPENED(made, None)
     _WHOLE(made, data)
     return made
 

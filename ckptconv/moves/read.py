@@ -72,13 +72,20 @@ def hash_check(t: Stored, digits: str) -> str:
 
 
 def hash_tensor(t: Stored, sources: Sources) -> str:
-    """Read a tensor in bounded memory and hash it; a string tensor hashes each element's length and bytes."""
+    """Read a tensor in bounded memory and hash it."""
     if t.dtype.kind == "s":
-        packed = bytearray()  # joined at once, each would be an object of its own first
-        for s in read_strings(t).reshape(-1):
-            packed += len(s).to_bytes(8, "little") + s
-        return content_hash(t, chunk_digests(memoryview(packed)))
+        return hash_array(t, read_strings(t))
     return content_hash(t, (d for window in windows(t, sources) for d in chunk_digests(memoryview(window))))
+
+
+def hash_array(t: Stored, array: Array) -> str:
+    """Hash a tensor that was read; a string tensor hashes each element's length and bytes."""
+    if t.dtype.kind != "s":
+        return content_hash(t, chunk_digests(memoryview(array.reshape(-1).view("u1"))))
+    packed = bytearray()  # joined at once, each would be an object of its own first
+    for s in array.reshape(-1):
+        packed += len(s).to_bytes(8, "little") + s
+    return content_hash(t, chunk_digests(memoryview(packed)))
 
 
 def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:

@@ -68,7 +68,8 @@ class Sources:
             with lookups.once(self._run):
                 found = self._readers[url] = Reader(url)
             if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
-                raise CorruptCheckpoint("changed while it was read", url=url)
+                since = "since it was opened" if url in self._known else "while it was read"
+                raise CorruptCheckpoint(f"changed {since}", url=url)
             if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: it closes with the last one
                 self._readers.popitem(last=False)
             return found

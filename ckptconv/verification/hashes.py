@@ -1,7 +1,8 @@
 """The content hashes that a checkpoint carries, and tensors that do not match them or cannot be read.
 
     check(checkpoint, hashes)    reads everything and compares
-    guarded(checkpoint)          makes later reads compare
+    watched(checkpoint)          makes later reads compare
+    guarded(checkpoint)          the same for a conversion, which does not read whole arrays
     salvaged(checkpoint)         leaves out damaged tensors
 
 formats/hash_metadata.py defines their form in a file. A file is laid out with zeros in their place, and `Writer.seal`
@@ -21,6 +22,7 @@ from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
 from ..messages import in_bytes, many
 from ..moves.log import HASH
+from ..moves.opened import Opened
 from ..moves.part import Span, c_strides
 from ..moves.read import hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
@@ -77,55 +79,60 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
     Tensors that are not one span of a file (strings, compressed data) are read and compared now. VerifyError lists the
     tensors that differ, or reports that the hashes belong to other tensors.
     """
-    hashes = stated(checkpoint)
-    later = _later(checkpoint, hashes)
-    now = {n: t for n, t in checkpoint.tensors.items() if n in hashes and n not in later}
+    checkpoint = replace(watched(checkpoint), hashes={})
+    now = {n: t for n, t in checkpoint.tensors.items() if _hash(t)}
     if now:
-        check(checkpoint.with_tensors(now), hashes)
-    return replace(checkpoint, tensors=checkpoint.tensors | later, hashes={})
+        check(checkpoint.with_tensors(now), {n: _hash(t) for n, t in now.items()})
+    return checkpoint
 
 
 def watched(checkpoint: Checkpoint) -> Checkpoint:
-    """Like `guarded`, but read and raise nothing now; the hashes stay, so that `guarded` can check the rest later."""
-    try:
-        return replace(checkpoint, tensors=checkpoint.tensors | _later(checkpoint, stated(checkpoint)))
-    except VerifyError:
-        return checkpoint
+    """Make every later read of a whole tensor, as an array, compare it with the hash that the checkpoint carries.
+
+    VerifyError if the hashes belong to other tensors.
+    """
+    hashes = stated(checkpoint)
+    later = {n: _watched(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
+    return replace(checkpoint, tensors=checkpoint.tensors | later)
 
 
-def unwatched(checkpoint: Checkpoint) -> Checkpoint:
-    """Remove the hashes, including those that `watched` turned into checks."""
+def unwatched(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+    """Without the hashes, including those that `watched` turned into checks; and whether there were any."""
+    bare = {n: _unwatched(t) for n, t in checkpoint.tensors.items()}
+    some = any(t is not checkpoint.tensors[n] for n, t in bare.items())
+    return replace(checkpoint, tensors=bare, hashes={}), bool(checkpoint.hashes) or some
 
-    def bare(t: Tensor) -> Tensor:
-        spans = tuple(
-            p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) and _is_hash(p.data.check) else p
-            for p in t.parts
-        )
-        return replace(t, parts=spans)
 
-    return replace(checkpoint, tensors={n: bare(t) for n, t in checkpoint.tensors.items()}, hashes={})
+def _unwatched(t: Tensor) -> Tensor:
+    if _hash(t):
+        t = replace(t, opened=Opened(t.opened.stamps if t.opened else {}))
+    if not any(isinstance(p.data, Span) and _is_hash(p.data.check) for p in t.parts):
+        return t
+    bare = (
+        p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) and _is_hash(p.data.check) else p
+        for p in t.parts
+    )
+    return replace(t, parts=tuple(bare))
+
+
+def _hash(t: Tensor) -> str:
+    """The hash of a tensor that is not one span, as it was opened; '' if it has none, or is another tensor since."""
+    return t.opened.hash if t.opened and t.opened.parts is t.parts else ""
 
 
 def _is_hash(check: str) -> bool:
     return check.partition(":")[0] == HASH
 
 
-def _later(checkpoint: Checkpoint, hashes: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors that are compared when they are read."""
-    checked = {n: _checked(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
-    return {n: t for n, t in checked.items() if t is not None}
-
-
-def _checked(t: Tensor, digits: str) -> Tensor | None:
-    """The tensor with its hash as the check of its span; None if it is not exactly one span."""
+def _watched(t: Tensor, digits: str) -> Tensor:
+    """The tensor with its hash: as the check of its span, or beside it if it is not exactly one span."""
     part = t.parts[0] if len(t.parts) == 1 else None
-    if part is None or not isinstance(part.data, Span):
-        return None
-    url, start, size, _ = part.data
-    strides = c_strides(t.shape)
-    if size != t.nbytes or part[1:] != (t.dtype, t.shape, 0, strides, 0, strides, ()):
-        return None
-    return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
+    if part is not None and isinstance(part.data, Span):
+        url, start, size, _ = part.data
+        strides = c_strides(t.shape)
+        if size == t.nbytes and part[1:] == (t.dtype, t.shape, 0, strides, 0, strides, ()):
+            return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
+    return replace(t, opened=Opened(hash=digits, parts=t.parts))
 
 
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
@@ -133,7 +140,7 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
 
     Everything is read once for this. UsageError if no tensor is left.
     """
-    bad = _damaged(checkpoint, {}, workers)
+    bad = _damaged(checkpoint, {n: _hash(t) for n, t in checkpoint.items() if _hash(t)}, workers)
     if not bad:
         return checkpoint
     sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
@@ -143,4 +150,4 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     return checkpoint.with_tensors(sound, *notes)
 
 
-__all__ = ["Checked", "check", "guarded", "salvaged"]
+__all__ = ["Checked", "check", "guarded", "salvaged", "unwatched", "watched"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,6 +217,29 @@ def test_what_is_read_otherwise_is_no_tie(tmp_path: Path) -> None:
         back = ckptconv.open(tmp_path / name)
         assert {n: back[n].numpy().tolist() for n in views} == {n: v.tolist() for n, v in views.items()}, name
     assert ckptconv.open(tmp_path / "m.pt").ties == (("x", "conj.conj"),)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npy", "m.npz", "m.hdf5", "m.pt"])
+def test_what_was_replaced_since_it_was_opened_is_not_read(tmp_path: Path, name: str) -> None:
+    """Neither by its arrays and slices nor by what is saved of it."""
+    path = tmp_path / name
+    ckptconv.save({"m": np.arange(6, dtype="f4")}, path)
+    opened = ckptconv.open(path)
+    assert opened["m"][2:4].tolist() == [2, 3]
+    assert np.asarray(pickle.loads(pickle.dumps(opened["m"]))).tolist() == [0, 1, 2, 3, 4, 5]
+    ckptconv.save({"m": np.arange(6, 12, dtype="f4")}, path, force=True)
+    again = ckptconv.open(path)
+    for read in (
+        opened["m"].numpy,
+        lambda: opened["m"][2:4],
+        lambda: ckptconv.save(opened, tmp_path / "out.npz"),
+        lambda: ckptconv.save({"was": opened["m"], "is": again["m"]}, tmp_path / "out.npz"),
+    ):
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+            read()
+    assert not (tmp_path / "out.npz").exists()
+    ckptconv.save(again, path, force=True)
+    assert ckptconv.open(path)["m"].numpy().tolist() == [6, 7, 8, 9, 10, 11]
 
 
 class Lent:

@@ -206,7 +206,7 @@ def test_a_source_that_is_replaced_after_its_headers_were_read_is_refused(
         return made
 
     monkeypatch.setattr(ckptconv.api.writing, "plan_for", late)
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed while it was read"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
         ckptconv.convert(tmp_path / name, tmp_path / "out" / "o.npz")
     assert not (tmp_path / "out").exists()
 

@@ -408,7 +408,7 @@ def test_a_file_that_changed_is_said_to_have(tmp_path: Path) -> None:
         Got(made, base(made) + "0/")
         ckptconv.save({"x": np.ones((9, 9), "f4")}, path, force=True)
         late = Got(made, base(made) + "0/tensor/0", Accept="application/json")
-        assert (late.status, "changed while it was read" in late.json()["error"]) == (422, True)
+        assert (late.status, "changed since it was opened" in late.json()["error"]) == (422, True)
         assert Got(made, base(made) + "0/").status == 200
         assert Got(made, base(made) + "0/tensor/0").json()["min"] == [1]
         made.shutdown()

@@ -534,3 +534,27 @@ def test_only_the_name_of_a_rule_file_is_told(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "m.safetensors").read_bytes().decode("latin-1")
     with pytest.raises(VerifyError, match=r"converter='mine\.toml'"):
         api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
+
+
+def test_what_is_not_one_span_is_compared_as_well(tmp_path: Path) -> None:
+    """Whether it is read as an array, saved, or salvaged: truth values of HDF5 are an enumeration there."""
+    mask = np.arange(64) % 2 == 0
+    path = tmp_path / "m.hdf5"
+    ckptconv.save({"mask": mask, "w": np.arange(64, dtype="f4")}, path)
+    raw = path.read_bytes()
+    at = raw.find(mask.tobytes())
+    path.write_bytes(raw[:at] + b"\0" + raw[at + 1 :])
+    opened = ckptconv.open(path)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="mask: its content does not match its hash"):
+        opened["mask"].numpy()
+    for some in ({n: opened[n] for n in opened}, ckptconv.open(path, include="m*"), {"it": opened["mask"]}):
+        with pytest.raises(VerifyError, match="its content does not match its hash"):
+            ckptconv.save(some, tmp_path / "out.hdf5")
+    ckptconv.save({"mask": opened["mask"]}, tmp_path / "out.hdf5", verify=False)  # and no new hash is made of it
+    assert ckptconv.verify(tmp_path / "out.hdf5").hashed == 0
+    for kept in (ckptconv.open(path, keep_going=True), ckptconv.open(path, keep_going=True, include="*")):
+        assert [(n.kind, n.names) for n in kept.notes if n.kind == "damaged"] == [("damaged", ("mask",))]
+        assert list(kept) == ["w"]
+    done = ckptconv.convert(path, tmp_path / "out.safetensors", keep_going=True)
+    assert done.damaged == {"mask": "its content does not match its hash"}
+    assert list(ckptconv.open(tmp_path / "out.safetensors")) == ["w"]
