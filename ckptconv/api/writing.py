@@ -179,15 +179,16 @@ def write(
     checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, target).name))
     made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
 
-    def confirmed(outcome: Outcome, unpublished: Callable[[str], str]) -> None:
-        at = unpublished(files.split(url.rstrip("/"))[1])
-        confirm(made, outcome, url, row, full=target.verify == "full", at=at)
+    def confirmed(outcome: Outcome, unpublished: Callable[[str], str] | None = None) -> None:
+        at = unpublished(files.split(url.rstrip("/"))[1]) if unpublished else ""
+        # what an earlier run wrote has lain there since, and nobody looked after it
+        confirm(made, outcome, url, row, full=target.verify == "full" or outcome.resumed, at=at)
 
     how = How(
         force=target.force,
         sync=target.sync,
         resume=target.resume,
-        digest=target.verify == "full" or _hashed(target, row),
+        digest=target.verify == "full" or target.resume or _hashed(target, row),
         map=resources.map or _engine(resources.engine),
         progress=resources.progress,
         metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
@@ -197,7 +198,7 @@ def write(
     )
     outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
-        confirm(made, outcome, url, row, full=target.verify == "full")
+        confirmed(outcome)
     done = _report(made, outcome, row.name, target.verify, sources, url, checkpoint.format, began)
     _log(done)
     return done

@@ -44,6 +44,7 @@ class Outcome:
     verified: int  # bytes of sources whose checksum was verified
     cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
     confirmed: bool = False  # it was read back before it was published
+    resumed: bool = False  # bytes that an earlier run wrote are among it
     doubted: bool = False  # what seemed to be an earlier run of this plan was not proved to be one, and not resumed
 
 
@@ -146,6 +147,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         out = stack.enter_context(_destination(plan, how, journal))
         receipts = _run_jobs(plan, sources, out, journal, how)
         outcome = _outcome(plan, receipts, how.digest, _verified(plan, receipts, sources))
+        outcome = replace(outcome, resumed=bool(journal.receipts) or journal.publishing)
         if not journal.publishing:
             _seal(plan, writer, outcome, sources, out, how)
             outcome = _confirmed(outcome, out, journal, how)

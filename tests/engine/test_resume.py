@@ -18,6 +18,7 @@ import pytest
 
 import ckptconv
 from ckptconv import api
+from ckptconv.api.values import Verify
 from ckptconv.engine import journal, run
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
@@ -182,28 +183,31 @@ def test_what_came_there_since_it_was_stopped_is_not_replaced(
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "want" / "out.npz").read_bytes()
 
 
+@pytest.mark.parametrize("verify", ["full", "receipts"])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz"])
 def test_damage_is_found_before_anything_is_replaced(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, verify: Verify, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the run was killed after all was confirmed, and before it was renamed."""
+    """Also if the run was killed after all was confirmed, and before it was renamed; whatever is verified otherwise."""
 
     def stop(*_: object, **__: object) -> None:
         raise Stop
 
-    out = tmp_path / "m.safetensors"
+    out = tmp_path / name
     out.write_bytes(b"old")
     monkeypatch.setattr(Output, "publish", stop)
     with pytest.raises(Stop):
-        convert(source, out, resume=True, force=True, verify="full")
+        convert(source, out, resume=True, force=True, verify=verify)
     monkeypatch.undo()
-    part = tmp_path / ".m.safetensors.resume.part" / "m.safetensors"
+    part = tmp_path / f".{name}.resume.part" / name
     raw = part.read_bytes()
-    part.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    at = len(raw) - 1 if name == "m.safetensors" else raw.find(b"NUMPY") + 200  # within the values
+    part.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
     with pytest.raises(VerifyError, match="nothing is published"):
-        convert(source, out, resume=True, force=True, verify="full")
+        convert(source, out, resume=True, force=True, verify=verify)
     assert out.read_bytes() == b"old"
-    assert sorted(os.listdir(tmp_path)) == ["in", "m.safetensors"]
-    convert(source, out, resume=True, force=True, verify="full")
+    assert sorted(os.listdir(tmp_path)) == ["in", name]
+    convert(source, out, resume=True, force=True, verify=verify)
     assert out.read_bytes() == raw
 
 
