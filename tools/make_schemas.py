@@ -69,6 +69,15 @@ CAUSES = many(
     ),
     "Failures by cause.",
 )
+REMARKS = many(
+    record(
+        "", kind=text("", "damaged", "lossy", "skipped", "dropped"), text=text("In words."),
+        checkpoints=count("How many of them."),
+        examples=many(text(), "Some of them, each with the tensors that it concerns."),
+    ),
+    "What was left out or changed, by cause.",
+)  # fmt: skip
+DAMAGED = count("Checkpoints without the tensors that --keep-going left out.")
 MEASURED = {
     "differing": count("The number of elements that differ."), "elements": count(),
     "first": of(["array", "null"], "The index of the first.", items=count()), "max_abs": NUMBER, "max_rel": NUMBER,
@@ -279,7 +288,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     "zoo": (
         "ckptconv zoo ... --json",
         record("What a run did.", done=count("Checkpoints converted."), up_to_date=count(), failed=count(),
-               bytes=count("Bytes written."), seconds=of("number"), causes=CAUSES),
+               bytes=count("Bytes written."), seconds=of("number"), causes=CAUSES, damaged=DAMAGED, remarks=REMARKS),
     ),
     "zoo-dry-run": (
         "ckptconv zoo ... --dry-run --json",
@@ -294,7 +303,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
         record("How far a zoo is.", ledgers=count("The number of ledgers."), done=count(), failed=count(),
                planned=count("Checkpoints to come."), bytes=count("Bytes written."),
                formats=mapping(count(), "Converted checkpoints by source format."),
-               seconds_since_last_entry=of("number"), causes=CAUSES),
+               seconds_since_last_entry=of("number"), causes=CAUSES, damaged=DAMAGED, remarks=REMARKS),
     ),
     "formats": (
         "ckptconv formats --json",

@@ -24,7 +24,7 @@ OF = {
     },
     "report": {0: "written", 6: "SRC cannot be converted as asked"},
     "serve": {0: "ended by Ctrl-C"},
-    "zoo": {0: "all converted", 1: "some failed, or none was found"},
+    "zoo": {0: "all converted", 1: "some failed or lack damaged tensors (--keep-going), or none was found"},
     "formats": {0: "listed"},
     "converters": {0: "listed, or sound", 1: "lint found a problem"},
 }  # fmt: skip
