@@ -57,6 +57,7 @@ NOTES = many(
     ),
     "What the user should know.",
 )
+LOST = NOTES | {"description": "What --keep-going left out; then the exit code is not 0."}
 SHAPE = many(count())
 SIDE = of(
     ["object", "null"],
@@ -250,12 +251,13 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                     ),
                 )
             ),
+            damaged=LOST,
         ),
     ),
     "verify": (
         "ckptconv verify SRC DST --json",
         record("The destination is what the conversion gives; otherwise there is an error.",
-               same=yes("Always true."), tensors=count(), bytes=count()),
+               same=yes("Always true."), tensors=count(), bytes=count(), damaged=LOST),
     ),
     "verify-one": (
         "ckptconv verify FILE --json",
