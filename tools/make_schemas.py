@@ -57,6 +57,7 @@ NOTES = many(
     ),
     "What the user should know.",
 )
+LOST = NOTES | {"description": "What --keep-going left out; then the exit code is not 0."}
 SHAPE = many(count())
 SIDE = of(
     ["object", "null"],
@@ -69,6 +70,15 @@ CAUSES = many(
     ),
     "Failures by cause.",
 )
+REMARKS = many(
+    record(
+        "", kind=text("", "damaged", "lossy", "skipped", "dropped"), text=text("In words."),
+        checkpoints=count("How many of them."),
+        examples=many(text(), "Some of them, each with the tensors that it concerns."),
+    ),
+    "What was left out or changed, by cause.",
+)  # fmt: skip
+DAMAGED = count("Checkpoints without the tensors that --keep-going left out.")
 MEASURED = {
     "differing": count("The number of elements that differ."), "elements": count(),
     "first": of(["array", "null"], "The index of the first.", items=count()), "max_abs": NUMBER, "max_rel": NUMBER,
@@ -131,6 +141,16 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                 ),
                 "One entry for each tensor.",
             ),
+            notes=NOTES,
+        ),
+    ),
+    "dry-run-into": (
+        "ckptconv convert ... --into MODULE --dry-run --json",
+        record(
+            "What would be loaded into the module; if it does not fit, there is an error.",
+            loaded=many(text(), "The tensors that would be loaded."),
+            missing=many(text(), "Buffers that the source lacks, as the module makes them."),
+            cast=many(text(), "The tensors that would be cast to the module's dtype."),
             notes=NOTES,
         ),
     ),
@@ -231,12 +251,13 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                     ),
                 )
             ),
+            damaged=LOST,
         ),
     ),
     "verify": (
         "ckptconv verify SRC DST --json",
         record("The destination is what the conversion gives; otherwise there is an error.",
-               same=yes("Always true."), tensors=count(), bytes=count()),
+               same=yes("Always true."), tensors=count(), bytes=count(), damaged=LOST),
     ),
     "verify-one": (
         "ckptconv verify FILE --json",
@@ -279,7 +300,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     "zoo": (
         "ckptconv zoo ... --json",
         record("What a run did.", done=count("Checkpoints converted."), up_to_date=count(), failed=count(),
-               bytes=count("Bytes written."), seconds=of("number"), causes=CAUSES),
+               bytes=count("Bytes written."), seconds=of("number"), causes=CAUSES, damaged=DAMAGED, remarks=REMARKS),
     ),
     "zoo-dry-run": (
         "ckptconv zoo ... --dry-run --json",
@@ -294,7 +315,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
         record("How far a zoo is.", ledgers=count("The number of ledgers."), done=count(), failed=count(),
                planned=count("Checkpoints to come."), bytes=count("Bytes written."),
                formats=mapping(count(), "Converted checkpoints by source format."),
-               seconds_since_last_entry=of("number"), causes=CAUSES),
+               seconds_since_last_entry=of("number"), causes=CAUSES, damaged=DAMAGED, remarks=REMARKS),
     ),
     "formats": (
         "ckptconv formats --json",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
+from ..messages import listing
 from ..rules import passes
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
@@ -46,9 +47,9 @@ def diff(
     tensors that only `b` has are not differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a
     different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
-    Returns a Diff: `same`, `equal` (the number of equal tensors) and `pairs` (the differences); print() shows it as a
-    table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative tolerance, and what `open` and
-    the conversion raise.
+    Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences) and `damaged` (what
+    `keep_going` left out; then they are not the same). print() shows it as a table, and `by("layer")` sums the changes
+    of layers. Raises UsageError for a negative tolerance, and what `open` and the conversion raise.
     """
     from ..verification import compare
 
@@ -56,11 +57,21 @@ def diff(
     left = prepare([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
     right = opened(b, other)
+    wanted = passes.wanted(select.include, select.exclude)
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
-        wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
+        wanted = (lambda n: n in left) if renames else wanted
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
-    return compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
+    found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
+    lost = [n._replace(text=f"in A: {n.text}") for n in damage(left)]
+    lost += [n._replace(text=f"in B: {n.text}") for n in damage(right, wanted)]
+    return replace(found, damaged=tuple(lost))
+
+
+def damage(found: Checkpoint, wanted: Callable[[str], bool] = lambda _: True) -> list[Note]:
+    """The notes on what `keep_going` left out, of the tensors that are wanted."""
+    notes = [(n, tuple(filter(wanted, n.names))) for n in found.notes if n.kind == "damaged"]
+    return [n._replace(names=names) for n, names in notes if names or not n.names]
 
 
 @overload
@@ -91,12 +102,24 @@ def verify(
 
 
 def check_itself(source: str, how: Options) -> Checked:
-    """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged."""
+    """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged.
+
+    Nothing is left out for that with `keep_going`, which only opens what is cut.
+    """
     from ..formats import hash_metadata
     from ..verification import hashes
 
     found = whole(source, how.select)
-    return hashes.check(selected(found, how.select), hash_metadata.stated(found), workers=how.resources.workers)
+    chosen = selected(found, replace(how.select, keep_going=False))
+    lost = damage(chosen, passes.wanted(how.select.include, how.select.exclude))
+    try:
+        checked = hashes.check(chosen, hash_metadata.stated(found), workers=how.resources.workers)
+    except VerifyError as e:
+        e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
+        raise
+    if lost:
+        raise VerifyError(f"is damaged:\n{listing(map(str, lost))}", url=source)
+    return checked
 
 
 def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:

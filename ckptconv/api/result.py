@@ -38,14 +38,19 @@ class Report:
     damaged: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
-        """What the command line prints at the end: notes, what a cast lost, and the totals."""
-        lost = many(sum(1 for _ in self.loss), "tensor")
+    @property
+    def lost(self) -> str:
+        """How many values casts made infinite, NaN or zero, in words; '' if none."""
         infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
         facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
         facts += [f"{zero:,} became zero"] * bool(zero)
+        return " and ".join(facts)
+
+    def lines(self) -> list[str]:
+        """What the command line prints at the end: notes, what a cast lost, and the totals."""
         lines = [str(n) for n in self.notes]
-        lines += [f"lossy: of {lost}, {' and '.join(facts)}: {shortened(list(self.loss))}"] if facts else []
+        of = many(len(self.loss), "tensor")
+        lines += [f"lossy: of {of}, {self.lost}: {shortened(list(self.loss))}"] if self.lost else []
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())

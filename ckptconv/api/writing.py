@@ -198,7 +198,11 @@ def write(
     )
     outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
-        confirmed(outcome)
+        try:
+            confirmed(outcome)
+        except KeyboardInterrupt as e:
+            vars(e)["written"] = redacted(url)  # whoever reports the interrupt should not deny the output
+            raise
     done = _report(made, outcome, row.name, target.verify, sources, url, checkpoint.format, began)
     _log(done)
     return done

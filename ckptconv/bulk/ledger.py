@@ -29,6 +29,7 @@ from ..output import own
 from ..output.append_log import AppendLog, lines
 from ..storage.faults import refused
 from ..storage.files import is_remote, local, read_all
+from .remarks import MOST, Remark
 
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
@@ -40,6 +41,7 @@ STRANGE = (
     "everything again"
 )
 AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
+REMARKS = b'"remarks":'  # in a text its quotes would be escaped
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
 CHUNK = 2**20
@@ -72,6 +74,7 @@ class LedgerEntry(NamedTuple):
     message: str = ""
     ended: int = 0  # seconds since 1970 when it was done or failed
     asked: str = ""  # a hash of what a url asks for and `source` does not show
+    remarks: tuple[Remark, ...] = ()  # what was left out or changed
 
     def line(self) -> bytes:
         values = {k: v for k, v in self._asdict().items() if v or k == "files"}
@@ -82,12 +85,13 @@ class LedgerEntry(NamedTuple):
         """The entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
         values["written"] = tuple([(str(n), int(s), int(*t)) for n, s, *t in values.get("written", ())])
+        values["remarks"] = tuple([Remark.read(*r) for r in values.get("remarks", ())])
         made = cls(**values)
         if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
             raise TypeError("a value of another type")
         numbers = (made.tensors, made.size, made.seconds, made.ended, *(s for _, s, *_ in (*made.files, *made.written)))
         sound = made.state in STATES and all(0 <= n < COUNT for n in numbers)
-        sound = sound and max(len(made.format), len(made.error)) <= WORD
+        sound = sound and max(len(made.format), len(made.error)) <= WORD and len(made.remarks) <= MOST
         if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
             raise ValueError("a value that no run writes")
         return made
@@ -120,6 +124,7 @@ class Entries(Mapping[str, LedgerEntry]):
     def __init__(self, path: str, read: Callable[[int, int], bytes], number: int = 0) -> None:
         self._path, self._read, self._number = path, read, number
         self._places: dict[str, int] = {}
+        self.remarked = set[str]()  # those whose line has remarks
         self._named: int | None = None  # the number in the first line, 0 if there is none; None of an empty file
 
     @property
@@ -142,9 +147,10 @@ class Entries(Mapping[str, LedgerEntry]):
                     start = len(line)
                     continue
             try:
-                self._places[_at(line)] = start
+                self._places[at := _at(line)] = start
             except BROKEN:
                 raise self._damaged(number) from None
+            (self.remarked.add if REMARKS in line else self.remarked.discard)(at)
             start += len(line)
             if len(self._places) > MANY:
                 raise CorruptCheckpoint(f"has more than {MANY} outputs", url=self._path)

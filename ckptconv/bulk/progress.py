@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..messages import redacted
 from ..storage import files
 from .ledger import Ledger, LedgerEntry
+from .remarks import Remarks
 from .status import ledgers
 from .summary import cause
 
@@ -39,6 +40,7 @@ class Sums:
         self.formats: dict[str, list[float]] = {}  # number, bytes of sources, seconds in a worker
         self.causes: dict[tuple[str, str, str], list[Any]] = {}  # number, first message, some sources
         self.done, self.failed = Counter[int](), Counter[int]()  # by the minute in which they ended
+        self.remarks = Remarks()
         self.biggest, self.slowest, self.next = list[Large](), list[Large](), list[Large]()
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
@@ -60,6 +62,7 @@ class Sums:
         of = self.formats.setdefault(name, [0, 0, 0.0])
         of[:] = of[0] + 1, of[1] + size, of[2] + one.seconds
         self.done[e.ended // 60] += 1
+        self.remarks.add(e.source, e.remarks)
         self.biggest = _largest(self.biggest, one, "bytes")
         self.slowest = _largest(self.slowest, one, "seconds")
 
@@ -104,6 +107,8 @@ def progress(output: str) -> dict[str, Any]:
         "url": redacted(output), "now": now, "shares": shares, "bytes": sums.bytes, "read": sums.read,
         "waiting": sums.waiting, "formats": {name: tuple(of) for name, of in sums.formats.items()},
         "causes": sorted(((n, key[0], m, s) for key, (n, m, s) in sums.causes.items()), key=lambda c: (-c[0], c[1:3])),
+        "damaged": sums.remarks.damaged,
+        "remarks": [(c.checkpoints, c.kind, c.text, list(c.examples)) for c in sums.remarks.causes()],
         "biggest": sums.biggest, "slowest": sums.slowest, "next": sums.next,
         "first": min(times, default=0) * 60, "last": max(times, default=0) * 60, "rate": _rate(sums.done),
         "minutes": {m: (sums.done[m], sums.failed[m]) for m in sorted({*times})},

@@ -79,7 +79,8 @@ def convert(
             room.check(todo, folder, resources.workers)
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in Known(todo, book.entries))
         new_folders = _folders(folder, todo)
-        sums = Sums(len(items) - len(bad) - len(todo), began)
+        kept = (book.entries[i.at] for i in items.in_state("done") if i.at in book.entries.remarked)
+        sums = Sums(len(items) - len(bad) - len(todo), began, kept)
         outcomes = closing(_outcomes(Known(bad, book.entries), todo, folder, hashed, resources, book))
         del items
         with _summarised(book, sums), outcomes as batches:

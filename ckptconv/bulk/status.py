@@ -13,6 +13,7 @@ from ..errors import StorageError
 from ..messages import in_bytes, many, paragraphs
 from ..storage import files
 from .ledger import LEDGERS, Ledger, LedgerEntry
+from .remarks import Cause, Remarks
 from .summary import Summary
 
 
@@ -22,7 +23,8 @@ class Status:
 
     ledgers: how many there are, one for each share. done, failed, planned: checkpoints by the last entry about them;
     planned ones are being converted, wait, or were left by a run that ended early. bytes: the size of the outputs.
-    formats: the number of converted checkpoints by source format. quiet: seconds since the last entry.
+    formats: the number of converted checkpoints by source format. quiet: seconds since the last entry. damaged: how
+    many lack tensors that were damaged. remarks: what was left out or changed, by cause.
     """
 
     ledgers: int
@@ -32,18 +34,21 @@ class Status:
     bytes: int
     formats: dict[str, int]
     quiet: float
+    damaged: int = 0
+    remarks: tuple[Cause, ...] = ()
 
     def lines(self) -> list[str]:
-        """The causes of failures, then the counts."""
+        """What was left out or changed, the causes of failures, then the counts."""
         *causes, _ = self._summary.lines()
         formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
         shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
+        damaged = f", {self.damaged} damaged" * bool(self.damaged)
         total = self.done + len(self.failed) + self.planned
         return [
             *causes,
             f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
             + (f" ({formats})" if formats else ""),
-            f"{self.planned} to come, {len(self.failed)} failed; the last entry is {self.quiet:.0f} s old",
+            f"{self.planned} to come, {len(self.failed)} failed{damaged}; the last entry is {self.quiet:.0f} s old",
         ]
 
     def __str__(self) -> str:
@@ -51,14 +56,15 @@ class Status:
 
     @property
     def _summary(self) -> Summary:
-        return Summary(self.done, self.planned, self.failed, self.bytes, 1.0)  # planned ones were found, too
+        waiting = self.planned  # which were found, too
+        return Summary(self.done, waiting, self.failed, self.bytes, 1.0, self.damaged, self.remarks)
 
     def to_json(self) -> dict[str, Any]:
         """The status as JSON values."""
         return {
             "ledgers": self.ledgers, "done": self.done, "failed": len(self.failed), "planned": self.planned,
             "bytes": self.bytes, "formats": self.formats, "seconds_since_last_entry": round(self.quiet, 1),
-            "causes": self._summary.to_json()["causes"],
+            **{k: v for k, v in self._summary.to_json().items() if k in ("causes", "damaged", "remarks")},
         }  # fmt: skip
 
 
@@ -71,6 +77,7 @@ def zoo_status(output: str) -> Status:
     """
     found = ledgers(output)
     states, formats, size, failed = Counter[str](), Counter[str](), 0, list[LedgerEntry]()
+    said = Remarks()
     for e in chain.from_iterable(Ledger.read(path).values() for path in found):
         states[e.state] += 1
         if e.state == "failed":
@@ -78,9 +85,13 @@ def zoo_status(output: str) -> Status:
         elif e.state == "done":
             formats[e.format] += 1
             size += e.size
+            said.add(e.source, e.remarks)
     times = [s.mtime for path in found if (s := files.stat(path))]
     quiet = max(0.0, time.time() - max(times, default=0) / 1e9)
-    return Status(len(found), states["done"], tuple(failed), states["planned"], size, dict(formats), quiet)
+    return Status(
+        len(found), states["done"], tuple(failed), states["planned"], size, dict(formats), quiet,
+        said.damaged, said.causes(),
+    )  # fmt: skip
 
 
 def ledgers(output: str) -> list[str]:

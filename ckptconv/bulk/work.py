@@ -18,9 +18,10 @@ from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..output import listed, own, publish, replaceable
 from ..output.listed import Seen
 from ..storage import files, lookups
-from . import pool
+from . import pool, remarks
 from .conversions import Conversion
 from .identity import content, written
+from .remarks import Remark
 
 LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
 
@@ -35,6 +36,7 @@ class Done(NamedTuple):
     written: tuple[tuple[str, int, int], ...]
     hash: str
     proof: str
+    remarks: tuple[Remark, ...] = ()
 
 
 class WorkerConfig(NamedTuple):
@@ -74,8 +76,9 @@ def work(
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
         proof = written(folder, names) if target.verify == "full" else ""
     return Done(
-        report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof
-    )
+        report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof,
+        remarks.of(report),
+    )  # fmt: skip
 
 
 def _changed(item: Conversion, engine: str) -> str:

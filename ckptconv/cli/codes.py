@@ -15,16 +15,19 @@ OF = {
         0: "converted", 1: "converted, but damaged tensors were left out (--keep-going)",
         6: "some tensors cannot be converted; all are listed", 7: "the output is not what was to be written",
     },
-    "inspect": {0: "listed", 1: "--check found errors or warnings"},
-    "diff": {0: "the same", 1: "different", 6: "A cannot be converted as asked"},
-    "verify": {0: "every bit is right", 6: "SRC cannot be converted as asked", 7: "something differs"},
+    "inspect": {0: "listed", 1: "--check found errors or warnings, or --keep-going damage"},
+    "diff": {0: "the same", 1: "different, or damaged (--keep-going)", 6: "A cannot be converted as asked"},
+    "verify": {
+        0: "every bit is right", 1: "right, but damaged tensors of SRC were left out (--keep-going)",
+        6: "SRC cannot be converted as asked", 7: "something differs or is damaged",
+    },
     "match": {
         0: "proposed", 1: "the two may not be the same model, or nothing that was tried computes OUTPUTS",
         6: "what is asked of the two cannot be proposed",
     },
     "report": {0: "written", 6: "SRC cannot be converted as asked"},
     "serve": {0: "ended by Ctrl-C"},
-    "zoo": {0: "all converted", 1: "some failed, or none was found"},
+    "zoo": {0: "all converted", 1: "some failed or lack damaged tensors (--keep-going), or none was found"},
     "formats": {0: "listed"},
     "converters": {0: "listed, or sound", 1: "lint found a problem"},
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -60,12 +61,13 @@ def convert(
     """
     from .. import api
 
-    if dry_run and not into:
+    if dry_run and into:
+        _show_fit(into, sources, options, as_json)
+        return
+    if dry_run:
         _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
         return
-    found = _loaded(into, sources, options, quiet, dry_run) if into else None
-    if dry_run:
-        return
+    found = _loaded(into, sources, options, quiet) if into else None
     with show.progress(quiet or as_json) as progress:
         if found is None:
             done = api.convert(sources, output, progress=progress, **options)
@@ -89,25 +91,51 @@ def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
         raise typer.Exit(1)
 
 
-def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool, dry_run: bool) -> Checkpoint:
-    """The state of a module after the checkpoint was loaded into it; names and shapes are checked first."""
+def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Checkpoint:
+    """The state of a module after the checkpoint was loaded into it, with the notes on both."""
+    from .. import Note
+    from ..torch import load_into, snapshot
+
+    found, module = _both(into, sources, options)
+    report = load_into(module, found)
+    if not quiet:
+        show.talk(f"{into}: {report}")
+    made = [Note("assumed", "not in the source: as the module makes them", report.missing)] * bool(report.missing)
+    return replace(snapshot(module), notes=(*found.notes, *made))
+
+
+def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
+    """What would be loaded, by names and shapes; an error if it is one of the run itself."""
+    from ..errors import ConversionError
+    from ..messages import indented
+    from ..torch import check
+
+    found, module = _both(into, sources, options, meta=True)
+    fit = check(module, found)
+    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
+    if not replace(fit, missing=tuple(n for n in fit.missing if n in parameters)).complete:  # buffers may be missing
+        why = indented(fit.described("would fit"))
+        raise ConversionError(f"the checkpoint does not fit the module; nothing would be written\n{why}")
+    if as_json:
+        notes = [n._asdict() for n in found.notes]
+        show.as_json({"loaded": fit.loaded, "missing": fit.missing, "cast": fit.cast, "notes": notes})
+        return
+    show.talk(f"{into}: {fit.described('would fit')}")
+    show.notes(found.notes)
+
+
+def _both(into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False) -> tuple[Checkpoint, Any]:
+    """The checkpoint, and the module that `--into` names; with `meta`, without memory."""
     from .. import api
     from ..api.values import names_code
     from ..errors import UsageError
-    from ..torch import build, check, load_into, snapshot
+    from ..torch import build
 
     select, change, target, _ = api.bundle(options)
     found = api.prepare(sources, select, change, guard=target.verify != "none")
     if not names_code(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    module = build(into, meta=dry_run)
-    if dry_run:
-        show.talk(f"{into}: {check(module, found)}")
-        return found
-    report = load_into(module, found)
-    if not quiet:
-        show.talk(f"{into}: {report}")
-    return snapshot(module)
+    return found, build(into, meta=meta)
 
 
 def _suggest(sources: list[str], options: dict[str, Any]) -> None:

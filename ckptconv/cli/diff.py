@@ -64,8 +64,11 @@ def diff(
     if as_json:
         summed = {"by": by, "groups": [g._asdict() for g in groups]} if by else {}
         pairs = [_json(p) for p in found.pairs]
-        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs})
-    elif not quiet:
+        lost = [n._asdict() for n in found.damaged]
+        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs, "damaged": lost})
+    else:
+        show.notes(found.damaged)
+    if not (as_json or quiet):
         rows = found.rows(folded=not no_fold)
         if by:
             show.table(

@@ -67,7 +67,8 @@ def inspect(
     """List the tensors of a checkpoint.
 
     Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values. With
-    --check it exits with 1 if there are errors or warnings; notes do not count."""
+    --check it exits with 1 if there are errors or warnings; notes do not count. Tensors that --keep-going left out do.
+    """
     from ..reporting import inspection
 
     made = inspection.inspect(
@@ -82,7 +83,7 @@ def inspect(
         _findings(made)
     else:
         _show(source, made, tree, graph)
-    if not made.sound:
+    if not made.sound or any(n.kind == "damaged" for n in found.notes):
         raise typer.Exit(1)
 
 

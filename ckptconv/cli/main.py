@@ -143,7 +143,9 @@ def _code(argv: list[str]) -> int:
     except CkptError as e:
         return fail(e, as_json=as_json)
     except KeyboardInterrupt as e:
-        show.talk("interrupted; nothing was written")
+        written = getattr(e, "written", "")
+        what = f"{printable(written)} was written, and not checked to the end" if written else "nothing was written"
+        show.talk(f"interrupted; {what}")
         return e.args[0] if e.args else 130
     except MemoryError:
         why = "there is not enough memory; --max-memory bounds what a conversion takes, and fewer --jobs take less"

@@ -49,11 +49,17 @@ def verify(
         if stated:
             e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
         raise
+    lost = [n for n in held.notes if n.kind == "damaged"]
     if as_json:
-        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes})
-    elif not quiet:
+        notes = [n._asdict() for n in lost]
+        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes, "damaged": notes})
+    else:
+        show.notes(lost)
+    if not (as_json or quiet):
         what = f"{many(len(held), 'tensor')}, {in_bytes(held.nbytes)}"
         show.talk(f"verified: {what}, are bit for bit what the conversion gives")
+    if lost:
+        raise typer.Exit(1)
 
 
 def _show(found: Checked, as_json: bool, quiet: bool) -> None:

@@ -69,7 +69,7 @@ def zoo(
     """Convert many checkpoints into a tree like that of the sources.
 
     Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
-    exit code is 1 if any failed, or if none was found.
+    exit code is 1 if any failed or lacks damaged tensors, or if none was found.
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
@@ -121,7 +121,8 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
     from ..reporting.progress import default_name, page
 
     data = progress(folder)
-    data["causes"] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data["causes"]]
+    for key in ("causes", "remarks"):
+        data[key] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data[key]]
     text = page(data, RECENT).encode(errors="backslashreplace")
     made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
@@ -134,9 +135,9 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
     if as_json:
         show.as_json(done.to_json())
     else:
-        if done.failed or not quiet or not done.done + done.skipped:
+        if done.failed or done.damaged or not quiet or not done.done + done.skipped:
             show.talk(*map(spelled, done.lines()))
-    if done.failed or not done.done + done.skipped:
+    if done.failed or done.damaged or not done.done + done.skipped:
         raise typer.Exit(1)
 
 

@@ -44,6 +44,8 @@ class Check(NamedTuple):
 
 
 CHECKS = {
+    "damaged": Check(ERROR, "Damaged", "Tensors that were left out, because they cannot be read or do not match their "
+                     "checksums."),
     "nan": Check(ERROR, "NaN", "Values that are not a number."),
     "inf": Check(ERROR, "Infinite", "Values that are infinite."),
     "missing": Check(ERROR, "Missing", "Tensors of the reference that are not there."),
@@ -133,7 +135,8 @@ def findings(
     reference: Checkpoint | None = None,
 ) -> list[Finding]:  # fmt: skip
     """What the checks find in these pictures, the most serious first, then in the order of the checkpoint."""
-    found = [f for p in pictures for f in _odd(p, limit)]
+    found = [Finding("damaged", name, n.text) for n in c.notes if n.kind == "damaged" for name in n.names or ("",)]
+    found += [f for p in pictures for f in _odd(p, limit)]
     found += _spikes(pictures, belong, limit.get("spike"))
     if reference is not None:
         found += [Finding(*f) for f in regressions(c, reference, pictures, limit, workers=workers)]

@@ -54,20 +54,23 @@ def _cards(data: Data, failed: int, planned: int, running: bool) -> str:
     speed = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
     cards = [
         ("failed", f"{failed:,}"),
+        *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
         ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
         ("written", in_bytes(int(data["bytes"]))),
         ("read", in_bytes(int(data["read"]))),
         ("lately", speed if rate else "not known"),
         ("left at this rate", _span(planned / rate) if rate and planned and running else "-"),
     ]
+    warned = {"damaged", "failed" if failed else ""}
     return "".join(
-        f"<div{' class=warned' if what == 'failed' and failed else ''}><b>{escape(value)}</b>{escape(what)}</div>"
+        f"<div{' class=warned' if what in warned else ''}><b>{escape(value)}</b>{escape(what)}</div>"
         for what, value in cards
     )
 
 
 def _sections(data: Data) -> Iterable[str]:
-    yield _causes(data["causes"])
+    yield _causes("Failures by cause", data["causes"])
+    yield _causes("Left out or changed, by cause", data["remarks"])
     yield _chart(data)
     rows: list[tuple[str, ...]] = []
     for name, (n, size, s) in sorted(data["formats"].items(), key=lambda i: (-i[1][0], i[0])):
@@ -87,13 +90,13 @@ def _sections(data: Data) -> Iterable[str]:
         yield _table("Shares", ("ledger", "converted", "failed", "to come", "last entry"), rows)
 
 
-def _causes(causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
+def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
     items = "".join(
         f"<details><summary><b>{count:,}</b> {_text(message)} <span class=soft>{_text(error)}</span></summary>"
         f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in sources)}{_more(count - len(sources))}</ul></details>"
         for count, error, message, sources in causes
     )
-    return f"<h2>Failures by cause</h2>{items}" if causes else ""
+    return f"<h2>{escape(title)}</h2>{items}" if causes else ""
 
 
 def _more(count: int) -> str:

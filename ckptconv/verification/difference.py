@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from ..checkpoint import Tensor
+from ..checkpoint import Note, Tensor
 from ..errors import UsageError
 from ..messages import Fold, fold, in_digits, in_shape, many, table
 from ..moves.cast import numbers
@@ -116,12 +116,14 @@ class Diff:
 
     kept: the tensors of A that are equal in B; `equal` is their number. pairs: all differences, in the order of A, then
     of B; each has `kind` (only_a, only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and
-    `values` with measures. tolerance: what was allowed. `by` sums the changes.
+    `values` with measures. tolerance: what was allowed. damaged: notes on tensors of either side that could not be
+    compared, because `keep_going` left them out. `by` sums the changes.
     """
 
     kept: tuple[Tensor, ...]
     pairs: tuple[Difference, ...]
     tolerance: Tolerance
+    damaged: tuple[Note, ...] = ()
 
     @property
     def equal(self) -> int:
@@ -150,8 +152,10 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """True if there is no difference; with a tolerance, a different dtype alone does not count."""
-        return all(p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs)
+        """True if nothing differs or is damaged; with a tolerance, a different dtype alone does not count."""
+        return not self.damaged and all(
+            p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs
+        )
 
     def __bool__(self) -> bool:
         """Refuse: `assert diff(a, b)` would always hold."""
@@ -194,7 +198,10 @@ class Diff:
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
         kinds = Counter(p.kind for p in self.pairs)
-        counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items())
+        damaged = sum(len(n.names) or 1 for n in self.damaged)
+        counts = ", ".join(
+            [*(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items()), *[f"{damaged} damaged"] * (damaged > 0)]
+        )
         word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
         return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
 

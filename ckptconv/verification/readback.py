@@ -37,7 +37,7 @@ def listed(wrong: Mapping[str, str]) -> str:
     """A listing of tensors with reasons, folded by pattern."""
     alike = defaultdict(list)
     for name, why in wrong.items():
-        alike[why].append(name)
+        alike[" ".join(why.split())].append(name)  # a reason may be several lines
     return listing(f"{line}: {why}" for why, names in alike.items() for line in fold(names))
 
 

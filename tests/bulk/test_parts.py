@@ -738,7 +738,8 @@ def test_nothing_found_is_a_warning(done: int, skipped: int, warned: bool) -> No
     text = str(summary.Summary(done, skipped, (), 0, 0.0))
     assert ("warning: no checkpoint was found" in text) is warned
     assert summary.Summary(done, skipped, (), 5, 1.23456).to_json() == {
-        "done": done, "up_to_date": skipped, "failed": 0, "bytes": 5, "seconds": 1.235, "causes": [],
+        "done": done, "up_to_date": skipped, "failed": 0, "bytes": 5, "seconds": 1.235, "causes": [], "damaged": 0,
+        "remarks": [],
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,6 +299,33 @@ def test_an_interrupt_after_the_output_does_not_deny_it(
     assert ended.value.code == 0
     assert "interrupted" not in capsys.readouterr().err
     assert (tmp_path / "b.npz").exists()
+
+
+@pytest.mark.parametrize(("args", "code"), [((), 130), ((143,), 143)])
+def test_an_interrupt_while_what_was_sent_is_read_back_names_it(
+    args: tuple[int, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from ckptconv.api import writing
+
+    confirm = writing.confirm
+
+    def interrupted(*made: Any, **how: Any) -> None:
+        if not how.get("at"):  # it is published
+            raise KeyboardInterrupt(*args)
+        confirm(*made, **how)
+
+    monkeypatch.setattr(writing, "confirm", interrupted)
+    ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
+    url = f"memory://interrupted/{code}.npz"
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "a.npz"), "-o", url])
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"interrupted; {url} was written, and not checked to the end\n"
+    assert list(ckptconv.open(url)) == ["w"]
 
 
 def test_an_interrupt_ends_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -173,7 +175,7 @@ def test_a_module_is_checked_before_it_is_written(cli: Run, tmp_path: Path) -> N
     ckptconv.save({"w": np.ones((2, 3), "f4")}, tmp_path / "w.npz")
     dry = cli("w.npz", "-o", "w.pt", "--into", "into_net:net", "--dry-run")
     assert (dry.returncode, dry.stdout) == (0, "")
-    assert dry.stderr.startswith("into_net:net: ")
+    assert dry.stderr == "into_net:net: 1 tensor would fit\n"
     assert not (tmp_path / "w.pt").exists()
     wrong = cli("w.npz", "-o", "w.pt", "--into", "net")
     assert (wrong.returncode, wrong.stderr) == (2, "error: --into takes package.module:callable, not 'net'\n")
@@ -181,6 +183,58 @@ def test_a_module_is_checked_before_it_is_written(cli: Run, tmp_path: Path) -> N
         done = cli("w.npz", "-o", "w.pt", "--force", "--into", "into_net:net", *options)
         assert (done.returncode, "into_net:net: " in done.stderr) == (0, said)
     assert (ckptconv.open(tmp_path / "w.pt")["w"].numpy() == 1).all()
+
+
+MISFITS = {  # beside the weight: tensors of the source, and what is wrong with them
+    "unexpected": ({"other": np.zeros(2)}, "1 not in the module:"),
+    "a shape": ({"w": np.ones((3, 2), "f4")}, "1 with another shape:"),
+    "missing": ({"w": None, "b": np.zeros(2, "f4")}, "1 missing in the source"),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_a_dry_run_into_a_module_fails_where_the_run_does(what: str, cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "misfit_net.py").write_text(MODULE)
+    more, said = MISFITS[what]
+    tensors = {"w": np.ones((2, 3), "f4")} | more
+    ckptconv.save({n: v for n, v in tensors.items() if v is not None}, tmp_path / "w.npz")
+    line = ("w.npz", "-o", "w.pt", "--into", "misfit_net:net")
+    done = [cli(*line, *options) for options in ([], ["-n"], ["-n", "--json"])]
+    assert [d.returncode for d in done] == [6, 6, 6]
+    assert all(said in d.stderr for d in done)
+    assert json.loads(done[2].stdout)["error"]["exit"] == 6
+
+
+BUFFER = """
+import torch
+def net():
+    made = torch.nn.Module()
+    made.w = torch.nn.Parameter(torch.zeros(2, 3))
+    made.register_buffer("mean", torch.zeros(50))
+    return made
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-q"], ["--json"]])
+def test_what_a_module_was_not_given_is_said(options: list[str], cli: Run, tmp_path: Path) -> None:
+    """A damaged buffer keeps the value that the module made: the notes on the source go with the output."""
+    pytest.importorskip("torch")
+    (tmp_path / "buffer_net.py").write_text(BUFFER)
+    mean = np.full(50, 3.5, "f4")
+    ckptconv.save({"w": np.ones((2, 3), "f4"), "mean": mean}, tmp_path / "w.npz")
+    raw = bytearray((tmp_path / "w.npz").read_bytes())
+    raw[raw.find(mean.tobytes()) + 5] ^= 0xFF
+    (tmp_path / "w.npz").write_bytes(raw)
+    done = cli("w.npz", "-o", "w.pt", "--into", "buffer_net:net", "--keep-going", *options)
+    assert done.returncode == 1
+    if options == ["--json"]:
+        told = json.loads(done.stdout)
+        assert list(told["damaged"]) == ["mean"]
+        assert [(n["kind"], n["names"]) for n in told["notes"]] == [("damaged", ["mean"]), ("assumed", ["mean"])]
+    else:
+        assert re.search(r"^damaged: .*\(mean\)$", done.stderr, re.M)
+        assert "assumed: not in the source: as the module makes them (mean)\n" in done.stderr
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

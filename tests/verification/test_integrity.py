@@ -20,6 +20,7 @@ import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
 from ckptconv.formats.hash_metadata import GROUP, HASHES, OPTIONS
+from ckptconv.verification.readback import listed
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
 CARRY: dict[str, dict[str, object]] = {
@@ -276,6 +277,44 @@ def test_a_cut_file_gives_no_bytes_of_a_stranger(tmp_path: Path) -> None:
     found = ckptconv.open(tmp_path / "m.pt", keep_going=True)
     assert list(found) == ["first", "next"]
     assert same(found["first"].numpy(), good.numpy())
+
+
+GOING = {  # a verb with --keep-going on damaged.npz, its exit code, and what it says
+    "verify": (["verify", "damaged.npz"], 7, "damage in 1 of 2 tensors:\n  bad: 1 damaged tensor"),
+    "verify --json": (["verify", "damaged.npz", "--json"], 7, '"kind": "VerifyError"'),
+    "verify, of a cut file": (["verify", "cut.pt"], 7, "cut.pt: is damaged:\n  damaged: the end of the file is gone"),
+    "verify, of a conversion": (["verify", "damaged.npz", "kept.npz"], 1, "(bad)\nverified: 1 tensor"),
+    "verify, quietly": (["verify", "damaged.npz", "kept.npz", "-q"], 1, "damaged: 1 damaged tensor"),
+    "diff": (["diff", "damaged.npz", "damaged.npz"], 1, "(bad)\ndifferent: 1 tensor equal; 2 damaged"),
+    "diff, left": (["diff", "damaged.npz", "kept.npz"], 1, "damaged: in A: 1 damaged tensor"),
+    "diff, right, quietly": (["diff", "kept.npz", "damaged.npz", "-q"], 1, "damaged: in B: 1 damaged tensor"),
+    "diff --json": (["diff", "kept.npz", "damaged.npz", "--json"], 1, '"same": false'),
+    "diff, of others": (["diff", "damaged.npz", "damaged.npz", "--include", "good"], 0, "the same: 1 tensor equal"),
+    "verify, of others": (["verify", "damaged.npz", "--include", "good"], 0, "verified: 1 tensor"),
+    "inspect": (["inspect", "damaged.npz"], 1, "damaged: 1 damaged tensor"),
+    "inspect --check": (["inspect", "damaged.npz", "--check"], 1, "1 tensor checked: 1 error"),
+    "inspect --json": (["inspect", "damaged.npz", "--check", "--json"], 1, '"check": "damaged", "tensor": "bad"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GOING)
+def test_what_was_left_out_is_not_sound(what: str, cli: Run, tmp_path: Path) -> None:
+    argv, code, said = GOING[what]
+    ckptconv.save({"good": np.arange(9.0), "bad": np.ones(50)}, tmp_path / "damaged.npz")
+    raw = (tmp_path / "damaged.npz").read_bytes()
+    flip(tmp_path / "damaged.npz", raw.find(np.ones(50).tobytes()) + 5)
+    ckptconv.convert(tmp_path / "damaged.npz", tmp_path / "kept.npz", keep_going=True)
+    ckptconv.save({"good": np.arange(9.0)}, tmp_path / "cut.pt")
+    os.truncate(tmp_path / "cut.pt", (tmp_path / "cut.pt").stat().st_size - 5)
+    done = cli(*argv, "--keep-going")
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_reasons_of_several_lines_are_listed_in_one() -> None:
+    why = "2 damaged tensors, by the file's own checksums:\n  bytes 1 to 2\n  bytes 5 to 6"
+    assert "\\n" not in (text := listed({"a": why, "b": why.replace("\n", " ")}))
+    assert text.startswith("  a: 2 damaged tensors, by the file's own checksums: bytes 1 to 2 bytes 5 to 6\n  b: ")
 
 
 def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:
