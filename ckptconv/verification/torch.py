@@ -32,11 +32,15 @@ def compare(
     reference: another module (submodules with equal names are compared), a mapping from names of submodules to their
     expected outputs ('' for the module itself; arrays of any framework), or a function of the inputs that returns
     either the output or such a mapping. inputs: the argument of the module, or a tuple of its arguments. rtol, atol:
-    outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. UsageError if the reference
-    names submodules that the module lacks.
+    outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. A submodule that did not run
+    differs. UsageError if the reference names submodules that the module lacks, or none.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
+    if not want:
+        raise UsageError(
+            "the reference has no outputs, so that there is nothing to compare; '' names the whole module's"
+        )
     if odd := set(want) - {n for n, _ in module.named_modules()}:
         raise UsageError(f"the module has no submodules with these names:\n{listing(sorted(odd))}")
     return departure(outputs(module, arguments), {n: _flat(x) for n, x in want.items()}, rtol, atol)
