@@ -13,7 +13,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +28,13 @@ except ImportError as e:
 from torch.overrides import TorchFunctionMode
 
 from .api import Change, Select, prepare
-from .checkpoint import Checkpoint, Tensor, contiguous
-from .dtypes import DTYPES
+from .checkpoint import Checkpoint, Tensor, contiguous, origin
 from .errors import ConversionError, UsageError
 from .messages import fold, indented, listing, many
 from .moves.part import Held
-from .moves.read import fill_array, read_array
+from .moves.read import read_array
 from .moves.sources import Sources
-from .moves.torch import Staged, place, state, to_array, to_torch
+from .moves.torch import areas, fill, kind_of, memory, place, refuse_conflicts, spot, state, to_array
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
@@ -48,7 +48,8 @@ class Loaded:
 
     loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
     their values. unexpected: tensors of the source that the module lacks. mismatched: tensors with different shapes, as
-    texts with both shapes. cast: loaded tensors whose dtype differs from that of the source.
+    texts with both shapes. cast: loaded tensors whose dtype differs from that of the source. computed: tensors of the
+    source that the module's state dict has, too, but computes, with a hook or `get_extra_state`; they are not loaded.
     """
 
     loaded: tuple[str, ...]
@@ -56,11 +57,12 @@ class Loaded:
     unexpected: tuple[str, ...] = ()
     mismatched: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether the module and the source have the same tensors with the same shapes."""
-        return not (self.missing or self.unexpected or self.mismatched)
+        return not (self.missing or self.unexpected or self.mismatched or self.computed)
 
     def __str__(self) -> str:
         """The report as text, each list folded by number."""
@@ -74,6 +76,10 @@ class Loaded:
             ("not in the module", self.unexpected),
             ("with another shape", self.mismatched),
             ("cast to the module's dtype", self.cast),
+            (
+                "computed by the module's state_dict; convert to a .pt file, which its load_state_dict takes",
+                self.computed,
+            ),
         ):
             if names:
                 lines += [f"  {len(names)} {title}:", indented(listing(map(str, fold(names))))]
@@ -164,20 +170,29 @@ def _called(made: Any, meta: bool) -> Any:
 
 
 def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Groups of names that share one tensor of the module."""
-    groups: dict[int, list[str]] = {}
-    for name, tensor in state(module).items():
-        groups.setdefault(id(tensor), []).append(name)
+    """Groups of names that share one tensor of the module, or tensors that are the same memory."""
+    return _ties(_shaped(state(module)))
+
+
+def _ties(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
+    groups: dict[object, list[str]] = {}
+    for name, tensor in found.items():
+        groups.setdefault(spot(tensor), []).append(name)
     return tuple(tuple(g) for g in groups.values() if len(g) > 1)
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:
     """Names, dtypes and shapes of a module, without values."""
-    found = state(module)
+    found = _shaped(state(module))
+    made = {n: Tensor(n, kind_of(t), tuple(t.shape), ()) for n, t in found.items()}
+    return Checkpoint(made, ties=_ties(found), format="torch module", details={"kinds": _classes(module)})
+
+
+def _shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a module, which all have a shape; UsageError if not."""
     if lazy := [n for n, t in found.items() if torch.nn.parameter.is_lazy(t)]:
         raise UsageError(f"run the module once, so that these tensors get their shapes:\n{listing(lazy)}")
-    made = {n: Tensor(n, _kind(t), tuple(t.shape), ()) for n, t in found.items()}
-    return Checkpoint(made, ties=ties(module), format="torch module", details={"kinds": _classes(module)})
+    return found
 
 
 def _classes(module: torch.nn.Module) -> dict[str, str]:
@@ -191,19 +206,14 @@ def _classes(module: torch.nn.Module) -> dict[str, str]:
 
 
 def snapshot(module: torch.nn.Module) -> Checkpoint:
-    """The module's state as a checkpoint that shares its memory."""
-    made, seen = {}, {}
-    for name, t in state(module).items():
-        if id(t) not in seen:
-            seen[id(t)] = Held(to_array(t))
-        made[name] = contiguous(name, _kind(t), tuple(t.shape), seen[id(t)])
-    return Checkpoint(made, ties=ties(module), format="torch module")
-
-
-def _kind(t: torch.Tensor) -> Any:
-    if (name := str(t.dtype).removeprefix("torch.")) not in DTYPES:
-        raise UsageError(f"torch's dtype {name} is not supported")
-    return DTYPES[name]
+    """The module's state as a checkpoint that shares its memory, but for what the module's state_dict computes."""
+    made, seen, found = {}, dict[object, Held](), _shaped(state(module))
+    for name, t in found.items():
+        at = spot(t)
+        if at not in seen:
+            seen[at] = Held(to_array(t))
+        made[name] = contiguous(name, kind_of(t), tuple(t.shape), seen[at])
+    return Checkpoint(made, ties=_ties(found), format="torch module")
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -228,11 +238,12 @@ def load_into(
     Values are cast to the module's dtypes by torch's rules. device: where the module shall be, such as "cuda"; what it
     has on the meta device gets memory there if it is loaded. A GPU is filled through pinned memory.
 
-    With `strict`, ConversionError if a tensor is unexpected or has another shape, or if a parameter is missing; nothing
-    is changed then. Missing buffers (counters, tables that the module computes) are only reported. Without `strict`,
-    all differences are only reported. Also raises UsageError (unknown converter, a module on the meta device) and what
-    reading raises. A ConversionError while values are copied (tied parameters with two values in the source, a dtype
-    that torch lacks) leaves the module partly loaded, and so does a tensor that turns out to be damaged.
+    With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
+    computes, or if a parameter is missing. Missing buffers (counters, tables that the module computes) are only
+    reported. Without `strict`, all differences are only reported. ConversionError also for tied parameters with two
+    values in the source, for a dtype that torch lacks and for a buffer that is expanded. No value is changed then. Also
+    raises UsageError (unknown converter, a module on the meta device) and what reading raises; a tensor that turns out
+    to be damaged leaves the module partly loaded.
     """
     if isinstance(source, Checkpoint):
         from .rules import library
@@ -242,31 +253,38 @@ def load_into(
     else:
         many = [source] if isinstance(source, str | os.PathLike) else list(source)
         found = prepare(many, select, Change(converter, inverse, params or {}, renames))
-    report, shared = check(module, found), {n: group for group in ties(module) for n in group}
+    report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
-    if strict and (report.unexpected or report.mismatched or parameters & set(report.missing)):
+    unfit = report.unexpected or report.mismatched or report.computed
+    if strict and (unfit or parameters & set(report.missing)):
         why = report.described("would fit")
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{indented(why)}")
-    if device is not None:
-        place(module, {m for n in report.loaded for m in shared.get(n, (n,))}, device)
-    _copy(state(module), found, report.loaded)
+    given = {n: found[n] for n in report.loaded}
+    with Sources() as sources:
+        refuse_conflicts(memory(module)[0], given, sources, origin)
+        if device is not None:
+            shared = {n: group for group in ties(module) for n in group}
+            place(module, {m for n in given for m in shared.get(n, (n,))}, device)
+        own = memory(module)[0]
+        fill(own, _apart(own, given, sources), sources)
     return report
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
-    own = state(module)
-    shared = {n: g for g in ties(module) for n in g}
+    own, computed = memory(module)
+    shared = {n: g for g in _ties(_shaped(own)) for n in g}
     given = {n: t for n, t in found.items() if not t.role}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
     fitting = [n for n in own if n in given and n not in mismatched]
     filled = {m for n in given if n in own for m in shared.get(n, (n,))}
     return Loaded(
         tuple(fitting),
-        tuple(n for n in own if n not in filled),
-        tuple(n for n in given if n not in own),
+        (*(n for n in own if n not in filled), *(n for n in computed if n not in given)),
+        tuple(n for n in given if n not in own and n not in set(computed)),
         tuple(_shapes(n, given[n], own[n]) for n in own if n in mismatched),
-        tuple(n for n in fitting if given[n].dtype != _kind(own[n])),
+        tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
+        tuple(n for n in computed if n in given),
     )
 
 
@@ -274,43 +292,23 @@ def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
     return f"{name}: {list(here.shape)} in the source, {list(there.shape)} in the module"
 
 
-def _copy(own: Mapping[str, torch.Tensor], found: Checkpoint, names: Iterable[str]) -> None:
-    done: dict[int, str] = {}
-    with Sources() as sources, torch.no_grad(), Staged(sources) as staged:
-        for name in names:
-            target = own[name]
-            if target.is_meta:
-                raise UsageError(f"{name} has no memory (device meta); give load_into a device=")
-            if id(target) not in done and _is_plain(target, found[name]):
-                done[id(target)] = name
-                _fill(target, found[name], sources)
-                continue
-            if id(target) not in done and _kind(target) == found[name].dtype:
-                done[id(target)] = name
-                staged.send(found[name], target)
-                continue
-            array = read_array(found[name], sources)
-            value = to_torch(array, found[name].dtype, name)
-            if id(target) in done and not torch.equal(value.to(target.dtype).to(target.device), target):
-                raise ConversionError(f"the module ties {name} to {done[id(target)]}, but the source has two values")
-            done[id(target)] = name
-            target.copy_(value)
+def _apart(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
+    """The sources, with a copy of each that is an array where another tensor will be filled."""
+    if not any(isinstance(p.data, Held) for t in given.values() for p in t.parts):
+        return dict(given)
+    filled = [a for a in areas({n: own[n] for n in given}) if a.space == "cpu"]
+    starts = [a.start for a in filled]
 
+    def is_overwritten(name: str, array: Any) -> bool:
+        start = array.ctypes.data
+        first, last = (bisect_right(starts, at) for at in (start, start + array.nbytes - 1))
+        return any(a.end > start and a.names != (name,) for a in filled[max(first - 1, 0) : last])
 
-def _is_plain(target: torch.Tensor, source: Tensor) -> bool:
-    """Whether the memory of a module's tensor holds exactly the bytes that a read of the source gives.
-
-    Not where the source is in memory: it could be the module's own, in another order.
-    """
-    own = type(target) in (torch.Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
-    as_they_are = own and not (target.is_conj() or target.is_neg() or target.is_inference())
-    return as_they_are and _kind(target) == source.dtype and not any(isinstance(p.data, Held) for p in source.parts)
-
-
-def _fill(target: torch.Tensor, source: Tensor, sources: Sources) -> None:
-    """Read into the memory of the module itself, and count that as a change of the tensor in place, as `copy_` does."""
-    fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
-    torch.autograd.graph.increment_version(target)
+    out = dict(given)
+    for name, t in given.items():
+        if any(isinstance(p.data, Held) and is_overwritten(name, p.data.array) for p in t.parts):
+            out[name] = contiguous(name, t.dtype, t.shape, Held(read_array(t, sources)))
+    return out
 
 
 __all__ = [

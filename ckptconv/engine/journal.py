@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import StorageError, UsageError
@@ -122,8 +123,9 @@ class Journal:
         self._lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def remove(self) -> None:
-        """Remove the journal, once the destination is published."""
-        os.unlink(self._lines.path)
+        """Remove the journal, once the destination is published; somebody may have done that while the run went on."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._lines.path)
 
     def close(self) -> None:
         self._lines.close()

@@ -1,23 +1,40 @@
-"""Arrays and torch tensors that share memory; dtypes that NumPy lacks are passed as integers of the same width."""
+"""Arrays and torch tensors that share memory, and the memory of modules.
+
+Dtypes that NumPy lacks are passed as integers of the same width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
+from ..messages import listing
+from .part import Held, Stored, c_strides
+from .read import fill_array, read_array
 
 if TYPE_CHECKING:
     import torch
 
     from .copy import Array
-    from .part import Stored
     from .sources import Sources
+
+S = TypeVar("S", bound=Stored)
 
 
 def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
     """The array as a tensor that shares its memory; ConversionError if torch lacks the dtype."""
+    wanted = dtype_of(kind, name)
+    import torch
+
+    flat = torch.from_numpy(array.reshape(-1).view("u1" if kind.kind != "b" else "?"))
+    return (flat if kind.kind == "b" else flat.view(wanted)).reshape(array.shape)
+
+
+def dtype_of(kind: DType, name: str = "") -> torch.dtype:
+    """Torch's dtype; ConversionError, with the tensor's name, if it has none."""
     try:
         import torch
     except ImportError as e:
@@ -25,21 +42,25 @@ def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
     wanted = getattr(torch, kind.name, None)
     if not isinstance(wanted, torch.dtype):
         raise ConversionError(f"torch has no dtype {kind}", tensor=name or None)
-    flat = torch.from_numpy(array.reshape(-1).view("u1" if kind.kind != "b" else "?"))
-    return (flat if kind.kind == "b" else flat.view(wanted)).reshape(array.shape)
+    return wanted
+
+
+def kind_of(tensor: torch.Tensor) -> DType:
+    """The dtype of a tensor; UsageError if it is one that we lack."""
+    if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
+        raise UsageError(f"torch's dtype {name} is not supported")
+    return DTYPES[name]
 
 
 def to_array(tensor: torch.Tensor) -> Array:
     """A tensor as an array, which shares its memory if it is contiguous and on the CPU."""
     import torch
 
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if kind not in DTYPES:
-        raise UsageError(f"torch's dtype {kind} is not supported")
+    kind = kind_of(tensor)
     contiguous = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     narrow: Any = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     flat = contiguous.reshape(-1).view(narrow[contiguous.element_size()]).numpy()
-    shaped: Array = flat.view(DTYPES[kind].np).reshape(tuple(tensor.shape))
+    shaped: Array = flat.view(kind.np).reshape(tuple(tensor.shape))
     return shaped
 
 
@@ -57,8 +78,6 @@ class Staged:
     def send(self, source: Stored, target: torch.Tensor) -> None:
         """Read a tensor of the same dtype and shape and copy it; checksums are verified before it is copied."""
         import torch
-
-        from .read import fill_array
 
         there = target.device.type == "cuda"
         buffer = self._buffer(source.nbytes, there)[: source.nbytes]
@@ -91,22 +110,111 @@ class Staged:
         return buffer
 
 
+# --- the memory of modules --------------------------------------------------------------------------------------------
+
+
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and persistent buffers by name; names that share a tensor map to the same object."""
+    """The tensors of a module's state dict by name; names that share a tensor map to the same object."""
     import torch
 
     return {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
 
 
-def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
-    """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`."""
+def memory(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """The tensors of a module's state that are its parameters, its buffers or views of them; the names of all others.
+
+    The others are made by hooks, by a state_dict method of its own or by get_extra_state: the module never sees what is
+    written there.
+    """
+    found, homes = state(module), {_home(t) for t in chain(module.parameters(), module.buffers())}
+    own = {n: t for n, t in found.items() if _home(t) in homes and n.rpartition(".")[2] != "_extra_state"}
+    return own, tuple(n for n in found if n not in own)
+
+
+def _home(t: torch.Tensor) -> tuple[str, int]:
+    """The storage that a tensor views; the tensor itself if it has none, as one that is sparse or has no shape yet."""
+    try:
+        return "storage", t.untyped_storage()._cdata
+    except (RuntimeError, ValueError):
+        return "tensor", id(t)
+
+
+class Box(NamedTuple):
+    """Where a tensor's elements are: bytes [start, end) of one space of addresses, and the strides in elements."""
+
+    space: str
+    start: int
+    end: int
+    strides: tuple[int, ...]
+
+
+def box(t: torch.Tensor) -> Box:
+    """Where a tensor's elements are. What has no addresses is a space of its own.
+
+    Steps that are never taken, along axes of one element, are the same in boxes of the same memory.
+    """
+    shape, item, strided = tuple(t.shape), t.element_size(), _address(t)
+    space, start = strided or (f"tensor {id(t)}", 0)
+    if not strided or t.is_contiguous():
+        return Box(space, start, start + t.numel() * item, c_strides(shape))
+    steps = tuple(s if n > 1 else 1 for s, n in zip(t.stride(), shape, strict=True))
+    return Box(space, start, start + item * (1 + sum((n - 1) * s for s, n in zip(steps, shape, strict=True))), steps)
+
+
+def _address(t: torch.Tensor) -> tuple[str, int] | None:
+    """A space of addresses and the first byte there, where a tensor has such: one of elements, on a device."""
     import torch
 
+    try:
+        if t.is_meta:
+            return f"meta {t.untyped_storage()._cdata}", int(t.storage_offset()) * t.element_size()
+        if t.layout == torch.strided and (start := t.data_ptr()):
+            return str(t.device), start
+    except RuntimeError:  # a subclass that keeps its elements in other tensors
+        pass
+    return None
+
+
+def spot(t: torch.Tensor) -> tuple[object, ...]:
+    """The same for tensors that are the same elements of the same memory; else it differs."""
+    return (*box(t), t.dtype, tuple(t.shape), t.is_conj(), t.is_neg()) if t.numel() else (id(t),)
+
+
+class Area(NamedTuple):
+    """Bytes [start, end) of one space of addresses, and the names of the tensors that are there."""
+
+    space: str
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+
+def areas(tensors: Mapping[str, torch.Tensor]) -> list[Area]:
+    """The memory of tensors, in order; those of which one begins before another ends are in one area."""
+    out: list[Area] = []
+    for where, name in sorted((box(t)[:3], n) for n, t in tensors.items()):
+        space, start, end = where
+        if out and out[-1].space == space and start < out[-1].end:
+            out[-1] = Area(space, out[-1].start, max(end, out[-1].end), (*out[-1].names, name))
+        else:
+            out.append(Area(space, start, end, (name,)))
+    return out
+
+
+def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
+    """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`.
+
+    Tensors that are the same memory stay that.
+    """
+    import torch
+
+    bare: dict[object, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
-    for name, t in state(module).items():
+    for name, t in memory(module)[0].items():
         if t.is_meta and name in names and id(t) not in made:
-            bare = torch.empty_like(t.detach(), device=device)
-            made[id(t)] = torch.nn.Parameter(bare, t.requires_grad) if isinstance(t, torch.nn.Parameter) else bare
+            own = bare.setdefault(spot(t), torch.empty_like(t.detach(), device=device))
+            made[id(t)] = torch.nn.Parameter(own, t.requires_grad) if isinstance(t, torch.nn.Parameter) else own
+    moved: dict[object, torch.Tensor] = {}
     for part in module.modules():
         groups: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
         for kept in groups:
@@ -114,7 +222,94 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
                 if t is not None and t.is_meta:
                     kept[key] = made.get(id(t), t)
                 elif t is not None:
-                    t.data = t.data.to(device)
+                    at = spot(t)
+                    t.data = moved[at] if at in moved else moved.setdefault(at, t.data.to(device))
 
 
-__all__ = ["Staged", "place", "state", "to_array", "to_torch"]
+# --- filling it -------------------------------------------------------------------------------------------------------
+
+
+def refuse_conflicts(
+    own: Mapping[str, torch.Tensor], given: Mapping[str, S], sources: Sources, origin: Callable[[S], object]
+) -> None:
+    """Refuse values that tensors cannot hold: those for the same memory are first written to other memory.
+
+    `origin` is equal for tensors of the same stored elements, which are not read. ConversionError names all tensors
+    that share memory if one of them would not hold its value, and tensors of a dtype that torch lacks.
+    """
+    import numpy as np
+
+    for name, source in given.items():
+        dtype_of(source.dtype, name)
+    for area in areas({n: own[n] for n in given}):
+        if len({(spot(own[n]), origin(given[n])) for n in area.names}) == 1:
+            continue
+        room, views = np.empty(area.end - area.start, "u1"), {}
+        for n in area.names:
+            where, item = box(own[n]), own[n].element_size()
+            steps = tuple(s * item for s in where.strides)
+            views[n] = np.ndarray(tuple(own[n].shape), f"V{item}", room, where.start - area.start, steps)
+            views[n][...] = _stored(given[n], own[n], sources)
+        if any(views[n].tobytes() != _stored(given[n], own[n], sources).tobytes() for n in area.names):
+            text = "the module ties these, which share memory, but the source has two values"
+            raise ConversionError(f"{text}:\n{listing(area.names)}")
+
+
+def _stored(source: Stored, target: torch.Tensor, sources: Sources) -> Array:
+    """The elements that memory has once a tensor there holds the source's values, as opaque bytes."""
+    value = to_torch(read_array(source, sources), source.dtype, source.name).to(target.dtype)
+    value = value.conj().resolve_conj() if target.is_conj() else value
+    return to_array(value.neg() if target.is_neg() else value).view(f"V{target.element_size()}")
+
+
+def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> None:
+    """Read into tensors, by name; what is the same memory is filled once, see `refuse_conflicts`.
+
+    UsageError if one has no memory, ConversionError if one is expanded, both before any is changed.
+    """
+    import torch
+
+    _refuse_unwritable({n: own[n] for n in given})
+    done = set[object]()
+    with torch.no_grad(), Staged(sources) as staged:
+        for name, source in given.items():
+            target = own[name]
+            if (at := spot(target)) in done:
+                continue
+            done.add(at)
+            if _is_plain(target, source):
+                # a change in place, which autograd counts as it counts that of `copy_`
+                fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
+                torch.autograd.graph.increment_version(target)
+            elif kind_of(target) == source.dtype:
+                staged.send(source, target)
+            else:
+                target.copy_(to_torch(read_array(source, sources), source.dtype, name))
+
+
+def _refuse_unwritable(targets: Mapping[str, torch.Tensor]) -> None:
+    if bare := next((n for n, t in targets.items() if t.is_meta), ""):
+        raise UsageError(f"{bare} has no memory (device meta); give load_into a device=")
+    if wide := [n for n, t in targets.items() if t.numel() and 0 in box(t).strides]:
+        raise ConversionError(
+            "these are expanded: what are many elements is one in memory, which cannot hold them; nothing was loaded, "
+            f"give the module a clone() of each:\n{listing(wide)}"
+        )
+
+
+def _is_plain(target: torch.Tensor, source: Stored) -> bool:
+    """Whether the memory of a module's tensor holds exactly the bytes that a read of the source gives.
+
+    Not where the source is in memory: it could be the module's own, in another order.
+    """
+    import torch
+
+    own = type(target) in (torch.Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
+    as_they_are = own and not (target.is_conj() or target.is_neg() or target.is_inference())
+    return as_they_are and kind_of(target) == source.dtype and not any(isinstance(p.data, Held) for p in source.parts)
+
+
+__all__ = [
+    "Area", "Box", "Staged", "areas", "box", "dtype_of", "fill", "kind_of", "memory", "place", "refuse_conflicts",
+    "spot", "state", "to_array", "to_torch",
+]  # fmt: skip

@@ -30,7 +30,7 @@ class Step(NamedTuple):
 class Comparison:
     """The result of `compare`; print() says whether the outputs are the same, and if not, where they first differ.
 
-    steps: the submodules that were compared, in the order in which they finished.
+    steps: the submodules that were compared, in the order in which they finished, and those that did not run.
     """
 
     steps: tuple[Step, ...]
@@ -79,5 +79,6 @@ def step(
 
 
 def departure(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
-    """Compare the outputs that both sides have, in the order of `got`."""
-    return Comparison(tuple(step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want))
+    """Compare the outputs that are wanted, in the order of `got`; then those that it lacks, which differ."""
+    both = (step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want)
+    return Comparison((*both, *(Step(n, float("inf"), False, "it did not run") for n in want if n not in got)))

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import UsageError
 from ..messages import listing
+from ..moves.torch import memory
 from .outputs import Comparison, departure
 
 ROUNDING = 1e-5  # of the largest value: outputs that differ by less may be the same
@@ -31,11 +32,15 @@ def compare(
     reference: another module (submodules with equal names are compared), a mapping from names of submodules to their
     expected outputs ('' for the module itself; arrays of any framework), or a function of the inputs that returns
     either the output or such a mapping. inputs: the argument of the module, or a tuple of its arguments. rtol, atol:
-    outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. UsageError if the reference
-    names submodules that the module lacks.
+    outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. A submodule that did not run
+    differs. UsageError if the reference names submodules that the module lacks, or none.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
+    if not want:
+        raise UsageError(
+            "the reference has no outputs, so that there is nothing to compare; '' names the whole module's"
+        )
     if odd := set(want) - {n for n, _ in module.named_modules()}:
         raise UsageError(f"the module has no submodules with these names:\n{listing(sorted(odd))}")
     return departure(outputs(module, arguments), {n: _flat(x) for n, x in want.items()}, rtol, atol)
@@ -118,11 +123,15 @@ class Runner:
         self.module, self.arguments, self.named = module, arguments, named
         self.labels: list[str] = []  # of the outputs of the whole
         self.picked: Mapping[str, Sequence[int]] = {}  # the outputs that are compared; none: all
-        found = module.state_dict(keep_vars=True)
-        self.state = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
+        self.state = memory(module)[0]
 
     def load(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays into parameters and buffers by name."""
+        """Write arrays into parameters and buffers by name; UsageError for what the module's state dict computes."""
+        if odd := [n for n in arrays if n not in self.state]:
+            raise UsageError(
+                "the module computes these in its state_dict, so that outputs cannot tell what they are; "
+                f"leave them out with exclude=, or match without outputs:\n{listing(odd)}"
+            )
         with torch.no_grad():
             for name, array in arrays.items():
                 known = array if array.dtype.kind in "fiubc" and array.dtype.isnative else array.astype("f4")

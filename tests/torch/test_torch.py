@@ -243,6 +243,31 @@ def test_compare_with_arrays_and_functions() -> None:
         into.compare(module, {"nowhere": want}, x)
 
 
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x)
+
+
+def test_what_was_not_compared_is_not_the_same() -> None:
+    module, x = Unused(), torch.ones(1, 2)
+    right, other = module.a(x).detach().numpy(), np.full((1, 2), 99.0)
+    for want, text in (
+        ({"unused": other}, "unused departs: it did not run"),
+        ({"unused": other, "a": right}, "unused departs: it did not run; a before it is the same"),
+        ({"unused": other, "a": other}, f"a departs: by {99 - right.min():.3g}"),
+    ):
+        found = into.compare(module, want, x)
+        assert not found.same
+        assert str(found) == text
+    for nothing in ({}, lambda _: {}):
+        with pytest.raises(UsageError, match="the reference has no outputs"):
+            into.compare(module, nothing, x)
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -454,9 +479,9 @@ def test_one_output(case: str) -> None:
     got, want, difference, same, why = STEPS[case]
     found = step("name", got, want, rtol=0.01, atol=0.25)
     assert found == ("name", pytest.approx(difference), same, why)
-    assert departure({"a": got, "only here": got}, {"a": want, "only there": want}, 0.01, 0.25).steps == (
-        found._replace(name="a"),
-    )
+    assert departure({"a": got, "only here": got}, {"only there": want, "a": want}, 0.01, 0.25).steps == (
+        found._replace(name="a"), Step("only there", np.inf, False, "it did not run"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

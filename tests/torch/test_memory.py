@@ -1,0 +1,373 @@
+"""The memory of modules: what is loaded in place is the module's own, what shares memory agrees, sources stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptconv
+from ckptconv.checkpoint import held
+from ckptconv.errors import ConversionError, UsageError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import ckptconv.torch as into  # noqa: E402
+from ckptconv.moves.torch import areas, box, place, spot, to_array  # noqa: E402
+from ckptconv.verification.torch import Runner  # noqa: E402
+
+
+def given(values: Mapping[str, Any]) -> ckptconv.Checkpoint:
+    """A source that shares no memory with the module."""
+    arrays = {n: np.array(v, "f4") if isinstance(v, list | float) else v for n, v in values.items()}
+    return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
+
+
+def values(module: nn.Module) -> dict[str, np.ndarray]:
+    return {n: to_array(t).copy() for n, t in module.state_dict().items()}
+
+
+def bare(**tensors: torch.Tensor) -> nn.Module:
+    """A module of parameters and buffers, in this order."""
+    module = nn.Module()
+    for name, t in tensors.items():
+        if isinstance(t, nn.Parameter):
+            setattr(module, name, t)
+        else:
+            module.register_buffer(name, t)
+    return module
+
+
+# --- what the module computes -----------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Keeps a number beside its parameters, in the extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.w = torch.tensor(1.0), nn.Parameter(torch.zeros(2))
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.scale
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scale = state
+
+
+class Own(nn.Linear):
+    """Makes its state dict itself, of copies."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {n: t.detach().clone() for n, t in super().state_dict(*args, **kwargs).items()}
+
+
+def hooked(change: Callable[[dict[str, torch.Tensor]], None]) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_state_dict_post_hook(lambda _m, found, _p, _l: change(found))
+    return module
+
+
+COMPUTED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "copies": (lambda: hooked(lambda d: d.update({n: t.detach().clone() for n, t in d.items()})), ("weight", "bias")),
+    "one cast": (lambda: hooked(lambda d: d.update(weight=d["weight"].double())), ("weight",)),
+    "renamed and cast": (lambda: hooked(lambda d: d.update(wide=d.pop("weight").double())), ("wide",)),
+    "a method of its own": (lambda: Own(2, 2), ("weight", "bias")),
+    "extra state": (Scaled, ("_extra_state",)),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+def test_what_the_state_dict_computes_is_not_said_to_be_loaded(case: str, tmp_path: Path) -> None:
+    make, names = COMPUTED[case]
+    module = make()
+    ckptconv.save({n: np.full(t.shape, 7, "f4") for n, t in make().state_dict().items()}, tmp_path / "a.safetensors")
+    before = {n: t.detach().clone() for n, t in module.named_parameters()}
+    with pytest.raises(ConversionError, match=r"computed by the module's state_dict; convert to a \.pt file") as e:
+        into.load_into(module, tmp_path / "a.safetensors")
+    assert all(f"      {n}" in str(e.value) for n in names)
+    assert all(torch.equal(t, before[n]) for n, t in module.named_parameters())
+    loose = into.load_into(module, tmp_path / "a.safetensors", strict=False)
+    assert loose.computed == names
+    assert not loose.complete
+    assert all(bool((module.get_parameter(n) == 7).all()) for n in loose.loaded)
+    assert {*loose.loaded, *loose.computed} == {*module.state_dict()}
+    loaded = {n: t.torch() for n, t in ckptconv.open(tmp_path / "a.safetensors").items()}
+    if "wide" not in names:
+        module.load_state_dict(loaded)  # as the error says
+        assert all(bool((t == 7).all()) for t in module.state_dict().values())
+
+
+def test_a_computed_parameter_that_the_source_lacks_is_missing() -> None:
+    with pytest.raises(ConversionError, match=r"1 missing in the source(?s:.*)weight"):
+        into.load_into(COMPUTED["one cast"][0](), given({"bias": [1.0, 2.0]}))
+    report = into.load_into(Scaled(), given({"w": [1.0, 2.0]}))
+    assert (report.loaded, report.missing) == (("w",), ("_extra_state",))
+
+
+def test_the_values_of_a_state_dict_are_those_that_it_computes() -> None:
+    module = hooked(lambda d: d.update(weight=d["weight"].detach() * 2))
+    shot = into.snapshot(module)
+    assert shot["weight"].numpy().tolist() == (module.weight * 2).tolist()
+    assert into.outline(Scaled())["_extra_state"].shape == ()
+
+
+def test_weights_are_tried_in_the_modules_own_memory() -> None:
+    module = hooked(lambda d: d.update(weight=d["weight"].detach().clone()))
+    runner = Runner(module, (np.ones((1, 2), "f4"),), {})
+    runner.load({"bias": np.ones(2, "f4")})
+    assert module.bias.tolist() == [1, 1]
+    with pytest.raises(UsageError, match=r"the module computes these in its state_dict(?s:.*)\n  weight$"):
+        runner.load({"weight": np.ones((2, 2), "f4")})
+
+
+class Heads(nn.Module):
+    """Gives three views of one parameter for its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.randn(6, 2))
+
+        def split(_m: Any, found: dict[str, torch.Tensor], prefix: str, _l: Any) -> None:
+            whole = found.pop(prefix + "qkv")
+            found.update({prefix + n: t for n, t in zip("qkv", whole.chunk(3), strict=True)})
+
+        self.register_state_dict_post_hook(split)
+
+
+class Detached(nn.Linear):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {n: t.detach() for n, t in super().state_dict(*args, **kwargs).items()}
+
+
+class TiedLate(nn.Module):
+    """Ties its head as Transformers does, after both were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.emb.weight
+
+
+def pruned() -> nn.Module:
+    from torch.nn.utils import prune
+
+    module = nn.Linear(3, 3)
+    prune.l1_unstructured(module, "weight", 0.5)
+    return module
+
+
+def old_norm() -> nn.Module:
+    with pytest.warns(FutureWarning):
+        return torch.nn.utils.weight_norm(nn.Linear(3, 2))
+
+
+def wrapped() -> nn.Module:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    return nn.Sequential(checkpoint_wrapper(nn.Linear(3, 2)), nn.ReLU())  # a hook takes its prefix away
+
+
+COMMON: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(3, 2), "batch norm": lambda: nn.BatchNorm2d(3),
+    "attention": lambda: nn.MultiheadAttention(4, 2), "bidirectional": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+    "projected": lambda: nn.LSTM(3, 4, proj_size=2), "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "old norm": old_norm,
+    "spectral norm": lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)),
+    "orthogonal": lambda: torch.nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), "pruned": pruned,
+    "parallel": lambda: nn.DataParallel(nn.Linear(3, 2)), "tied": TiedLate, "wrapped": wrapped,
+    "views": Heads, "detached": lambda: Detached(3, 2), "sliced": lambda: bare(a=nn.Parameter(torch.randn(9)[2:5])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMMON)
+def test_modules_in_common_use_are_loaded_whole(case: str, tmp_path: Path) -> None:
+    one, other = COMMON[case](), COMMON[case]()
+    torch.save(one.state_dict(), tmp_path / "a.pt")
+    before = [t.data_ptr() for t in other.parameters()]
+    report = into.load_into(other, tmp_path / "a.pt")
+    assert report.complete
+    assert {*report.loaded} == {*one.state_dict()}
+    assert [t.data_ptr() for t in other.parameters()] == before
+    got, want = other.state_dict(), one.state_dict()
+    assert all(torch.equal(got[n], want[n]) for n in want)
+
+
+@pytest.mark.parametrize("case", ["attention", "bidirectional", "tied", "wrapped"])
+def test_modules_in_common_use_are_built_without_memory_and_loaded(case: str, tmp_path: Path) -> None:
+    one = COMMON[case]()
+    torch.save(one.state_dict(), tmp_path / "a.pt")
+    with torch.device("meta"):
+        other = COMMON[case]()
+    assert into.load_into(other, tmp_path / "a.pt", device="cpu").complete
+    got, want = other.state_dict(), one.state_dict()
+    assert all(torch.equal(got[n], want[n]) for n in want)
+
+
+# --- memory that names share ------------------------------------------------------------------------------------------
+
+
+def by_data(device: str = "cpu") -> nn.Module:
+    """Two parameters that are one memory."""
+    module = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)}).to(device)
+    module["b"].weight.data = module["a"].weight.data
+    return module
+
+
+def by_name() -> nn.Module:
+    module = by_data()
+    module["b"].weight = module["a"].weight
+    return module
+
+
+MEMORY = torch.arange(12.0)
+NAN = np.uint32(0x7FC00123).view("f4")
+ONE = [[NAN, -0.0], [1.0, 2.0]]
+SHARED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], bool]] = {
+    "one memory": (by_data, {"a.weight": ONE, "b.weight": ONE}, True),
+    "two values": (by_data, {"a.weight": ONE, "b.weight": [[NAN, -0.0], [1.0, 3.0]]}, False),
+    "one tensor": (by_name, {"a.weight": ONE, "b.weight": ONE}, True),
+    "two zeros": (by_name, {"a.weight": [[0.0, 1.0]] * 2, "b.weight": [[-0.0, 1.0]] * 2}, False),
+    "two NaNs": (by_name, {"a.weight": ONE, "b.weight": [[np.nan, -0.0], [1.0, 2.0]]}, False),
+    "equal once cast": (
+        lambda: by_name().to(torch.bfloat16), {"a.weight": [[1.0, 2.0]] * 2, "b.weight": [[1.0001, 2.0]] * 2}, True,
+    ),
+    "transposed": (
+        lambda: bare(a=(x := torch.zeros(2, 2)), b=x.t()),
+        {"a": [[1.0, 2.0], [3.0, 4.0]], "b": [[1.0, 3.0], [2.0, 4.0]]}, True,
+    ),
+    "not transposed": (lambda: bare(a=(x := torch.zeros(2, 2)), b=x.t()), {"a": ONE, "b": ONE}, False),
+    "overlapping": (
+        lambda: bare(a=(x := torch.zeros(4))[:3], b=x[1:]), {"a": [1.0, 2.0, 3.0], "b": [2.0, 3.0, 4.0]}, True,
+    ),
+    "overlapping, two values": (
+        lambda: bare(a=(x := torch.zeros(4))[:3], b=x[1:]), {"a": [1.0, 2.0, 3.0], "b": [2.0, 9.0, 4.0]}, False,
+    ),
+    "columns beside each other": (
+        lambda: bare(a=(x := torch.zeros(2, 4))[:, :2], b=x[:, 2:]),
+        {"a": [[1.0, 2.0]] * 2, "b": [[3.0, 4.0]] * 2}, True,
+    ),
+    "conjugate": (
+        lambda: bare(a=(x := torch.zeros(1, dtype=torch.complex64)), b=x.conj()),
+        {"a": np.array([1 + 2j], "c8"), "b": np.array([1 - 2j], "c8")}, True,
+    ),
+    "not conjugate": (
+        lambda: bare(a=(x := torch.zeros(1, dtype=torch.complex64)), b=x.conj()),
+        {"a": np.array([1 + 2j], "c8"), "b": np.array([1 + 2j], "c8")}, False,
+    ),
+    "another dtype": (
+        lambda: bare(a=(x := torch.zeros(1)), b=x.view(torch.int32)),
+        {"a": [1.0], "b": np.array([0x3F800000], "i4")}, True,
+    ),
+    "nothing": (lambda: bare(a=(x := torch.zeros(0)), b=x), {"a": np.zeros(0, "f4"), "b": np.zeros(0, "f4")}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_values_for_the_same_memory_agree_bit_for_bit(case: str) -> None:
+    """Known before anything is changed: a module is not left with some of its tensors loaded."""
+    make, arrays, fits = SHARED[case]
+    module = make()
+    module.first = nn.Parameter(torch.zeros(1))
+    source = given({"first": [5.0], **arrays})
+    before = values(module)
+    if fits:
+        assert into.load_into(module, source).complete
+        after, state = values(module), module.state_dict()
+        for n, t in source.items():
+            want = to_array(torch.from_numpy(t.numpy()).to(state[n].dtype))
+            assert after[n].tobytes() == want.tobytes()
+        return
+    names = "\n  ".join(n for n in arrays)
+    with pytest.raises(ConversionError, match=f"ties these, which share memory, .* two values:\n  {names}$"):
+        into.load_into(module, source)
+    after = values(module)
+    assert all(after[n].tobytes() == before[n].tobytes() for n in before)
+
+
+def test_what_shares_memory_is_tied() -> None:
+    module = by_data()
+    assert into.ties(module) == into.outline(module).ties == into.snapshot(module).ties == (("a.weight", "b.weight"),)
+    report = into.load_into(module, given({"a.weight": ONE}))  # the other has it, too
+    assert (report.loaded, report.missing) == (("a.weight",), ())
+    assert values(module)["b.weight"].tobytes() == np.array(ONE, "f4").tobytes()
+    meta = by_data("meta")
+    assert into.ties(meta) == (("a.weight", "b.weight"),)
+    assert into.load_into(meta, given({"a.weight": ONE}), device="cpu").complete
+    assert values(meta)["b.weight"].tobytes() == np.array(ONE, "f4").tobytes()
+    with pytest.raises(ConversionError, match="two values"):
+        into.load_into(by_data("meta"), given({"a.weight": ONE, "b.weight": [[1.0, 1.0]] * 2}), device="cpu")
+
+
+def test_ties_stay_where_a_module_is_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As moving to a GPU copies; there is none here, and a copy stands for it."""
+    module = by_data()
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, _device: t.clone())
+    before = module["a"].weight.data_ptr()
+    place(module, (), "cpu")
+    assert module["a"].weight.data_ptr() == module["b"].weight.data_ptr() != before
+
+
+def test_areas_of_memory() -> None:
+    x = torch.zeros(12)
+    found = areas(
+        {"a": x[:4], "b": x[4:8], "c": x[7:9], "d": x[10:], "e": torch.zeros(0), "f": torch.eye(2).to_sparse()}
+    )
+    assert sorted(a.names for a in found) == [("a",), ("b", "c"), ("d",), ("e",), ("f",)]
+    assert box(x[2:8:2])[1:] == (x.data_ptr() + 8, x.data_ptr() + 28, (2,))
+    assert spot(x.view(1, 12)) == spot(x.as_strided((1, 12), (5, 1)))  # a step that is never taken
+    assert len({spot(t) for t in (x, x[:6], x.view(3, 4), x.view(torch.int32), x.clone())}) == 5
+
+
+# --- before anything is changed ---------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_loaded_is_known_before_anything_is_changed() -> None:
+    module = bare(a=nn.Parameter(torch.zeros(2)), b=torch.zeros(1).expand(4), c=torch.zeros(2, 1).expand(2, 3))
+    source = {"a": [1.0, 2.0], "b": [1.0] * 4, "c": [[1.0] * 3] * 2}
+    with pytest.raises(ConversionError, match=r"these are expanded: .*\n  b\n  c$"):
+        into.load_into(module, given(source))
+    assert module.a.tolist() == [0, 0]
+    assert into.load_into(module, given({"a": [1.0, 2.0]})).loaded == ("a",)
+    fine = bare(x=torch.zeros(3).expand(1, 3))  # along an axis of one element: as the positions of BERT
+    assert into.load_into(fine, given({"x": [[1.0, 2.0, 3.0]]})).loaded == ("x",)
+    two = bare(a=nn.Parameter(torch.zeros(2)), b=torch.zeros(2))
+    with pytest.raises(ConversionError, match="b: torch has no dtype string"):
+        into.load_into(two, given({"a": [1.0, 2.0], "b": np.array([b"x", b"y"], object)}))
+    assert two.a.tolist() == [0, 0]
+    for act in (into.ties, into.snapshot, lambda m: into.load_into(m, given({"weight": [[1.0]]}))):
+        with pytest.raises(UsageError, match="run the module once"):
+            act(nn.LazyLinear(2))
+
+
+# --- sources in the module's own memory -------------------------------------------------------------------------------
+
+MOVED = {
+    "swapped": (["a.{x}=b.{x}", "b.{x}=a.{x}"], {"a": "b", "b": "a", "c": "c"}),
+    "in a circle": (["a.{x}=b.{x}", "b.{x}=c.{x}", "c.{x}=a.{x}"], {"b": "a", "c": "b", "a": "c"}),
+    "as they are": ([], {"a": "a", "b": "b", "c": "c"}),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_a_module_is_loaded_from_its_own_memory_under_other_names(case: str) -> None:
+    renames, origins = MOVED[case]
+    module = nn.ModuleDict({n: nn.Linear(2, 3) for n in "abc"})
+    module["c"].register_buffer("nothing", torch.zeros(0, 3))
+    before = values(module)
+    assert len(into.load_into(module, into.snapshot(module), renames=renames, strict=False).loaded) >= 6
+    after = values(module)
+    for to, of in origins.items():
+        assert after[f"{to}.weight"].tobytes() == before[f"{of}.weight"].tobytes()
+        assert after[f"{to}.bias"].tobytes() == before[f"{of}.bias"].tobytes()
+
+
+def test_arrays_that_view_a_module_are_read_before_they_are_overwritten() -> None:
+    module = bare(a=nn.Parameter(torch.arange(3.0)), b=nn.Parameter(torch.arange(3.0, 6.0)))
+    mine = {"a": module.b.detach().numpy(), "b": module.a.detach().numpy()}
+    assert into.load_into(module, ckptconv.Checkpoint({n: held(n, x) for n, x in mine.items()})).complete
+    assert (module.a.tolist(), module.b.tolist()) == ([3, 4, 5], [0, 1, 2])
