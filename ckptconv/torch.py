@@ -31,6 +31,7 @@ from .api import Change, Select, prepare
 from .checkpoint import Checkpoint, Tensor, contiguous, origin
 from .errors import ConversionError, UsageError
 from .messages import fold, indented, listing, many
+from .moves.opened import stamps_of
 from .moves.part import Held
 from .moves.read import read_array
 from .moves.sources import Sources
@@ -260,7 +261,7 @@ def load_into(
         why = report.described("would fit")
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{indented(why)}")
     given = {n: found[n] for n in report.loaded}
-    with Sources() as sources:
+    with Sources(stamps=stamps_of(t.opened for t in given.values() if t.opened)) as sources:
         refuse_conflicts(memory(module)[0], given, sources, origin)
         if device is not None:
             shared = {n: group for group in ties(module) for n in group}
