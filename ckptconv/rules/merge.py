@@ -12,6 +12,7 @@ from ..errors import LayoutError
 from ..moves import copies, sums
 from ..moves.part import Part
 from . import layout as layouts
+from . import operations
 from .assign import Place
 
 
@@ -57,6 +58,8 @@ def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
     """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
+    for number in numbers:
+        operations.fits(f"fill:{number!r}", like.parts)
     if len(numbers) == 1:
         return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
     axes = [f"n.b{i}" for i in range(len(numbers))]
