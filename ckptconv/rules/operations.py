@@ -18,13 +18,16 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Tensor
 from ..dtypes import DType
 from ..errors import ConversionError, LayoutError, UsageError
 from ..messages import did_you_mean
 from ..moves.part import Part
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 _NUMBER = re.compile(r"(?:add|mul|fill):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)")
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
@@ -72,7 +75,18 @@ def inverse(op: str) -> str:
     raise UsageError(f"the operation {op!r} cannot be undone exactly")
 
 
-def resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
+def resolved(
+    ops: Sequence[str], pattern: Layout | None, sources: Sequence[Tensor], known: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The operations of a rule, with numbers in place of the axes of its layout that some refer to."""
+    sizes = known
+    if pattern and any(map(scales, ops)):
+        shapes = [t.shape for t in sources]
+        sizes = pattern.unrolled(shapes).solve(shapes, known)
+    return tuple(_resolved(op, sources, sizes) for op in ops)
+
+
+def _resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
     """The operation with a number in place of axes; LayoutError if it is not for the dtypes of the tensors."""
     m = _ROOT.fullmatch(op)
     if m is None:

@@ -142,7 +142,8 @@ def _resized(rule: Rule) -> bool:
 def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
     """The parameters that the forward conversion used, if the metadata (which is from a file) records them."""
     recorded = _sizes(inverse, checkpoint, "params")
-    return {k: v for k, v in recorded.items() if k in inverse.params and type(v) is int and v > 0}
+    numbers = {n for r in inverse.rules for _, blocks in r.constants for n in blocks}  # others are sizes
+    return {k: v for k, v in recorded.items() if k in inverse.params and type(v) is int and (v > 0 or k in numbers)}
 
 
 def _sizes(inverse: Converter, checkpoint: Checkpoint, what: str) -> dict[str, Any]:

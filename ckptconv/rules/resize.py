@@ -53,8 +53,9 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
     kept, rest = _cut(t, resize, before)
     if not rest.count or resize.unchecked:
         return kept
+    start = 0 if resize.front else before
     return contiguous(
-        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value, front=resize.front)
+        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.value, axis=resize.axis, start=start)
     )
 
 
