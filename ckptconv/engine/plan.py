@@ -151,8 +151,8 @@ def how(t: Tensor) -> str:
         words.append(f"compare {count} copies")
     elif count := max((len(sums.of(p.data)) for p in t.parts), default=0):
         words.append(f"add {count}")
-    elif any(padding.of(p.data) for p in t.parts):
-        words.append("cut padding off")
+    elif word := next(filter(None, (padding.how(p.data) for p in t.parts)), ""):
+        words.append(word)
     elif any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
     parts = [p for p in t.parts if not padding.is_constant(p)]

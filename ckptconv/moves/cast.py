@@ -40,33 +40,101 @@ def _low_bits(bits: int, signed: bool) -> Callable[[Array, DType], Array]:
     return keep
 
 
+def limits(kind: DType) -> tuple[int, int]:
+    """The smallest and the largest integer of a dtype."""
+    bits = int(kind.name.lstrip("uint"))
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind.kind == "i" else (0, (1 << bits) - 1)
+
+
+def element(x: float, kind: DType) -> Array:
+    """A number as an element of a dtype, where floats round it to nearest.
+
+    ConversionError if that is another number: a fraction, out of range, or so small that it becomes zero.
+    """
+    import ml_dtypes
+
+    finfo: Any = ml_dtypes.finfo  # has no types
+    with np.errstate(all="ignore"):
+        made: Array = np.array(x).astype(kind.np)
+        back = complex(made.astype("c16"))
+    if back == x or (x != x and back != back):
+        return made
+    if kind.kind not in "fc" or not (0 < abs(x) <= float(finfo(kind.np).max) and np.isfinite(back) and back):
+        raise ConversionError(f"{kind} cannot hold the number {x:g}")
+    return made
+
+
 def _negate(a: Array, kind: DType) -> Array:
-    out: Array = np.negative(a)
+    out: Array = _integers(a, kind, "neg", times=-1) if kind.kind in "iu" else np.negative(a)
     return out
 
 
-def _scaled(a: Array, x: float) -> Array:
-    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all."""
+def _integers(a: Array, kind: DType, op: str, times: int = 1, plus: int = 0) -> Array:
+    """Integers times one and plus another; ConversionError if a result is out of range."""
+    if not a.size:
+        return a
+    raw, (low, high) = _whole_bytes(a, kind), limits(kind)
+    ends = sorted(int(end) * times + plus for end in (raw.min(), raw.max()))
+    if ends[0] < low or ends[1] > high:
+        raise ConversionError(f"{op}: results from {ends[0]} to {ends[1]} do not fit {kind}")
+    bits, word = raw.view(f"u{kind.itemsize}"), 1 << (8 * kind.itemsize)  # as results fit, the lowest bits make them up
+    out: Array = bits + bits.dtype.type(plus % word) if plus else bits * bits.dtype.type(times % word)
+    return out.view(a.dtype)
+
+
+def _whole_bytes(a: Array, kind: DType) -> Array:
+    """Integers of NumPy's own dtypes, to which int4 and the like are extended."""
+    out: Array = a.astype(f"{kind.kind}{kind.itemsize}", copy=False)
+    return out
+
+
+def _finite(a: Array, out: Array, how: str) -> Array:
+    """What was computed from floats; ConversionError if it is infinite or not a number where they were finite."""
+    if not np.isfinite(out).all() and (lost := np.count_nonzero(np.isfinite(a)) - np.count_nonzero(np.isfinite(out))):
+        raise ConversionError(f"{lost} of {a.size} elements are too large to be {how}")
+    return out
+
+
+def _added(a: Array, kind: DType, x: float) -> Array:
+    if kind.kind in "iu":
+        return _integers(a, kind, f"add:{x!r}", plus=int(x))
+    by = element(x, kind)
     with np.errstate(all="ignore"):
-        by = np.asarray(x).astype(a.dtype)
+        return _finite(a, (a + by).astype(a.dtype), f"added to {x!r}")
+
+
+def _scaled(a: Array, kind: DType, x: float) -> Array:
+    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all."""
+    if kind.kind in "iu":
+        return _multiplied(a, kind, x)
+    by = element(x, kind)
+    with np.errstate(all="ignore"):
         out: Array = (a * by).astype(a.dtype)
         odd = np.count_nonzero((out / by != a) & (a == a)) if abs(frexp(x)[0]) == 0.5 else 0
     if odd:
         raise ConversionError(f"mul:{x!r} is not exact for {odd} of {a.size} elements: they are too large or too small")
-    return out
+    return _finite(a, out, f"scaled by {x!r}")
 
 
-def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, float], Array]:
+def _multiplied(a: Array, kind: DType, x: float) -> Array:
+    """Integers times n / d, exactly or not at all; d is a power of two, as it is of every float."""
+    n, d = x.as_integer_ratio()
+    if d > 1:
+        raw, bits = _whole_bytes(a, kind), 8 * kind.itemsize
+        unsigned = raw.view(f"u{kind.itemsize}")
+        if odd := np.count_nonzero(unsigned & unsigned.dtype.type(min(d, 1 << bits) - 1)):
+            raise ConversionError(f"mul:{x!r} is not exact for {odd} of {a.size} elements: they would become fractions")
+        a = (raw >> min(d.bit_length() - 1, bits - 1)).view(a.dtype)
+    return _integers(a, kind, f"mul:{x!r}", times=n)
+
+
+def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, DType, float], Array]:
     """An operation with a number of float32, computed in float32 or wider and rounded once to the elements' dtype."""
 
-    def scale(a: Array, x: float) -> Array:
+    def scale(a: Array, kind: DType, x: float) -> Array:
         wide = np.float64 if a.dtype == np.float64 else np.float32
         with np.errstate(all="ignore"):
-            out: Array = compute(a.astype(wide), wide(x)).astype(a.dtype)
-            lost = np.count_nonzero(np.isfinite(a)) - np.count_nonzero(np.isfinite(out))
-        if lost:
-            raise ConversionError(f"{lost} of {a.size} elements are too large to be scaled by {x!r}")
-        return out
+            return _finite(a, compute(a.astype(wide), wide(x)).astype(a.dtype), f"scaled by {x!r}")
 
     return scale
 
@@ -74,7 +142,7 @@ def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, float],
 # Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
 OPS: dict[str, Callable[[Array, DType], Array]] = {
     "swap": _swap,
-    "conj": lambda a, kind: np.conj(a),
+    "conj": lambda a, kind: np.conj(a) if kind.kind == "c" else a,
     "neg": _negate,
     "bool": lambda a, kind: (a.view("u1") != 0).view(a.dtype),
     "int4": _low_bits(4, True),
@@ -83,9 +151,9 @@ OPS: dict[str, Callable[[Array, DType], Array]] = {
     "uint2": _low_bits(2, False),
     "float4": _low_bits(4, False),
 }
-ARITHMETIC: dict[str, Callable[[Array, float], Array]] = {
-    "add": lambda a, x: (a + np.asarray(x).astype(a.dtype)).astype(a.dtype),
-    "fill": lambda a, x: np.full_like(a, x),
+ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
+    "add": _added,
+    "fill": lambda a, kind, x: np.full_like(a, element(x, kind)),
     "mul": _scaled,
     "times": _rounded(np.multiply),
     "over": _rounded(np.divide),
@@ -100,7 +168,7 @@ def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[A
             a = OPS[name](a, kind)
         else:
             word, _, number = name.partition(":")
-            a = ARITHMETIC[word](a, float(number))
+            a = ARITHMETIC[word](a, kind, float(number))
     loss = Loss()
     if to != kind:
         a, loss = cast(a, kind, to)
@@ -204,8 +272,7 @@ def _to_half(a: Array) -> Array:
 
 
 def _to_int(a: Array, kind: DType, to: DType) -> Array:
-    bits = 8 * to.itemsize if to.name[-1] not in "24" or to.itemsize > 1 else int(to.name[-1])
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to.kind == "i" else (0, (1 << bits) - 1)
+    low, high = limits(to)
     if kind.kind == "f":
         raise ConversionError(f"{kind} is not cast to {to}: fractions would be lost")
     if a.size and kind.kind != "b" and (int(a.min()) < low or int(a.max()) > high):

@@ -48,6 +48,7 @@ def apply(
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     provenance.shaped(converter, whole, found)
     out = _Builder(converter, whole, provenance.params(converter, whole) | sizes.checked(converter, params or {}))
+    out.taken = {n for g in found.groups if converter.rules[g.rule].targets for m in g.members for n in m.values()}
     if found.unmatched:
         out.counted()  # the cause, if a layer is missing of several that are stacked
     refuse_unmatched(converter, whole, found)
@@ -91,6 +92,8 @@ class _Builder:
         self.copies: list[str] = []  # which `same` and `shared` compare
         self.shared: dict[str, list[Tensor]] = {}  # of a target several names lead to: what they have, under their own
         self.added: list[str] = []  # which `sum` adds
+        self.taken: set[str] = set()  # what becomes part of a target
+        self.constants: dict[str, None] = {}  # what `fill` added, which an inverse leaves out
         self.resized: dict[tuple[NoteKind, str], list[str]] = {}  # what happened to an axis: its targets
 
     def build(self, group: Group) -> None:
@@ -134,6 +137,7 @@ class _Builder:
             sources = [merge.summed(sources, zeros=rule.sum == "zeros")]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
+        sources[0] = self._emptied(rule, group, sources[0])
         known = self._known(rule, group, values)
         if rule.resize and rule.backward:
             sources = [self._resized(rule.resize, rule, group, values, sources[0])]
@@ -144,7 +148,7 @@ class _Builder:
             new = self._resized(rule.resize, rule, group, values, new)
             made = [(new.shape, new.parts)]
         if rule.ops:
-            ops = _operations(rule, sources, known)
+            ops = operations.resolved(rule.ops, rule.pattern, sources, known)
             made = [(shape, tuple(p._replace(ops=(*p.ops, *ops)) for p in parts)) for shape, parts in made]
         for t, (shape, parts) in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True):
             if not t.stacks:
@@ -195,6 +199,16 @@ class _Builder:
                 self.problems.broken.append(f"{t.text}: {e.message}")
                 continue
             self._put(index, names, replace(like, name=name, parts=parts))
+
+    def _emptied(self, rule: Rule, group: Group, t: Tensor) -> Tensor:
+        """The first source of an inverse, without the constants that the rule added beside it."""
+        for template, blocks in rule.constants:
+            name = template.render(group.values)
+            if name in self.checkpoint and name not in self.taken:
+                numbers = [float(self.sizes.number(b)) for b in blocks]
+                t = merge.without(t, self.checkpoint[name], numbers)
+                self.constants[name] = None
+        return t
 
     def _put(self, index: int, names: Sequence[str], tensor: Tensor) -> None:
         """Add a target, unless its name is taken by another tensor."""
@@ -253,7 +267,7 @@ class _Builder:
         """Note what was left out, what was taken once, and which rules matched nothing."""
         yield from self._skipped()
         emptying = [g for g in found.groups if not self.converter.rules[g.rule].targets]
-        dropped = tuple(n for g in emptying for m in g.members for n in m.values())
+        dropped = tuple(n for g in emptying for m in g.members for n in m.values() if n not in self.constants)
         if dropped:
             yield Note("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped)
         if self.sizes.configured:
@@ -264,6 +278,9 @@ class _Builder:
             yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
         if self.added:
             yield Note("hint", "added, which must be exact, as is checked when they are read", tuple(self.added))
+        if self.constants:
+            text = "must hold what `fill` adds, which is checked when they are read, and are left out"
+            yield Note("hint", text, tuple(self.constants))
         yield from (Note(kind, text, tuple(names)) for (kind, text), names in self.resized.items())
         used = {g.rule for g in found.groups}
         yield from self._idle(used)
@@ -298,15 +315,6 @@ def _base(name: str, known: Mapping[str, Went]) -> str:
             if base in known and known[base].target:
                 return base
     return ""
-
-
-def _operations(rule: Rule, sources: Sequence[Tensor], known: Mapping[str, int]) -> tuple[str, ...]:
-    """The operations of a rule, with numbers in place of the axes that some refer to."""
-    sizes = known
-    if rule.pattern and any(map(operations.scales, rule.ops)):
-        shapes = [t.shape for t in sources]
-        sizes = rule.pattern.unrolled(shapes).solve(shapes, known)
-    return tuple(operations.resolved(op, sources, sizes) for op in rule.ops)
 
 
 __all__ = ["apply"]

@@ -45,6 +45,7 @@ class Rule:
     lacking: tuple[Template, ...] = ()  # names that it must not contain
     kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
+    constants: tuple[tuple[Template, Fill], ...] = ()  # of an inverse: what `fills` added, which is left out
     resize: Resize | None = None  # of the target
     same: bool = False  # the sources are equal copies of one tensor, compared when they are read
     sum: str = ""  # the sources are added: `exact`, or all but the first are `zeros`
@@ -193,6 +194,7 @@ class Rule:
             ranks=ranks,
             kinds=(),
             fills=tuple((t, (0.0,)) for t in zeros),
+            constants=self.fills,
             backward=not self.backward,
         )
 

@@ -9,9 +9,10 @@ from math import prod
 
 from ..checkpoint import Tensor, contiguous, origin
 from ..errors import LayoutError
-from ..moves import copies, sums
+from ..moves import copies, padding, sums
 from ..moves.part import Part
 from . import layout as layouts
+from . import operations
 from .assign import Place
 
 
@@ -57,16 +58,35 @@ def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
     """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
-    if len(numbers) == 1:
-        return tuple(p._replace(ops=(*p.ops, f"fill:{numbers[0]!r}")) for p in like.parts)
-    axes = [f"n.b{i}" for i in range(len(numbers))]
-    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
+    for number in numbers:
+        operations.fits(f"fill:{number!r}", like.parts)
     size = like.count // len(numbers)
     return tuple(
         p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
-        for i, (number, (_, parts)) in enumerate(zip(numbers, pattern.apply([like]), strict=True))
-        for p in parts
+        for i, (number, block) in enumerate(zip(numbers, _blocks(like, len(numbers)), strict=True))
+        for p in block.parts
     )
+
+
+def without(kept: Tensor, constant: Tensor, numbers: Sequence[float]) -> Tensor:
+    """A tensor for which another was `filled`; that it holds these numbers is checked when the tensor is read."""
+    if constant.shape != kept.shape:
+        raise LayoutError(f"{constant.name} is {list(constant.shape)}, but {kept.name} is {list(kept.shape)}")
+    for i, (number, block) in enumerate(zip(numbers, _blocks(constant, len(numbers)), strict=True)):
+        operations.fits(f"fill:{number!r}", block.parts)
+        start = i * block.shape[0] if i else 0
+        data = padding.without(kept, block, number, start=start, filled=True)
+        kept = contiguous(kept.name, kept.dtype, kept.shape, data, role=kept.role) if kept.count else kept
+    return kept
+
+
+def _blocks(t: Tensor, count: int) -> list[Tensor]:
+    """Equal blocks along the first axis."""
+    if count == 1:
+        return [t]
+    axes = [f"n.b{i}" for i in range(count)]
+    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
+    return [replace(t, shape=shape, parts=parts) for shape, parts in pattern.apply([t])]
 
 
 def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
@@ -78,4 +98,4 @@ def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
     return first
 
 
-__all__ = ["filled", "same", "stacked", "summed", "unstacked"]
+__all__ = ["filled", "same", "stacked", "summed", "unstacked", "without"]

@@ -21,7 +21,7 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
-from ..checkpoint import Checkpoint, Note, Role, Tensor
+from ..checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ..dtypes import DType
 from ..errors import NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
@@ -211,18 +211,45 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         raise NameCollision(
             f"{len(clashes)} names are in more than one source; give each a scope=NAME:\n{listing(clashes)}"
         )
-    metadata: dict[str, str] = {}
-    for c in checkpoints:
-        metadata |= {k: v for k, v in c.metadata.items() if k not in metadata}
+    metadata, notes = _merged([c.metadata for c in checkpoints])
     return replace(
         first,
         tensors=out,
         metadata=metadata,
+        details=first.details | _by_tensor([c.details for c in checkpoints]),
         ties=tuple(g for c in checkpoints for g in c.ties),
         urls=tuple(u for c in checkpoints for u in c.urls),
-        notes=tuple(n for c in checkpoints for n in c.notes),
+        notes=(*(n for c in checkpoints for n in c.notes), *notes),
         hashes={k: v for c in checkpoints for k, v in c.hashes.items()},
     )
+
+
+def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
+    """The metadata of several checkpoints as one, with notes on what the sources say differently."""
+    from . import provenance  # here: most conversions merge nothing
+
+    metadata: dict[str, str] = {}
+    for own in several:
+        metadata |= {k: v for k, v in own.items() if k not in metadata and not k.startswith(provenance.OWN)}
+    odd = [k for k, v in metadata.items() if any(own.get(k, v) != v for own in several)]
+    records, lacking = provenance.merged(several)
+    notes = []
+    if odd:
+        notes.append(Note("lossy", "the sources' metadata differs here; that of the first is kept", tuple(odd)))
+    if lacking:
+        text = "the sources record this differently, so it is left out; undo one at a time, with include= and param="
+        notes.append(Note("lossy", text, tuple(lacking)))
+    return metadata | records, notes
+
+
+def _by_tensor(several: Sequence[Details]) -> Details:
+    """The details that are about single tensors, of all checkpoints."""
+    out: Details = {}
+    if any("kinds" in d for d in several):
+        out["kinds"] = {n: kind for d in several for n, kind in d.get("kinds", {}).items()}
+    if any("keys" in d for d in several):
+        out["keys"] = {n: keys for d in several for n, keys in d.get("keys", {}).items()}
+    return out
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:

@@ -20,6 +20,7 @@ from ..errors import LayoutError
 from ..moves import padding
 from ..moves.part import Part
 from . import layout as layouts
+from . import operations
 
 if TYPE_CHECKING:
     from .terms import Resize
@@ -52,8 +53,9 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
     kept, rest = _cut(t, resize, before)
     if not rest.count or resize.unchecked:
         return kept
+    start = 0 if resize.front else before
     return contiguous(
-        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.axis, resize.value, front=resize.front)
+        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.value, axis=resize.axis, start=start)
     )
 
 
@@ -115,14 +117,9 @@ def _padded(t: Tensor, resize: Resize, to: int) -> Tensor:
 
 
 def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]:
-    import numpy as np
-
     if t.dtype.kind in "sx":
         raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
-    with np.errstate(all="ignore"):
-        element = np.array(value).astype(t.dtype.np)
-    if element.astype("c16") != value and value == value:
-        raise LayoutError(f"{t.dtype} cannot hold the value {value:g} of `pad`")
+    element = operations.constant(value, t.dtype, "`pad`")
     return (padding.constant(element, t.dtype, tuple(shape)),)
 
 

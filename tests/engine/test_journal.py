@@ -469,7 +469,7 @@ def test_all_files_count_of_which_data_is_made(made: str, plan: Plan, tmp_path: 
     data = {
         "compared": lambda: copies.compared([one, two]),
         "summed": lambda: sums.summed([one, two], zeros=False),
-        "cut": lambda: padding.without(one, two, 0, 0.0),
+        "cut": lambda: padding.without(one, two, 0.0, axis=0),
     }[made]()
     prints = set[str]()
     for span in (None, *spans):

@@ -14,7 +14,7 @@ from kit import examples
 from xxhash import xxh3_128_digest
 
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CorruptCheckpoint, UsageError
+from ckptconv.errors import ConversionError, CorruptCheckpoint, UsageError
 from ckptconv.moves import gather
 from ckptconv.moves.boxes import Box, clip, slabs
 from ckptconv.moves.budget import Budget
@@ -523,6 +523,19 @@ OPERATIONS = [
     ("swap", "uint8", [1, 2], [1, 2]),
     ("swap", "uint16", [1, 0xFF00], [0x100, 0xFF]),
     ("swap", "complex64", [0], [0]),
+    ("conj", "bfloat16", [1.5], [1.5]),
+    ("conj", "bool", [True], [True]),
+    ("neg", "int8", [127, -127, 0], [-127, 127, 0]),
+    ("add:-1", "uint8", [1, 255], [0, 254]),
+    ("add:200", "int8", [-128, -100], [72, 100]),
+    ("add:9007199254740993", "int64", [2**62], [2**62 + 2**53]),
+    ("mul:0.25", "uint64", [2**64 - 4], [2**62 - 1]),
+    ("mul:1.5", "int32", [-2, 4], [-3, 6]),
+    ("mul:3", "uint16", [], []),
+    ("add:1", "float16", [float("inf"), float("nan")], [float("inf"), float("nan")]),
+    ("fill:0.1", "bfloat16", [1], [0.1]),
+    ("fill:inf", "float32", [1], [float("inf")]),
+    ("fill:1", "bool", [False], [True]),
 ]
 
 
@@ -532,6 +545,51 @@ def test_operations_by_name(op: str, kind: str, given: list[Any], want: list[Any
     out, loss = transform(np.array(given, dt.np).view(dt.carrier), dt, (op,), dt)
     assert out.tobytes() == np.array(want, dt.np).tobytes()
     assert loss == Loss()
+
+
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize(
+    ("op", "kind", "given", "want"),
+    [
+        ("add:-3", "int4", [-5, 7], [-8, 4]), ("mul:-2", "int4", [-3, 4], [6, -8]), ("neg", "int4", [-7], [7]),
+        ("mul:0.5", "int2", [-2, 0], [-1, 0]), ("add:8", "uint4", [7], [15]),
+    ],
+)  # fmt: skip
+def test_arithmetic_of_a_few_bits(op: str, kind: str, given: list[int], want: list[int], low: bool) -> None:
+    """Whatever the bits above are: those of the sign, or zeros, as ml_dtypes leaves them."""
+    raw = np.array(given, "i1").view("u1") & (2 ** int(kind[-1]) - 1 if low else 255)
+    out, _ = transform(raw, DTYPES[kind], (op,), DTYPES["int8"])
+    assert out.view("i1").tolist() == want
+
+
+BEYOND = [
+    ("add:100", "uint8", [200, 255, 0], "add:100.0: results from 100 to 355 do not fit uint8"),
+    ("add:-1", "uint64", [0], "add:-1.0: results from -1 to -1 do not fit uint64"),
+    ("add:1", "int4", [7], "results from 8 to 8 do not fit int4"),
+    ("neg", "int8", [-128, 1], "neg: results from -1 to 128 do not fit int8"),
+    ("neg", "uint8", [0, 1], "neg: results from -1 to 0 do not fit uint8"),
+    ("mul:3000000000", "int32", [1, 0], "results from 0 to 3000000000 do not fit int32"),
+    ("mul:1.5", "int32", [1, 2], "mul:1.5 is not exact for 1 of 2 elements"),
+    ("mul:1e-300", "uint8", [0, 128], "mul:1e-300 is not exact for 1 of 2 elements"),
+    ("add:60000", "float16", [60000, 1, float("inf")], "1 of 3 elements are too large to be added to 60000.0"),
+    ("add:3e38", "complex64", [3e38], "1 of 1 elements are too large"),
+    ("add:400", "float8_e4m3fn", [400, 1], "1 of 2 elements are too large"),
+    ("mul:3", "float32", [3e38, float("nan")], "1 of 2 elements are too large to be scaled by 3.0"),
+    ("mul:1e39", "float32", [0], r"float32 cannot hold the number 1e\+39"),
+    ("add:1e-9", "float16", [0], "float16 cannot hold the number 1e-09"),
+    ("fill:300", "uint8", [0], "uint8 cannot hold the number 300"),
+    ("fill:0.5", "int32", [0], "int32 cannot hold the number 0.5"),
+    ("fill:nan", "int64", [0], "int64 cannot hold the number nan"),
+    ("fill:7", "float4_e2m1fn", [0], "float4_e2m1fn cannot hold the number 7"),
+    ("fill:2", "bool", [0], "bool cannot hold the number 2"),
+]
+
+
+@pytest.mark.parametrize(("op", "kind", "given", "words"), BEYOND)
+def test_numbers_that_the_dtype_does_not_hold(op: str, kind: str, given: list[Any], words: str) -> None:
+    dt = DTYPES[kind]
+    with pytest.raises(ConversionError, match=words):
+        transform(np.array(given, dt.np).view(dt.carrier), dt, (op,), dt)
 
 
 @pytest.mark.parametrize(

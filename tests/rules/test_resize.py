@@ -92,8 +92,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "too short": (W, "crop = { axis = 1, to = 4 }", r"`crop` to 4: axis 1 is shorter than that, 3"),
     "another length": (W, "crop = { axis = 0, from = 5, to = 2 }", r"axis 0 is 4 long, not 5 as `from` says"),
     "an axis too many": (W, "crop = { axis = 2, to = 2 }", "axis 2 does not exist: the tensor has 2"),
-    "a fraction": (W.astype("i4"), "pad = { axis = 0, to = 6, value = 0.5 }", r"int32 cannot hold the value 0.5"),
-    "out of range": (W.astype("i1"), "pad = { axis = 0, to = 6, value = 300 }", r"int8 cannot hold the value 300"),
+    "a fraction": (W.astype("i4"), "pad = { axis = 0, to = 6, value = 0.5 }", r"int32 cannot hold the number 0.5"),
+    "out of range": (W.astype("i1"), "pad = { axis = 0, to = 6, value = 300 }", r"int8 cannot hold the number 300"),
     "strings": (np.array([b"a"], object), "pad = { axis = 0, to = 6 }", "string is not padded"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -822,9 +823,86 @@ def test_merged_checkpoints_keep_what_the_first_says() -> None:
     found = passes.merge([one, two])
     assert (list(found), dict(found.metadata)) == (["a", "c"], {"k": "1", "x": "1", "y": "2"})
     assert (found.ties, found.urls) == ((("a", "b"), ("c", "d")), ("u", "v"))
+    said = [(n.kind, n.text, n.names) for n in found.notes]
+    assert said == [("lossy", "the sources' metadata differs here; that of the first is kept", ("k",))]
     assert passes.merge([one]) is one
     with pytest.raises(NameCollision, match="1 names are in more than one source; give each a scope=NAME:\n  a"):
         passes.merge([one, two, one])
+
+
+def sizes(params: dict[str, int], shapes: dict[str, list[int]] | None = None, converter: str = "c") -> dict[str, Any]:
+    return {"converter": converter, "params": params} | ({"shapes": shapes} if shapes else {})
+
+
+def names(target: str, source: str, rules: str = "r") -> dict[str, Any]:
+    return {"converter": "c", "rules": [rules], "names": {target: [0, [source], []]}}
+
+
+RECORDS: dict[str, tuple[str, list[Any], Any, bool]] = {
+    # key, what the sources record (None: nothing), what the whole records, whether something is left out
+    "equal sizes": ("params", [sizes({"h": 4}), sizes({"h": 4})], sizes({"h": 4}), False),
+    "sizes that differ": ("params", [sizes({"h": 4}), sizes({"h": 8})], None, True),
+    "some that differ": ("params", [sizes({"h": 4, "l": 2}), sizes({"l": 2, "h": 8})], sizes({"l": 2}), True),
+    "sizes of one source alone": ("params", [None, sizes({"h": 4}), sizes({"h": 4})], None, True),
+    "shapes": ("params", [sizes({}, {"a": [1]}), None, sizes({}, {"b": [2]})], sizes({}, {"a": [1], "b": [2]}), False),
+    "shapes beside sizes": ("params", [sizes({"h": 4}, {"a": [1]}), sizes({"h": 8})], sizes({}, {"a": [1]}), True),
+    "shapes of one name": ("params", [sizes({}, {"a": [1]}), sizes({}, {"a": [2]})], None, True),
+    "two converters": ("params", [sizes({"h": 4}), sizes({"h": 4}, converter="d")], None, True),
+    "no JSON": ("params", [sizes({"h": 4}), "{"], None, True),
+    "another JSON": ("params", [sizes({"h": 4}), [1]], None, True),
+    "names": (
+        "moved",
+        [names("a", "b"), None, names("c", "d")],
+        names("a", "b") | {"names": {**names("a", "b")["names"], **names("c", "d")["names"]}},
+        False,
+    ),
+    "names of other rules": ("moved", [names("a", "b"), names("c", "d", "s")], None, True),
+    "one name of two": ("moved", [names("a", "b"), names("a", "d")], None, True),
+    "names of one source": ("moved", [None, names("a", "b")], names("a", "b"), False),
+    "ties": ("tied", [["a"], None, ["b", "c"]], ["a", "b", "c"], False),
+    "ties that are none": ("tied", [["a"], 5], None, True),
+    "what only a format knows": ("keras", [{"layers": []}, {"layers": [1]}], None, True),
+}
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_merged_records(case: str) -> None:
+    key, given, want, lacking = RECORDS[case]
+    key = f"ckptconv.{key}"
+    texts = [r if isinstance(r, str) else json.dumps(r) for r in given]
+    sources = [
+        Checkpoint({f"t{i}": held(f"t{i}", np.ones(1))}, {} if given[i] is None else {key: text})
+        for i, text in enumerate(texts)
+    ]
+    found = passes.merge(sources)
+    assert {k: json.loads(v) for k, v in found.metadata.items()} == ({} if want is None else {key: want})
+    assert [(n.kind, n.names) for n in found.notes] == ([("lossy", (key,))] if lacking else [])
+
+
+def test_an_inverse_of_merged_models_asks_for_the_sizes_in_which_they_differ() -> None:
+    rules = (
+        "[params]\nheads = {}\n[[rule]]\nfrom = '{x}/k'\nto = '{x}.k'\nlayout = 'h d -> (h d)'\nsizes = { h = 'heads' }"
+    )
+    there = parse(rules)
+    shapes = {"text": (4, 8), "vision": (8, 4)}
+    made = [
+        apply(there, Checkpoint({f"{n}/k": held(f"{n}/k", np.ones(s))}), {"heads": s[0]}) for n, s in shapes.items()
+    ]
+    both = passes.merge(made)
+    with pytest.raises(UsageError, match=r"needs param='heads=NUMBER'"):
+        apply(there.inverse, both)
+    back = apply(there.inverse, passes.select(both, ["vision*"]), {"heads": 8})
+    assert back["vision/k"].shape == (8, 4)
+
+
+def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
+    made = [
+        Checkpoint({n: held(n, np.ones(1))}, details={"kinds": {n: n}, "keys": {n: [[n, "list"]]}, "endianness": n})
+        for n in "ab"
+    ]
+    found = passes.merge([Checkpoint({"c": held("c", np.ones(1))}), *made])
+    assert found.details == {"kinds": {"a": "a", "b": "b"}, "keys": {"a": [["a", "list"]], "b": [["b", "list"]]}}
+    assert passes.merge(made).details["endianness"] == "a"
 
 
 def test_only_floats_are_cast() -> None:

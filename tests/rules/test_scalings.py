@@ -74,6 +74,8 @@ REFUSED = {
     "a point alone": ("add:.", "unknown operation"),
     "a number that is none": ("fill:1e400", "has a number beyond those of 64 bits"),
     "a negative one": ("add:-1e309", "has a number beyond those of 64 bits"),
+    "what readers do": ("bool", "unknown operation 'bool'"),
+    "the low bits": ("int4", "unknown operation 'int4'"),
 }
 
 
@@ -82,6 +84,43 @@ def test_what_an_operation_may_not_be(case: str) -> None:
     op, words = REFUSED[case]
     with pytest.raises(UsageError, match=words):
         scaled(op)
+
+
+NOT_FOR = {
+    "a fraction of integers": (
+        "mul:1.5",
+        "int32",
+        "mul:1.5 is not for int32, which takes whole numbers, and 1 divided by",
+    ),
+    "a fraction added": ("add:0.5", "int8", "add:0.5 is not for int8, which takes whole numbers up to 255"),
+    "more than all integers": ("add:256", "uint8", "add:256 is not for uint8"),
+    "a float that overflows": ("mul:1e39", "float32", r"float32 cannot hold the number 1e\+39 of `mul`"),
+    "a float that vanishes": ("add:1e-9", "float16", "float16 cannot hold the number 1e-09 of `add`"),
+    "a sign": ("neg", "uint8", "neg is not for uint8"),
+    "the sign of a truth value": ("neg", "bool", "neg is not for bool"),
+    "the sign of a power": ("neg", "float8_e8m0fnu", "neg is not for float8_e8m0fnu"),
+    "a sum of truth values": ("add:1", "bool", "add:1 is not for bool"),
+    "a constant": ("fill:300", "uint8", "uint8 cannot hold the number 300 of `fill`"),
+    "what has no largest number": ("mul:2", "float4_e2m1fn", "mul:2 is not for float4_e2m1fn"),
+    "its root": ("mul:sqrt(k)", "float4_e2m1fn", "not float4_e2m1fn"),
+    "pairs": ("conj", "float4_e2m1fn_x2", "conj is not for float4_e2m1fn_x2"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FOR)
+def test_what_a_dtype_does_not_have_is_refused_when_the_plan_is_made(case: str) -> None:
+    op, kind, words = NOT_FOR[case]
+    row = DTYPES[kind]
+    a = contiguous("a", row, (2, 3), Held(np.zeros((2, 3), row.carrier)))
+    with pytest.raises(LayoutError, match=words):
+        apply(scaled(op), Checkpoint({"a": a}))
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(300, "u1"), (0.5, "i4"), (70000, "f2"), (1e39, "c8"), (2, "?")])
+def test_a_fill_that_the_dtype_does_not_hold(value: float, dtype: str) -> None:
+    filled = parse(f"[[rule]]\nfrom = 'a'\nto = 'b'\nfill = {{ c = [0, {value}] }}", "test")
+    with pytest.raises(LayoutError, match=r"c: .* cannot hold the number .* of `fill`"):
+        apply(filled, held(a=np.zeros(4, dtype)))
 
 
 def test_what_cannot_be_scaled() -> None:
