@@ -13,8 +13,8 @@ from functools import cache
 from math import frexp
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from ..dtypes import DType, castable
@@ -22,6 +22,7 @@ from ..errors import ConversionError
 from .log import Loss
 
 Array = NDArray[Any]
+finfo: Any = ml_dtypes.finfo  # has no types
 BLOCK = 2**17  # elements processed together: as float64 they fit in the second-level cache
 
 
@@ -51,9 +52,6 @@ def element(x: float, kind: DType) -> Array:
 
     ConversionError if that is another number: a fraction, out of range, or so small that it becomes zero.
     """
-    import ml_dtypes
-
-    finfo: Any = ml_dtypes.finfo  # has no types
     with np.errstate(all="ignore"):
         made: Array = np.array(x).astype(kind.np)
         back = complex(made.astype("c16"))
@@ -196,11 +194,11 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
 @cache
 def _holds(to: DType, kind: DType) -> bool:
     """Whether no finite value of `kind` becomes infinite, NaN or, not being zero, zero when it is cast to `to`."""
-    wide = finfo(to.np)  # type: ignore[no-untyped-call]
+    wide = finfo(to.np)
     if kind.kind in "iub":
-        bits = 8 * kind.itemsize if kind.name[-1] not in "24" or kind.itemsize > 1 else int(kind.name[-1])
-        return to.name != NO_ZERO and float(2**bits) <= float(wide.max)
-    narrow = finfo(kind.np)  # type: ignore[no-untyped-call]
+        largest = 1 if kind.kind == "b" else max(map(abs, limits(kind)))
+        return to.name != NO_ZERO and largest <= float(wide.max)
+    narrow = finfo(kind.np)
     within = float(wide.min) <= float(narrow.min) and float(narrow.max) <= float(wide.max)
     return within and float(wide.smallest_subnormal) <= float(narrow.smallest_subnormal)
 
