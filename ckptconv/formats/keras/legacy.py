@@ -41,7 +41,7 @@ from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
-from ..signatures import is_hdf5
+from ..signatures import KERAS_LISTS, is_hdf5
 from . import naming
 from .naming import OPTIMIZER, TOP, join
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from .write import LegacyWriter
 
 INDEX = ".h5.index.json"
-LISTS = ("layer_names", "weight_names")
 STEPS = {"iteration", "iterations", "iter"}
 PIECE = 8 << 20
 
@@ -273,7 +272,7 @@ def _digest(found: Tree, stored: Stored) -> bytes:
 
 def _metadata(found: Tree, base: str) -> dict[str, str]:
     attrs = found.groups[""] | found.groups[base]
-    return {k: hdf5.text(v) for k, v in attrs.items() if not k.rstrip("0123456789").endswith(LISTS)}
+    return {k: hdf5.text(v) for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k)}
 
 
 def _unread(found: Tree, used: set[str]) -> list[Note]:
