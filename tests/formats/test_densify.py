@@ -113,6 +113,28 @@ def test_the_bits_are_those_of_torch(kind: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "bool", "uint8", "complex64"])
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_what_has_an_index_twice_adds_up_as_in_torch(layout: str, kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    values = (torch.rand(60) * 100).sub(0 if kind == "uint8" else 50)
+    values[3] = -0.0
+    blocks = values.reshape(-1, 1, 1) * torch.tensor([[1.0, -3.1], [0.37, 2.0]]).abs()
+    values = (blocks if layout.startswith("b") else values).to(getattr(torch, kind))
+    major, minor = torch.randint(0, 4, (2, 60))
+    major = major.sort()[0]
+    if layout == "coo":
+        whole = torch.sparse_coo_tensor(torch.stack([major, minor]), values, (4, 4))
+    else:
+        make, size = getattr(torch, f"sparse_{layout}_tensor"), 8 if layout.startswith("b") else 4
+        starts = torch.searchsorted(major, torch.arange(5))
+        whole = make(starts, minor, values, (size, size), check_invariants=False)
+    torch.save({"w": whole}, tmp_path / "m.pt")
+    got, wanted = ckptconv.open(tmp_path / "m.pt", densify=True)["w"], whole.to_dense().contiguous()
+    assert got.numpy().tobytes() == wanted.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_torchscript(tmp_path: Path) -> None:
     """Attributes and constants."""
     whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)

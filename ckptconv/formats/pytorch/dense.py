@@ -1,7 +1,7 @@
 """Compute dense tensors from sparse and quantised ones on request: they are read, and held in memory.
 
 sparse_coo   indices (ndim, nnz), values (nnz, ...): duplicates add up
-sparse_csr   crow_indices (rows + 1), col_indices (nnz), values (nnz, ...); csc by columns; bsr, bsc in blocks
+sparse_csr   crow_indices (rows + 1), col_indices (nnz), values (nnz, ...), as above; csc by columns; bsr, bsc in blocks
 quantised    value = (q - zero_point) * scale, per tensor or along an axis
 """
 
@@ -17,6 +17,7 @@ from ...moves.part import Held, checked_count
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
 MAX_REPEATED = 2**24  # bytes that the pieces of all tensors may have beyond what is stored
+HALVES = ("float16", "bfloat16")
 
 
 def densified(source: Checkpoint) -> Checkpoint:
@@ -109,6 +110,8 @@ def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, 
     blocks = values.reshape(-1, height, width)
     majors = np.repeat(np.arange(len(outer) - 1), np.diff(outer))
     rows, columns = (majors, inner) if by_row else (inner, majors)
+    if values.ndim == 3 and values.dtype.name in HALVES:
+        out = out.astype(np.float32)  # as torch adds up blocks, but not single numbers
     grid = out.reshape(shape[0] // height, height, shape[1] // width, width)
-    grid[rows, :, columns, :] = blocks
-    return out
+    np.add.at(grid, (rows, slice(None), columns, slice(None)), blocks)
+    return out.astype(values.dtype, copy=False)
