@@ -161,3 +161,23 @@ def test_torchscript(tmp_path: Path) -> None:
         assert sorted(got) == sorted(names)
         wanted = sorted((t.dequantize().tolist() for t in (whole, channels)), key=str)
         assert sorted((t.numpy().tolist() for t in got.values()), key=str) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_is_damaged_is_left_out(zipped: bool, cli: Run, tmp_path: Path) -> None:
+    """Both kinds of files: a byte that its checksum betrays, a file that ends in a tensor."""
+    saved = {"w": OTHER, "s": SPARSE, "q": torch.quantize_per_tensor(torch.arange(64.0), 0.5, 3, torch.quint8)}
+    torch.save(saved, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    raw, content = bytearray((tmp_path / "m.pt").read_bytes()), saved["q"].int_repr().numpy().tobytes()
+    raw[bytes(raw).find(content)] ^= 1
+    (tmp_path / "m.pt").write_bytes(raw if zipped else raw[:-8])
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        ckptconv.open(tmp_path / "m.pt", densify=True)
+    whole, pieces = (ckptconv.open(tmp_path / "m.pt", keep_going=True, densify=d) for d in (True, False))
+    lost = {name.partition(".")[0] for n in pieces.notes if n.kind == "damaged" for name in n.names}
+    assert [n.names for n in whole.notes if n.kind == "damaged"] == [(name,) for name in sorted(lost)]
+    assert lost
+    assert set(whole) == set(saved) - lost
+    done = cli("m.pt", "-o", "x.npz", "--densify", "--keep-going")
+    assert (done.returncode, set(ckptconv.open(tmp_path / "x.npz"))) == (1, set(whole))

@@ -18,7 +18,9 @@ from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
 from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import MAX_FILL, c_strides
+from ..reading import Reading
 from .arrays import ArrayType, PickledArray
+from .dense import densified
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
@@ -27,10 +29,18 @@ from .walk import Walk, is_module
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 MAX_VALUES = 1000
+PLAIN = Reading()
 
 
 def checkpoint(
-    root: Any, size: int, *, url: str, format: str, notes: Iterable[Note] = (), quiet: bool = False
+    root: Any,
+    size: int,
+    how: Reading = PLAIN,
+    *,
+    url: str,
+    format: str,
+    notes: Iterable[Note] = (),
+    quiet: bool = False,
 ) -> Checkpoint:
     """Make a checkpoint of a pickle's value. `size`: bytes of the pickle; `quiet`: values are not worth a note."""
     walked = Walk(size, url)
@@ -47,7 +57,7 @@ def checkpoint(
     if made.pieces:
         details["pieces"] = made.pieces
     state = root.state if type(root) is Ordered else {}
-    return Checkpoint(
+    found = Checkpoint(
         made.tensors,
         _metadata(state.get(METADATA)),
         ties=made.ties(),
@@ -56,6 +66,7 @@ def checkpoint(
         notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet)),
         details=details,
     )
+    return densified(found, how)
 
 
 def _metadata(found: Any) -> dict[str, str]:
