@@ -127,5 +127,5 @@ def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, 
     if values.ndim == 3 and values.dtype.name in HALVES:
         out = out.astype(np.float32)  # as torch adds up blocks, but not single numbers
     grid = out.reshape(shape[0] // height, height, shape[1] // width, width)
-    np.add.at(grid, (rows, slice(None), columns, slice(None)), blocks)
+    np.add.at(grid.swapaxes(1, 2), (rows, columns), blocks)
     return out.astype(values.dtype, copy=False)
