@@ -52,10 +52,7 @@ def checkpoint(
     made = Made(url)
     for leaf in leaves:
         made.add(leaf)
-    if made.values and not quiet:
-        details["values"] = dict(list(made.values.items())[:MAX_VALUES])
-    if made.pieces:
-        details["pieces"] = made.pieces
+    details |= made.details(quiet=quiet)
     state = root.state if type(root) is Ordered else {}
     found = Checkpoint(
         made.tensors,
@@ -63,7 +60,7 @@ def checkpoint(
         ties=made.ties(),
         format=format,
         urls=(url,),
-        notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet)),
+        notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet=quiet)),
         details=details,
     )
     return densified(found, how)
@@ -159,7 +156,16 @@ class Made:
     def ties(self) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(names) for names in self.groups.values() if len(names) > 1)
 
-    def notes(self, quiet: bool) -> Iterator[Note]:
+    def details(self, *, quiet: bool = False) -> Details:
+        """What is known beside the tensors."""
+        out = Details()
+        if self.values and not quiet:
+            out["values"] = dict(list(self.values.items())[:MAX_VALUES])
+        if self.pieces:
+            out["pieces"] = self.pieces
+        return out
+
+    def notes(self, *, quiet: bool = False) -> Iterator[Note]:
         if self.clashes:
             raise NameCollision(
                 "tensors at different places (a dotted key beside a nested container) would get one name:\n"
@@ -214,4 +220,4 @@ def jsonable(value: Any, room: int = 50) -> Any:
     return str(value)[:1000]
 
 
-__all__ = ["METADATA", "checkpoint", "jsonable"]
+__all__ = ["METADATA", "Made", "checkpoint", "jsonable"]
