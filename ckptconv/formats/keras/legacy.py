@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import listing, printable
-from ...moves.part import Coded, Span
-from ...storage.files import Reader, Seen, sibling
+from ...storage.files import Seen, sibling
 from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
 INDEX = ".h5.index.json"
 STEPS = {"iteration", "iterations", "iter"}
-PIECE = 8 << 20
 
 
 class Listed(NamedTuple):
@@ -216,7 +214,7 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     for e in listed:
         if first.setdefault(_bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    digests: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first, digests)}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
@@ -229,7 +227,7 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
 
 
 def _same_values(
-    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, bytes]
+    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, str]
 ) -> bool:
     """Whether all these are the variables that were met first; the small ones are compared first."""
     entries = sorted(entries, key=lambda e: prod(e.stored.shape))
@@ -241,7 +239,7 @@ def _full_name(entry: Listed) -> str:
     return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
-def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, bytes]) -> bool:
+def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, str]) -> bool:
     """Compare two datasets bit for bit. digests: of those that were read before, by path; hard links share one."""
     one, other = a.same or a.path, b.same or b.path
     if one == other:
@@ -254,20 +252,13 @@ def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, bytes
     return digests[one] == digests[other]
 
 
-def _digest(found: Tree, stored: Stored) -> bytes:
+def _digest(found: Tree, stored: Stored) -> str:
     """Hash a dataset's elements."""
-    import hashlib
+    from ...moves.read import hash_tensor
+    from ...moves.sources import Sources
 
-    total = hashlib.sha256()
-    data = hdf5.tensor(found, stored, stored.path).parts[0].data
-    if isinstance(data, Span):
-        with Reader(data.url) as file:
-            for at in range(0, data.size, PIECE):
-                total.update(file.read(data.start + at, min(PIECE, data.size - at)))
-    elif isinstance(data, Coded):
-        for piece in hdf5.decode(data):
-            total.update(piece)
-    return total.digest()
+    with Sources() as sources:
+        return hash_tensor(hdf5.tensor(found, stored, stored.path), sources)
 
 
 def _metadata(found: Tree, base: str) -> dict[str, str]:
