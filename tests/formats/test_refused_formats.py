@@ -281,6 +281,11 @@ def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
     got = ckptconv.open(tmp_path / "tf_model.h5.index.json")
     assert list(got) == ["model/bert/w"]
     assert [n.names for n in got.notes if n.kind == "unread"] == [("more",)]
+    index["weight_map"]["other/bert/w:0"] = "a.h5"
+    (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
+    with refused(r"of a\.h5, the index lists datasets more than once:\n *bert/w:0"):
+        ckptconv.open(tmp_path / "tf_model.h5.index.json")
+    del index["weight_map"]["other/bert/w:0"]
     index["weight_map"]["v:0"] = "a.h5"
     (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
     with refused("v:0 is not in a.h5, where the index says it is"):

@@ -96,7 +96,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     base = layers_group(found)
     if base is None:
         raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
-    listed = _refuse_twice(found, _weights(found, base))
+    listed = list(_weights(found, base))
+    _refuse_twice("layers list", (e.stored.path for e in listed), url)
     called, tied = _label_all(found, listed)
     slots = _slots(found)
     tensors: dict[str, Tensor] = {}
@@ -161,7 +162,7 @@ def _open_index(url: str) -> Checkpoint:
     places = shard_index.read(url).weight_map
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
-    used: dict[str, set[str]] = {file: set() for file in trees}
+    used: dict[str, list[str]] = {file: [] for file in trees}
     for weight, file in places.items():
         tree, label = trees[file], _bare(weight)
         path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
@@ -169,10 +170,12 @@ def _open_index(url: str) -> Checkpoint:
             raise CorruptCheckpoint(
                 f"{printable(weight)} is not in {printable(file)}, where the index says it is", url=url
             )
-        used[file].add(path)
+        used[file].append(path)
         label = weight if label in tensors else label
         tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
-    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, used[f]))]
+    for file, paths in used.items():
+        _refuse_twice(f"of {printable(file)}, the index lists", paths, url)
+    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, {*used[f]}))]
     return Checkpoint(tensors, {}, (), "keras", (url, *(t.url for t in trees.values())), tuple(notes))
 
 
@@ -187,13 +190,10 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 
-def _refuse_twice(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
-    """Refuse a dataset that is listed under two spellings of its path, because it would be read for each."""
-    out = list(listed)
-    count = Counter(e.stored.path for e in out)
-    if twice := [path for path, n in count.items() if n > 1]:
-        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=found.url)
-    return out
+def _refuse_twice(what: str, paths: Iterable[str], url: str) -> None:
+    """Refuse datasets that are listed under several names or spellings, because each would be read for all of them."""
+    if twice := [path for path, n in Counter(paths).items() if n > 1]:
+        raise CorruptCheckpoint(f"{what} datasets more than once:\n{listing(twice)}", url=url)
 
 
 def _bare(weight: str) -> str:
