@@ -249,6 +249,8 @@ class SafetensorsWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.safetensors not in RANK:
             return f"safetensors has no dtype {tensor.dtype}"
+        if tensor.dtype.safetensors == "F4" and not tensor.shape:
+            return f"safetensors counts the pairs of {tensor.dtype} along the last axis, and a scalar has none"
         if tensor.name == "__metadata__":
             return "safetensors reserves this name for its metadata"
         try:
@@ -283,13 +285,12 @@ class SafetensorsWriter:
         for t in tensors:
             # the name, the longest numbers, and the punctuation around them
             entry = len(encode_basestring(t.name).encode()) + 20 * len(t.shape) + 100
-            more = t.nbytes
-            full = self.max_shard_size is not None and size + more > self.max_shard_size
+            full = self.max_shard_size is not None and size + t.nbytes > self.max_shard_size
             if shards[-1] and (full or header + entry > room):
                 shards.append([])
                 size, header = 0, 0
             shards[-1].append(t)
-            size, header = size + more, header + entry
+            size, header = size + t.nbytes, header + entry
         return shards
 
 
@@ -297,9 +298,8 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
     """The header and slots of one file."""
     ranges, entries, at = list[tuple[str, int, int]](), [_beginning(metadata)], 0
     for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
-        name, spelling, shape, size = t.name, t.dtype.safetensors, t.shape, t.nbytes
-        if spelling == "F4":
-            shape = (*shape[:-1], shape[-1] * 2)
+        name, spelling, size = t.name, t.dtype.safetensors, t.nbytes
+        shape = (*t.shape[:-1], t.shape[-1] * 2) if spelling == "F4" else t.shape
         sizes = ",".join(map(str, shape))
         entries.append(
             f'{encode_basestring(name)}:{{"dtype":"{spelling}","shape":[{sizes}],"data_offsets":[{at},{at + size}]}}'

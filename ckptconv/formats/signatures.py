@@ -5,6 +5,8 @@ Detection asks for them before any format is imported; the formats use the same.
 
 from __future__ import annotations
 
+import re
+
 from ..storage.files import Seen
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -14,6 +16,7 @@ TABLE = bytes.fromhex("57fb808b247547db")  # of TensorFlow, at the end
 SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 DISTRIBUTED = ".metadata"  # of PyTorch's distributed checkpoints
 KERAS_WEIGHTS = "model.weights.h5"
+KERAS_LISTS = re.compile(r"(?:layer|weight)_names\d*")  # attributes of HDF5 that make a file one of Keras
 
 
 def is_hdf5(seen: Seen) -> bool:

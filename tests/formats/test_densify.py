@@ -113,6 +113,28 @@ def test_the_bits_are_those_of_torch(kind: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "bool", "uint8", "complex64"])
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_what_has_an_index_twice_adds_up_as_in_torch(layout: str, kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    values = (torch.rand(60) * 100).sub(0 if kind == "uint8" else 50)
+    values[3] = -0.0
+    blocks = values.reshape(-1, 1, 1) * torch.tensor([[1.0, -3.1], [0.37, 2.0]]).abs()
+    values = (blocks if layout.startswith("b") else values).to(getattr(torch, kind))
+    major, minor = torch.randint(0, 4, (2, 60))
+    major = major.sort()[0]
+    if layout == "coo":
+        whole = torch.sparse_coo_tensor(torch.stack([major, minor]), values, (4, 4))
+    else:
+        make, size = getattr(torch, f"sparse_{layout}_tensor"), 8 if layout.startswith("b") else 4
+        starts = torch.searchsorted(major, torch.arange(5))
+        whole = make(starts, minor, values, (size, size), check_invariants=False)
+    torch.save({"w": whole}, tmp_path / "m.pt")
+    got, wanted = ckptconv.open(tmp_path / "m.pt", densify=True)["w"], whole.to_dense().contiguous()
+    assert got.numpy().tobytes() == wanted.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_torchscript(tmp_path: Path) -> None:
     """Attributes and constants."""
     whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
@@ -139,3 +161,23 @@ def test_torchscript(tmp_path: Path) -> None:
         assert sorted(got) == sorted(names)
         wanted = sorted((t.dequantize().tolist() for t in (whole, channels)), key=str)
         assert sorted((t.numpy().tolist() for t in got.values()), key=str) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_is_damaged_is_left_out(zipped: bool, cli: Run, tmp_path: Path) -> None:
+    """Both kinds of files: a byte that its checksum betrays, a file that ends in a tensor."""
+    saved = {"w": OTHER, "s": SPARSE, "q": torch.quantize_per_tensor(torch.arange(64.0), 0.5, 3, torch.quint8)}
+    torch.save(saved, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    raw, content = bytearray((tmp_path / "m.pt").read_bytes()), saved["q"].int_repr().numpy().tobytes()
+    raw[bytes(raw).find(content)] ^= 1
+    (tmp_path / "m.pt").write_bytes(raw if zipped else raw[:-8])
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        ckptconv.open(tmp_path / "m.pt", densify=True)
+    whole, pieces = (ckptconv.open(tmp_path / "m.pt", keep_going=True, densify=d) for d in (True, False))
+    lost = {name.partition(".")[0] for n in pieces.notes if n.kind == "damaged" for name in n.names}
+    assert [n.names for n in whole.notes if n.kind == "damaged"] == [(name,) for name in sorted(lost)]
+    assert lost
+    assert set(whole) == set(saved) - lost
+    done = cli("m.pt", "-o", "x.npz", "--densify", "--keep-going")
+    assert (done.returncode, set(ckptconv.open(tmp_path / "x.npz"))) == (1, set(whole))

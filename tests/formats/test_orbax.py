@@ -62,6 +62,27 @@ def test_items_of_the_newest_step_stand_side_by_side() -> None:
     assert_equal(one, {n.removeprefix("params/"): v for n, v in want.items() if n.startswith("params/")})
 
 
+PATHS = {
+    "a list": [["layers", tree.DICT], ["0", tree.SEQUENCE], ["w", tree.DICT]],
+    "a key that contains '/'": [["layers", tree.DICT], ["0/w", tree.DICT]],
+    "of another name": [["blocks", tree.DICT], ["w", tree.DICT]],
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_items_are_written_as_one_tree(case: str, tmp_path: Path) -> None:
+    """With the paths that a name does not tell."""
+    for item, value in (("params", 1.0), ("ema", 2.0)):
+        made = held("layers/0/w", np.full(3, value))
+        one = Checkpoint({made.name: made}, details={"keys": {made.name: PATHS[case]}})
+        ckptconv.save(one, tmp_path / "step" / item, format="orbax")
+    ckptconv.convert(tmp_path / "step", tmp_path / "out", to="orbax")
+    found = ckptconv.open(tmp_path / "out")
+    assert {n: t.numpy()[0] for n, t in found.items()} == {"ema/layers/0/w": 2.0, "params/layers/0/w": 1.0}
+    wanted = {f"{i}/layers/0/w": [[i, tree.DICT], *PATHS[case]] for i in ("ema", "params")}
+    assert found.details.get("keys", {}) == ({} if case == "of another name" else wanted)
+
+
 def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
     for step in ("9", "10", "11.orbax-checkpoint-tmp-7"):
         shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)

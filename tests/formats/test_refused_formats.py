@@ -244,6 +244,10 @@ def test_variables_that_several_layers_list(tmp_path: Path) -> None:
             f["a"].create_dataset("s/w:0", data=x, compression="gzip")
             f["b"].create_dataset("s/w:0", data=second, compression="gzip")
         assert list(ckptconv.open(path)) == names
+    texts = [np.array(text, h5py.string_dtype()) for text in (["ab", "c"], ["a", "bc"])]
+    for second, names in ((texts[0], ["s/w"]), (texts[1], ["a/s/w", "b/s/w"])):
+        path = legacy(tmp_path / "c.h5", {"a": {"s/w:0": texts[0]}, "b": {"s/w:0": second}})
+        assert list(ckptconv.open(path)) == names
 
 
 LEGACY: dict[str, tuple[dict[str, dict[str, Any]], list[str] | None, str]] = {
@@ -277,6 +281,11 @@ def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
     got = ckptconv.open(tmp_path / "tf_model.h5.index.json")
     assert list(got) == ["model/bert/w"]
     assert [n.names for n in got.notes if n.kind == "unread"] == [("more",)]
+    index["weight_map"]["other/bert/w:0"] = "a.h5"
+    (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
+    with refused(r"of a\.h5, the index lists datasets more than once:\n *bert/w:0"):
+        ckptconv.open(tmp_path / "tf_model.h5.index.json")
+    del index["weight_map"]["other/bert/w:0"]
     index["weight_map"]["v:0"] = "a.h5"
     (tmp_path / "tf_model.h5.index.json").write_text(json.dumps(index))
     with refused("v:0 is not in a.h5, where the index says it is"):

@@ -346,3 +346,9 @@ def test_floats_of_four_bits(shape: list[int], bytes_: int, held: tuple[int, ...
     assert [(n.kind, n.names) for n in found.notes if n.names] == ([] if held else [("skipped", ("w",))])
     if held:
         assert found["w"].numpy().tobytes() == bytes(range(bytes_))
+
+
+def test_a_pair_of_floats_of_four_bits_that_is_no_row(tmp_path: Path) -> None:
+    pair = contiguous("w", DTYPES["float4_e2m1fn_x2"], (), held("w", np.array(7, "u1")).parts[0].data)
+    with pytest.raises(errors.Unrepresentable, match="along the last axis, and a scalar has none"):
+        write(Checkpoint({"w": pair}), tmp_path / "x.safetensors", "safetensors")

@@ -83,11 +83,12 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
     size = checked_count(stored.shape, url=tree.url, tensor=name) * kind.itemsize
+    ops = (kind.name,) if kind.name in LOOSE else ()
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
         key = f"{tree.member}//{path}" if tree.member else "/" + path
-        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
-    ops = ("swap",) if stored.swap else (kind.name,) if kind.name in LOOSE else ()
+        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), ops=ops, role=role)
+    ops = ("swap",) if stored.swap else ops
     return contiguous(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
 
 

@@ -12,6 +12,7 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..placement import Patch, Placement, refuse_shards, refuse_unheld
+from ..signatures import KERAS_LISTS
 from . import skeleton
 from .skeleton import Attributes, Skeleton
 
@@ -20,17 +21,21 @@ MODELS = {"keras", "hdf5"}  # formats whose files Keras loads as models by these
 
 
 def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
-    """Leave out the description of a model, unless its own file could be a model for Keras; return also a note on it.
+    """Leave out metadata that would make the file another than it is; return also notes on it.
 
-    Keras builds what it describes, and may run code in it: what a file of mere weights says must not become that.
+    Keras builds what a model's description describes, and may run code in it: what a file of mere weights says must not
+    become that, so it stays only where the checkpoint's own file could be a model for Keras. Lists of layers and
+    weights never stay: by them detection and Keras take a file for a legacy one, whose writer makes its own.
     """
     own = checkpoint.format in MODELS and len(checkpoint.urls) <= 1  # of several files, any may have brought it
-    found = MODEL & checkpoint.metadata.keys()
-    if own or not found:
-        return checkpoint, ()
-    kept = {k: v for k, v in checkpoint.metadata.items() if k not in found}
-    text = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
-    return replace(checkpoint, metadata=kept), (Note("dropped", text, tuple(sorted(found))),)
+    model = set() if own else MODEL & checkpoint.metadata.keys()
+    kept = {k: v for k, v in checkpoint.metadata.items() if k not in model and not KERAS_LISTS.fullmatch(k)}
+    attributes = {"": checkpoint.metadata} | checkpoint.details.get("attributes", {})
+    lists = {f"{p}@{k}" if p else k for p, attrs in attributes.items() for k in attrs if KERAS_LISTS.fullmatch(k)}
+    load = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
+    detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
+    notes = [Note("dropped", text, tuple(sorted(found))) for text, found in ((load, model), (detect, lists)) if found]
+    return replace(checkpoint, metadata=kept), tuple(notes)
 
 
 @dataclass
@@ -61,7 +66,9 @@ class Hdf5Writer:
         original = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
         paths = {"/".join(n.split("/")[:i]) for n in checkpoint for i in range(1, n.count("/") + 2)}
         return {"": checkpoint.metadata} | {
-            p: {k: v for k, v in attrs.items() if k != "dtype" or p not in checkpoint}
+            p: {
+                k: v for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k) and (k != "dtype" or p not in checkpoint)
+            }
             for p, attrs in original.items()
             if p in paths
         }

@@ -35,13 +35,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import listing, printable
-from ...moves.part import Coded, Span
-from ...storage.files import Reader, Seen, sibling
+from ...storage.files import Seen, sibling
 from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
-from ..signatures import is_hdf5
+from ..signatures import KERAS_LISTS, is_hdf5
 from . import naming
 from .naming import OPTIMIZER, TOP, join
 
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
     from .write import LegacyWriter
 
 INDEX = ".h5.index.json"
-LISTS = ("layer_names", "weight_names")
 STEPS = {"iteration", "iterations", "iter"}
-PIECE = 8 << 20
 
 
 class Listed(NamedTuple):
@@ -99,7 +96,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     base = layers_group(found)
     if base is None:
         raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
-    listed = _refuse_twice(found, _weights(found, base))
+    listed = list(_weights(found, base))
+    _refuse_twice("layers list", (e.stored.path for e in listed), url)
     called, tied = _label_all(found, listed)
     slots = _slots(found)
     tensors: dict[str, Tensor] = {}
@@ -164,7 +162,7 @@ def _open_index(url: str) -> Checkpoint:
     places = shard_index.read(url).weight_map
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
-    used: dict[str, set[str]] = {file: set() for file in trees}
+    used: dict[str, list[str]] = {file: [] for file in trees}
     for weight, file in places.items():
         tree, label = trees[file], _bare(weight)
         path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
@@ -172,10 +170,12 @@ def _open_index(url: str) -> Checkpoint:
             raise CorruptCheckpoint(
                 f"{printable(weight)} is not in {printable(file)}, where the index says it is", url=url
             )
-        used[file].add(path)
+        used[file].append(path)
         label = weight if label in tensors else label
         tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
-    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, used[f]))]
+    for file, paths in used.items():
+        _refuse_twice(f"of {printable(file)}, the index lists", paths, url)
+    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, {*used[f]}))]
     return Checkpoint(tensors, {}, (), "keras", (url, *(t.url for t in trees.values())), tuple(notes))
 
 
@@ -190,13 +190,10 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 
-def _refuse_twice(found: Tree, listed: Iterable[Listed]) -> list[Listed]:
-    """Refuse a dataset that is listed under two spellings of its path, because it would be read for each."""
-    out = list(listed)
-    count = Counter(e.stored.path for e in out)
-    if twice := [path for path, n in count.items() if n > 1]:
-        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=found.url)
-    return out
+def _refuse_twice(what: str, paths: Iterable[str], url: str) -> None:
+    """Refuse datasets that are listed under several names or spellings, because each would be read for all of them."""
+    if twice := [path for path, n in Counter(paths).items() if n > 1]:
+        raise CorruptCheckpoint(f"{what} datasets more than once:\n{listing(twice)}", url=url)
 
 
 def _bare(weight: str) -> str:
@@ -217,7 +214,7 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     for e in listed:
         if first.setdefault(_bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    digests: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first, digests)}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
@@ -230,7 +227,7 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
 
 
 def _same_values(
-    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, bytes]
+    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, str]
 ) -> bool:
     """Whether all these are the variables that were met first; the small ones are compared first."""
     entries = sorted(entries, key=lambda e: prod(e.stored.shape))
@@ -242,7 +239,7 @@ def _full_name(entry: Listed) -> str:
     return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
-def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, bytes]) -> bool:
+def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, str]) -> bool:
     """Compare two datasets bit for bit. digests: of those that were read before, by path; hard links share one."""
     one, other = a.same or a.path, b.same or b.path
     if one == other:
@@ -255,25 +252,18 @@ def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, bytes
     return digests[one] == digests[other]
 
 
-def _digest(found: Tree, stored: Stored) -> bytes:
+def _digest(found: Tree, stored: Stored) -> str:
     """Hash a dataset's elements."""
-    import hashlib
+    from ...moves.read import hash_tensor
+    from ...moves.sources import Sources
 
-    total = hashlib.sha256()
-    data = hdf5.tensor(found, stored, stored.path).parts[0].data
-    if isinstance(data, Span):
-        with Reader(data.url) as file:
-            for at in range(0, data.size, PIECE):
-                total.update(file.read(data.start + at, min(PIECE, data.size - at)))
-    elif isinstance(data, Coded):
-        for piece in hdf5.decode(data):
-            total.update(piece)
-    return total.digest()
+    with Sources() as sources:
+        return hash_tensor(hdf5.tensor(found, stored, stored.path), sources)
 
 
 def _metadata(found: Tree, base: str) -> dict[str, str]:
     attrs = found.groups[""] | found.groups[base]
-    return {k: hdf5.text(v) for k, v in attrs.items() if not k.rstrip("0123456789").endswith(LISTS)}
+    return {k: hdf5.text(v) for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k)}
 
 
 def _unread(found: Tree, used: set[str]) -> list[Note]:

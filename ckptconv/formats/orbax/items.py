@@ -122,9 +122,10 @@ class _Names:
         self.tensors[name] = replace(tensor, role=tree.role(leaf.path))
         if absent:
             self.absent.append(name)
-        if tree.SEQUENCE in leaf.kinds or name.split("/") != list(leaf.path):
+        if tree.SEQUENCE in leaf.kinds or any("/" in key for key in leaf.path):
             kinds = leaf.kinds or (tree.DICT,) * len(leaf.path)
-            self.keys[name] = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
+            inside = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
+            self.keys[name] = [[self.item, tree.DICT], *inside] if self.item else inside
 
     def check(self, known: tree.Tree, found: Mapping[str, Array]) -> None:
         """Refuse names of several arrays, and leaves without an array."""

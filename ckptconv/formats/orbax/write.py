@@ -100,8 +100,9 @@ class OrbaxWriter:
         return [Patch(f"{self.base}/{METADATA}", 0, self._metadata(metadata))] if metadata else []
 
     def _keys(self, name: str) -> list[list[Any]]:
-        """The path of a tensor in the tree: that of its source, or its name split at each '/'."""
-        return self._placed.details.get("keys", {}).get(name) or [[key, DICT] for key in name.split("/")]
+        """The path of a tensor in the tree: that of its source if its name still is that, or the name split at '/'."""
+        keys: list[list[Any]] = self._placed.details.get("keys", {}).get(name, [])
+        return keys if name == "/".join(key for key, _ in keys) else [[key, DICT] for key in name.split("/")]
 
     def _arrays(self, checkpoint: Checkpoint) -> dict[str, str]:
         """The name of each tensor's array; NameCollision if two would be the same."""

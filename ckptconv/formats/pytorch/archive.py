@@ -28,7 +28,6 @@ from ..containers.zip_cut import whole_members
 from ..foreign import packed
 from ..placement import Writer
 from ..reading import Reading
-from .dense import densified
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import load
@@ -64,8 +63,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         raw, packed = archive.pickle(f, "data.pkl"), archive.packed("data.pkl")
         find = archive.storage("data")
         root = load(raw, allowed=TORCH, persistent_load=find, opaque=how.opaque, url=url, packed=packed)
-        made = checkpoint(root, packed, url=url, format="torch", notes=archive.notes())
-    return densified(made) if how.densify else made
+        return checkpoint(root, packed, how, url=url, format="torch", notes=archive.notes())
 
 
 def writer(url: str, max_shard_size: int | None = None) -> Writer:

@@ -57,7 +57,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             )
         for name, value in root.items():
             root[name] = _named(value)
-    found = checkpoint(root, len(raw), url=url, format="pickle")
+    found = checkpoint(root, len(raw), how, url=url, format="pickle")
     return _bfloat16(found) if paddle else found
 
 

@@ -5,18 +5,20 @@
                     planner_data = {"model.w": ("model", "w"), ...})
     __0_0.distcp    bytes 0 to 1577: a zip as archive.py reads it, whose object is one chunk of one tensor; and so on
 
-A tensor's chunks must tile it. Specification: torch/distributed/checkpoint/metadata.py, filesystem.py.
+A tensor's chunks must tile it. What is no tensor is stored as an object, also a tuple of tensors, which are called
+as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint/metadata.py, filesystem.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Role, Tensor
+from ...checkpoint import Checkpoint, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, checked_count
@@ -27,18 +29,21 @@ from ..reading import Reading
 from ..signatures import DISTRIBUTED
 from ..tiling import overlap
 from .archive import enter
+from .dense import densified
 from .entries import Leaf, unwrap
-from .flatten import jsonable
+from .flatten import Made, jsonable
 from .known import TORCH
 from .pickle import load
 from .plain import Inert, shown
 from .values import record
 from .views import TorchType, View
+from .walk import TENSORS, Walk
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
 OPEN = 64  # files of a thousand processes are not all open at a time
 
+Chunks = tuple[tuple[int, ...], tuple[Part, ...]]  # a tensor's shape, and a part for each of its chunks
 
 _CLASSES = {
     "checkpoint.metadata": (
@@ -70,33 +75,50 @@ def open(url: str, how: Reading) -> Checkpoint:
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")
     places = _places(stored, path)
-    leaves, tensors, values = [], {}, {}
+    walked, made = Walk(0, path), Made(path)
+    leaves: list[Leaf] = []
+    chunks: list[Chunks | None] = []  # of the tensors that are described; None for a leaf of an object
     with ExitStack() as files:
         folder = Folder(path, how.opaque, files)
         for name, about in described.items():
-            if type(name) is not str:
-                raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is not text", url=path)
-            at = _path(planned.get(name) if type(planned) is dict else None, name, path)
-            if (to := ".".join(at)) != name and to in described:
-                raise CorruptCheckpoint(
-                    f"was saved as {printable(brief(to))}, which is another's name", url=path, tensor=name
-                )
-            if type(about) is not Inert or "TensorStorageMetadata" not in about.path:
-                values[name] = folder.value(name, places)
-                continue
-            found, first = folder.tensor(name, about, places)
+            at = _described(name, planned, described, path)
             role: Role = ("step" if name.endswith(".step") else "slot") if at[0].startswith("optim") else ""
-            leaves.append(Leaf(name, first, role, at[0]))
-            tensors[name] = found
-    made, notes, details = unwrap(leaves)
-    named = {
-        new.name: Tensor(new.name, parts[0].dtype, shape, parts, new.role)
-        for new, (shape, parts) in zip(made, tensors.values(), strict=True)  # unwrap keeps the order
-    }
-    if values:
-        notes.append(Note("skipped", "values that are not tensors; inspect with graph=True shows them", tuple(values)))
-        details["values"] = {k: v for k, v in values.items() if v is not None}
-    return Checkpoint(named, format="dcp", urls=(path, *folder.opened), notes=tuple(notes), details=details)
+            if type(about) is Inert and "TensorStorageMetadata" in about.path:
+                found, first = folder.tensor(name, about, places)
+                leaves.append(Leaf(name, first, role, at[0]))
+                chunks.append(found)
+                continue
+            place = places.get((name, ()))
+            if place and place not in folder.loaded:
+                walked.allow(place.size)
+            value = folder.load(name, place)
+            held = list(walked.leaves(value, name, role, at[0], depth=1))
+            if any(type(leaf.value) in TENSORS for leaf in held):
+                leaves += held
+                chunks += [None] * len(held)
+            else:
+                made.values[name] = jsonable(value) if type(value) in (int, float, bool, str) else type(value).__name__
+    renamed, notes, details = unwrap(leaves)
+    for leaf, whole in zip(renamed, chunks, strict=True):  # unwrap keeps the order
+        if whole is None:
+            made.add(leaf)
+        else:
+            shape, parts = whole
+            made.put(Tensor(leaf.name, parts[0].dtype, shape, parts, leaf.role))
+    details |= made.details()
+    notes += (*walked.notes(), *made.notes())
+    urls = (path, *folder.opened)
+    return densified(Checkpoint(made.tensors, {}, made.ties(), "dcp", urls, tuple(notes), details), how)
+
+
+def _described(name: Any, planned: Any, described: Mapping[Any, Any], url: str) -> tuple[str, ...]:
+    """The keys that lead to what is described as `name`, in what was saved."""
+    if type(name) is not str:
+        raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is not text", url=url)
+    at = _path(planned.get(name) if type(planned) is dict else None, name, url)
+    if (to := ".".join(at)) != name and to in described:
+        raise CorruptCheckpoint(f"was saved as {printable(brief(to))}, which is another's name", url=url, tensor=name)
+    return at
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:
@@ -199,13 +221,7 @@ class Folder:
         self.loaded[place] = made
         return made
 
-    def value(self, name: str, places: dict[tuple[str, tuple[int, ...]], Place]) -> Any:
-        value = self.load(name, places.get((name, ())))
-        return jsonable(value) if type(value) in (int, float, bool, str) else f"{type(value).__name__}"
-
-    def tensor(
-        self, name: str, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]
-    ) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], View]:
+    def tensor(self, name: str, about: Inert, places: dict[tuple[str, tuple[int, ...]], Place]) -> tuple[Chunks, View]:
         """A tensor's shape and parts, one for each chunk; and the view of its first chunk."""
         shape = _numbers(about, "size", self.url)
         total, steps = checked_count(shape, url=self.url, tensor=name), c_strides(shape)

@@ -1,7 +1,7 @@
 """Compute dense tensors from sparse and quantised ones on request: they are read, and held in memory.
 
 sparse_coo   indices (ndim, nnz), values (nnz, ...): duplicates add up
-sparse_csr   crow_indices (rows + 1), col_indices (nnz), values (nnz, ...); csc by columns; bsr, bsc in blocks
+sparse_csr   crow_indices (rows + 1), col_indices (nnz), values (nnz, ...), as above; csc by columns; bsr, bsc in blocks
 quantised    value = (q - zero_point) * scale, per tensor or along an axis
 """
 
@@ -11,31 +11,46 @@ from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor, held
-from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import Held, checked_count
+from ..reading import Reading
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
 MAX_REPEATED = 2**24  # bytes that the pieces of all tensors may have beyond what is stored
+HALVES = ("float16", "bfloat16")
 
 
-def densified(source: Checkpoint) -> Checkpoint:
-    """Replace the pieces of each sparse or quantised tensor by the tensor."""
+def densified(source: Checkpoint, how: Reading) -> Checkpoint:
+    """Replace the pieces of each sparse or quantised tensor by the tensor, if that is asked for.
+
+    With `salvage`, a tensor of which a piece cannot be read is left out with a note.
+    """
+    if not how.densify:
+        return source
     wholes = {name: about for name, about in source.details.get("pieces", {}).items() if about["kind"] != "nested"}
     owner = {piece: name for name, about in wholes.items() for piece in _named(name, about).values()}
     if twice := [name for name in wholes if name in source and name not in owner]:
         raise NameCollision(f"tensors beside sparse tensors of the same names:\n{listing(twice)}")
     _check_repeated([source[piece] for piece in owner])
+    notes = [n for n in source.notes if not n.text.endswith("densify=True computes them")]
+    made: dict[str, Any] = {}
+    for name in wholes:
+        try:
+            made[name] = _dense(source, name)
+        except CkptError as e:
+            if not how.salvage:
+                raise
+            notes.append(Note("damaged", " ".join(e.message.split()), (name,)))
     tensors: dict[str, Tensor] = {}
     for name, t in source.items():
         whole = owner.get(name)
         if whole is None:
             tensors[name] = t
-        elif whole not in tensors:
-            tensors[whole] = replace(held(whole, _dense(source, whole)), role=t.role)
-    notes = [n for n in source.notes if not n.text.endswith("densify=True computes them")]
-    if wholes:
-        notes.append(Note("assumed", "sparse or quantised in the source, computed in full here", tuple(wholes)))
+        elif whole in made and whole not in tensors:
+            tensors[whole] = replace(held(whole, made[whole]), role=t.role)
+    if made:
+        notes.append(Note("assumed", "sparse or quantised in the source, computed in full here", tuple(made)))
     ties = tuple(group for group in source.ties if not owner.keys() & {*group})  # equal pieces may be of other scales
     return replace(source, tensors={}, ties=ties, notes=tuple(notes)).with_tensors(tensors)
 
@@ -109,6 +124,8 @@ def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, 
     blocks = values.reshape(-1, height, width)
     majors = np.repeat(np.arange(len(outer) - 1), np.diff(outer))
     rows, columns = (majors, inner) if by_row else (inner, majors)
+    if values.ndim == 3 and values.dtype.name in HALVES:
+        out = out.astype(np.float32)  # as torch adds up blocks, but not single numbers
     grid = out.reshape(shape[0] // height, height, shape[1] // width, width)
-    grid[rows, :, columns, :] = blocks
-    return out
+    np.add.at(grid.swapaxes(1, 2), (rows, columns), blocks)
+    return out.astype(values.dtype, copy=False)

@@ -54,7 +54,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         if CONSTANTS in archive.members:
             others = _config(archive.pickle(f, CONSTANTS), url)
             notes.append(Note("unread", "constants of the program, not in its state dict", tuple(others)))
-    return checkpoint(tensors, len(raw), url=url, format="pt2", notes=[n for n in notes if n.names])
+    return checkpoint(tensors, len(raw), how, url=url, format="pt2", notes=[n for n in notes if n.names])
 
 
 def _other(archive: Archive | None) -> str:

@@ -18,7 +18,9 @@ from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
 from ...errors import CkptError, NameCollision, UnsafeCheckpoint
 from ...messages import listing
 from ...moves.part import MAX_FILL, c_strides
+from ..reading import Reading
 from .arrays import ArrayType, PickledArray
+from .dense import densified
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
@@ -27,10 +29,18 @@ from .walk import Walk, is_module
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 MAX_VALUES = 1000
+PLAIN = Reading()
 
 
 def checkpoint(
-    root: Any, size: int, *, url: str, format: str, notes: Iterable[Note] = (), quiet: bool = False
+    root: Any,
+    size: int,
+    how: Reading = PLAIN,
+    *,
+    url: str,
+    format: str,
+    notes: Iterable[Note] = (),
+    quiet: bool = False,
 ) -> Checkpoint:
     """Make a checkpoint of a pickle's value. `size`: bytes of the pickle; `quiet`: values are not worth a note."""
     walked = Walk(size, url)
@@ -42,20 +52,18 @@ def checkpoint(
     made = Made(url)
     for leaf in leaves:
         made.add(leaf)
-    if made.values and not quiet:
-        details["values"] = dict(list(made.values.items())[:MAX_VALUES])
-    if made.pieces:
-        details["pieces"] = made.pieces
+    details |= made.details(quiet=quiet)
     state = root.state if type(root) is Ordered else {}
-    return Checkpoint(
+    found = Checkpoint(
         made.tensors,
         _metadata(state.get(METADATA)),
         ties=made.ties(),
         format=format,
         urls=(url,),
-        notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet)),
+        notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet=quiet)),
         details=details,
     )
+    return densified(found, how)
 
 
 def _metadata(found: Any) -> dict[str, str]:
@@ -148,7 +156,16 @@ class Made:
     def ties(self) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(names) for names in self.groups.values() if len(names) > 1)
 
-    def notes(self, quiet: bool) -> Iterator[Note]:
+    def details(self, *, quiet: bool = False) -> Details:
+        """What is known beside the tensors."""
+        out = Details()
+        if self.values and not quiet:
+            out["values"] = dict(list(self.values.items())[:MAX_VALUES])
+        if self.pieces:
+            out["pieces"] = self.pieces
+        return out
+
+    def notes(self, *, quiet: bool = False) -> Iterator[Note]:
         if self.clashes:
             raise NameCollision(
                 "tensors at different places (a dotted key beside a nested container) would get one name:\n"
@@ -203,4 +220,4 @@ def jsonable(value: Any, room: int = 50) -> Any:
     return str(value)[:1000]
 
 
-__all__ = ["METADATA", "checkpoint", "jsonable"]
+__all__ = ["METADATA", "Made", "checkpoint", "jsonable"]

@@ -23,7 +23,6 @@ from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..reading import Reading
-from .dense import densified
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import Truncated, load_some
@@ -46,7 +45,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         if not MAGIC.match(f.read(0, min(f.size, 32))):
             from .oldtar import open_tar
 
-            return open_tar(f, how.opaque)
+            return open_tar(f, how)
         stream = _Stream(f, how.opaque)
         _, protocol, system = stream.pickle(), stream.pickle(), stream.pickle()
         if protocol != PROTOCOL or type(system) is not dict or type(system.get("little_endian")) is not bool:
@@ -59,8 +58,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         left = f.size - storages.place(f, stream.at, keys, salvage=how.salvage)
         notes = [Note("unread", f"{left} bytes that follow the last storage")] if left > 0 else []
         stream.at = start
-        made = checkpoint(stream.pickle(storages), size, url=url, format="torch-legacy", notes=notes)
-    return densified(made) if how.densify else made
+        return checkpoint(stream.pickle(storages), size, how, url=url, format="torch-legacy", notes=notes)
 
 
 class _Stream:

@@ -21,6 +21,7 @@ from ...checkpoint import Checkpoint
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Span
 from ...storage.files import Reader
+from ..reading import Reading
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import Truncated, load_some
@@ -40,7 +41,7 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar" and head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin1") in MEMBERS
 
 
-def open_tar(f: Reader, opaque: bool) -> Checkpoint:
+def open_tar(f: Reader, how: Reading) -> Checkpoint:
     found = dict(_members(f))
     if set(found) != MEMBERS:
         raise CorruptCheckpoint(f"the tar holds {', '.join(sorted(found))}, not a checkpoint", url=f.url)
@@ -59,10 +60,10 @@ def open_tar(f: Reader, opaque: bool) -> Checkpoint:
         return known[str(pid)]
 
     start, size = found["pickle"]
-    root, end = load_some(f.read(start, size), allowed=TORCH, persistent_load=find, opaque=opaque, url=f.url)
+    root, end = load_some(f.read(start, size), allowed=TORCH, persistent_load=find, opaque=how.opaque, url=f.url)
     if end != size:
         raise UnsafeCheckpoint(f"{size - end} bytes follow the pickle of the object", url=f.url)
-    return checkpoint(root, size, url=f.url, format="torch-legacy")
+    return checkpoint(root, size, how, url=f.url, format="torch-legacy")
 
 
 def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:

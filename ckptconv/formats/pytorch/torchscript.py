@@ -20,7 +20,6 @@ from ...messages import listing
 from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .archive import claim, enter
-from .dense import densified
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import load
@@ -44,8 +43,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             find = archive.storage(folder)
             root = load(raw, allowed=TORCH, persistent_load=find, opaque=foreign, url=url, packed=packed)
             value: Any = root if name == "data" else {"constants": root}
-            found = checkpoint(value, packed, url=url, format="torchscript", quiet=True)
-            made.append(densified(found) if how.densify else found)
+            made.append(checkpoint(value, packed, how, url=url, format="torchscript", quiet=True))
     notes = archive.notes()
     if archive.cut and "constants.pkl" not in archive.members:
         notes.append(Note("damaged", "lost with the end of the file", ("constants.pkl",)))

@@ -37,9 +37,8 @@ class Walk:
     """One walk through nested containers, bounded in depth and in visits."""
 
     def __init__(self, size: int, url: str) -> None:
-        self.left = SHARING * size + 2**14
-        self.room = NAMING * size + 2**20
-        self.values = size // VALUE + 2**16
+        self.left, self.room, self.values = 2**14, 2**20, 2**16
+        self.allow(size)
         self.url = url
         self.open: set[int] = set()
         self.cyclic: list[str] = []
@@ -47,6 +46,12 @@ class Walk:
         self.attributes: list[str] = []  # of modules, tensors
         self.hung: list[str] = []  # on tensors and dictionaries
         self.refused: list[str] = []
+
+    def allow(self, size: int) -> None:
+        """Extend the bounds by what another `size` bytes of pickle may hold."""
+        self.left += SHARING * size
+        self.room += NAMING * size
+        self.values += size // VALUE
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.left -= 1

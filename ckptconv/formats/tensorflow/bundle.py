@@ -13,7 +13,6 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint import Details, Note, Tensor, contiguous, tiled
@@ -43,11 +42,11 @@ OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (ca
 
 
 class Bundle(NamedTuple):
-    """The content of an index: tensors by key, and the object graph if there is one."""
+    """The content of an index: tensors by key, and the object graph if there is one, None if that is damaged."""
 
     url: str
     tensors: dict[str, Tensor]
-    graph: bytes
+    graph: bytes | None
     urls: tuple[str, ...]
     notes: tuple[Note, ...]
     details: Details
@@ -66,18 +65,25 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
     tensors = builder.tensors()
     if not salvage:
         shards.check(items)
-    graph = b""
+    graph: bytes | None = b""
+    notes = builder.notes()
     if OBJECT_GRAPH in tensors:
         found = tensors.pop(OBJECT_GRAPH)
         if found.shape:  # it is read at once: of any number of strings that would take any amount of memory
             raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
         data = found.parts[0].data
         if isinstance(data, Coded):
-            with suppress(CkptError) if salvage else nullcontext():
+            try:
                 graph = b"".join(strings.decode(data))
+            except CkptError as e:
+                if not salvage:
+                    raise
+                why = " ".join(e.message.split())
+                text = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
+                graph, notes = None, (*notes, Note("damaged", text, (OBJECT_GRAPH,)))
     details: Details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
     metadata = _ours(index, first[1] if first else b"")
-    return Bundle(index, tensors, graph, (index, *shards.used()), builder.notes(), details, metadata)
+    return Bundle(index, tensors, graph, (index, *shards.used()), notes, details, metadata)
 
 
 def _ours(index: str, header: bytes) -> dict[str, str]:

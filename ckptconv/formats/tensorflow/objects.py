@@ -44,7 +44,7 @@ def unescape(path: str) -> str:
 
 def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
-    if not bundle.graph:
+    if bundle.graph == b"":
         notes += bundle.notes
         details = bundle.details.copy()
         return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
@@ -65,6 +65,8 @@ def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, 
         if key not in text
     }
     notes = (*bundle.notes, Note("skipped", "descriptions of layers in JSON", tuple(text))) if text else bundle.notes
+    if not bundle.graph:
+        return Checkpoint(tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, bundle.details.copy())
     details: Details = {**bundle.details, "object_graph": len(graph.nodes)}
     weights = {key: tensors[name] for key, name in names.items() if name in tensors}
     if found := layers.of_graph(graph, weights, {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}):
@@ -108,7 +110,7 @@ def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
     from . import messages_pb2 as pb
 
     try:
-        graph = pb.TrackableObjectGraph.FromString(bundle.graph)
+        graph = pb.TrackableObjectGraph.FromString(bundle.graph or b"")
     except DecodeError as e:
         raise CorruptCheckpoint(f"the object graph is not a valid message ({e})", url=bundle.url) from e
     count = len(graph.nodes)

@@ -232,6 +232,21 @@ def test_zoo_comes_back(tmp_path: Path) -> None:
         assert f["text"][:].tolist() == ZOO["text"].tolist()
 
 
+@pytest.mark.parametrize("kind", ["int4", "uint2"])
+def test_small_integers_have_one_spelling_however_they_are_stored(kind: str, tmp_path: Path) -> None:
+    """A foreign writer may leave anything in the upper bits of a byte."""
+    raw = np.array([0x08, 0xF7, 0x0F, 0x31], "u1").view("V1")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for name, chunks in (("whole", None), ("chunks", (3,))):
+            f.create_dataset(name, data=raw, chunks=chunks).attrs["dtype"] = kind
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert (got["whole"].dtype.name, got["chunks"].numpy().tobytes()) == (kind, got["whole"].numpy().tobytes())
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.msgpack")
+    assert {t.numpy().tobytes() for t in ckptconv.open(tmp_path / "b.msgpack").values()} == {
+        got["whole"].numpy().tobytes()
+    }
+
+
 def test_order_and_bytes_are_ours_to_choose(tmp_path: Path) -> None:
     tensors = {f"w{i}": np.full(3, i) for i in (10, 9, 2, 1)}
     for name in ("a.h5", "b.hdf5"):

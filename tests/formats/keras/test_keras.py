@@ -500,3 +500,26 @@ def test_metadata_of_mere_weights_does_not_become_a_model(suffix: str, to: str, 
     assert "model_config" not in ckptconv.open(tmp_path / "m.h5").metadata
     ckptconv.convert(GOLDEN / "full_tf_keras.h5", tmp_path / "c.h5")
     assert "model_config" in ckptconv.open(tmp_path / "c.h5").metadata
+
+
+@pytest.mark.parametrize("key", ["layer_names", "layer_names0", "weight_names"])
+@pytest.mark.parametrize(("name", "to"), [("d/kernel", "hdf5"), ("d/kernel", "keras"), ("layers/d/vars/0", "keras3")])
+def test_metadata_does_not_make_another_file(key: str, name: str, to: str, tmp_path: Path) -> None:
+    """Detection looks at the lists of layers, which a foreign file's metadata must not become."""
+    metadata = {key: "d", f"my_{key}": "A"}
+    ckptconv.save({name: np.ones((2, 3))}, tmp_path / "a.safetensors", metadata=metadata)
+    done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.weights.h5", to=to)
+    assert [n.names for n in done.notes if n.kind == "dropped"] == [(key,)]
+    got = ckptconv.open(tmp_path / "b.weights.h5")
+    assert (list(got), got.format) == ([name], to)
+    assert got.metadata[f"my_{key}"] == "A"
+    assert key not in got.metadata
+
+
+@pytest.mark.parametrize("file", ["full_tf_keras.h5", "pair_tf_keras.h5"])
+def test_a_keras_file_copied_as_plain_hdf5_is_no_keras_file(file: str, tmp_path: Path) -> None:
+    """What listed its layers would be text in the copy, from which no layers can be found."""
+    done = ckptconv.convert(GOLDEN / file, tmp_path / "b.h5", from_="hdf5", to="hdf5")
+    assert any("weight_names" in name for n in done.notes if n.kind == "dropped" for name in n.names)
+    got = ckptconv.open(tmp_path / "b.h5")
+    assert (got.format, list(got)) == ("hdf5", list(ckptconv.open(GOLDEN / file, format="hdf5")))

@@ -197,6 +197,33 @@ def test_distributed(handles: int, monkeypatch: pytest.MonkeyPatch) -> None:
             assert all(bits(t) == expected[n].tobytes() for n, t in got.items())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_in_what_a_distributed_checkpoint_stores_as_objects(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    w, b, sparse = torch.arange(3.0), torch.ones(2), torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
+    saved = {
+        "model": {"w": w, "pair": (w + 1, b, 7)}, "optim": {"rows": (b, b)}, "sparse": (sparse,), "sizes": (2, 3),
+        "epoch": 3,
+    }  # fmt: skip
+    saving.save(saved, checkpoint_id=tmp_path / "d", no_dist=True)
+    got = ckptconv.open(tmp_path / "d", densify=True)
+    wanted = {"w": w, "pair.0": w + 1, "pair.1": b, "optim.rows.0": b, "optim.rows.1": b, "sparse.0": sparse}
+    assert {n: t.numpy().tolist() for n, t in got.items()} == {n: t.to_dense().tolist() for n, t in wanted.items()}
+    assert got.ties == (("optim.rows.0", "optim.rows.1"),)
+    assert got["optim.rows.0"].role == "slot"
+    assert set(got.details["values"]) == {"pair.2", "sizes", "epoch"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_distributed_checkpoint_of_two_tensors_of_one_name(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    saving.save({"a": (torch.ones(1),), "a.0": torch.ones(1)}, checkpoint_id=tmp_path / "d", no_dist=True)
+    with pytest.raises(ckptconv.NameCollision, match=r"(?s)would get one name:.*a\.0"):
+        ckptconv.open(tmp_path / "d")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "words"),
     [

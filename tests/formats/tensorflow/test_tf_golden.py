@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import FIXTURES, same
+from kit import FIXTURES, Run, same
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
@@ -357,3 +357,23 @@ def test_a_remote_bundle(name):
 def test_a_destination_without_a_prefix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a prefix"):
         ckptconv.save({"w": np.ones(2, "f4")}, f"{tmp_path}/", format="tf")
+
+
+def test_a_damaged_object_graph_is_named_as_damage(cli: Run, tmp_path: Path) -> None:
+    """Names stay those of its keys, without roles; on the way to TensorFlow, too."""
+    for name in ("keras3.index", "keras3.data-00000-of-00001"):
+        shutil.copy(TF / name, tmp_path)
+    data = tmp_path / "keras3.data-00000-of-00001"
+    raw = data.read_bytes()
+    data.write_bytes(raw.replace(b"_iterations", b"-iterations", 1))
+    good = ckptconv.open(TF / "keras3.index")
+    with pytest.raises(ckptconv.CorruptCheckpoint):
+        ckptconv.open(tmp_path / "keras3.index")
+    got = ckptconv.open(tmp_path / "keras3.index", keep_going=True)
+    damage = [n for n in got.notes if n.kind == "damaged"]
+    assert [n.names for n in damage] == [("_CHECKPOINTABLE_OBJECT_GRAPH",)]
+    assert "which tensors are the optimizer's is not known" in damage[0].text
+    assert set(got) == set(good)
+    for target in ("x.npz", "x.ckpt"):
+        assert cli("keras3.index", "-o", target, "--keep-going").returncode == 1
+        assert set(ckptconv.open(tmp_path / target)) == set(good)
