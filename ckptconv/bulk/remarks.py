@@ -74,7 +74,7 @@ class Remarks:
 
     def __init__(self) -> None:
         self.damaged = 0
-        self._found: dict[tuple[str, str], tuple[str, list[int], list[str]]] = {}
+        self._found: dict[tuple[str, str], tuple[list[int], list[tuple[str, str]]]] = {}  # number; examples, texts
 
     def add(self, source: str, found: Iterable[Remark]) -> None:
         """Count the remarks on the conversion of this source."""
@@ -83,17 +83,18 @@ class Remarks:
             damaged |= kind == "damaged" and what != ""
             key = kind, pattern(text)
             key = key if key in self._found or len(self._found) < CAUSES else (kind, "")
-            _, count, examples = self._found.setdefault(key, (text if key[1] else "other causes", [0], []))
+            count, examples = self._found.setdefault(key, ([0], []))
             count[0] += 1
             if len(examples) < EXAMPLES:
-                examples.append(f"{source}: {what}" if what else source)
+                examples.append((f"{source}: {what}" if what else source, text if key[1] else "other causes"))
         self.damaged += damaged
 
     def causes(self) -> tuple[Cause, ...]:
         """What was said, the most serious and the most frequent first; workers end in any order."""
-        made = (
-            Cause(kind, text, count, tuple(sorted(some))) for (kind, _), (text, (count,), some) in self._found.items()
-        )
+        made = [
+            Cause(kind, min(some)[1], count, tuple(example for example, _ in sorted(some)))
+            for (kind, _), ((count,), some) in self._found.items()
+        ]
         return tuple(sorted(made, key=lambda c: (KINDS.index(c.kind), -c.checkpoints, c.text)))
 
 
