@@ -222,14 +222,14 @@ WAYS = (
 )  # fmt: skip
 CONSTANTS = (
     "signatures.HDF5",
-    "keras.legacy.LISTS",
     "keras.naming.TOP",
     "keras.naming.OPTIMIZER",
     "keras.v3.ABOUT",
     "signatures.KERAS_WEIGHTS",
 )
 SPELLED = (
-    b"TREE SNOD HEAP GCOL OHDR OCHK FRHP FHDB FHIB BTHD BTIN BTLF FSHD FSSE SMTB SMLI FAHD EAHD layer_names0 "
+    b"TREE SNOD HEAP GCOL OHDR OCHK FRHP FHDB FHIB BTHD BTIN BTLF FSHD FSSE SMTB SMLI FAHD EAHD "
+    b"layer_names layer_names0 weight_names "
     b'vars/0 layers/dense/vars/0 @name kernel:0 @model_config "class_name" "config" "layers" "name" ' + JSON
 )
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)
