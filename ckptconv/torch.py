@@ -274,8 +274,9 @@ def load_into(
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own, computed = memory(module)
-    shared = {n: g for g in _ties(_shaped(own)) for n in g}
     given = {n: t for n, t in found.items() if not t.role}
+    known = _shaped({n: t for n, t in own.items() if n in given or not torch.nn.parameter.is_lazy(t)})
+    shared = {n: g for g in _ties(known) for n in g}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
     fitting = [n for n in own if n in given and n not in mismatched]
     filled = {m for n in given if n in own for m in shared.get(n, (n,))}

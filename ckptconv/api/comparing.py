@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,7 +15,7 @@ from ..formats.keras import order
 from ..messages import listing
 from ..rules import passes
 from ..verification.readback import unlike
-from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
+from .options import CHANGE, SELECT, Options, Path, Select, bundle, departing, takes
 from .reading import list_of, opened, prepare, selected, whole
 from .values import path as text
 from .writing import MADE_WITH, holdable
@@ -57,21 +57,22 @@ def diff(
     left = prepare([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
     right = opened(b, other)
-    wanted = passes.wanted(select.include, select.exclude)
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
-        wanted = (lambda n: n in left) if renames else wanted
+        wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
-    lost = [n._replace(text=f"in A: {n.text}") for n in damage(left)]
-    lost += [n._replace(text=f"in B: {n.text}") for n in damage(right, wanted)]
+    lost = [n._replace(text=f"in A: {n.text}") for n in damage(left, select)]
+    lost += [n._replace(text=f"in B: {n.text}") for n in damage(right, select)]
     return replace(found, damaged=tuple(lost))
 
 
-def damage(found: Checkpoint, wanted: Callable[[str], bool] = lambda _: True) -> list[Note]:
-    """The notes on what `keep_going` left out, of the tensors that are wanted."""
+def damage(found: Checkpoint, select: Select) -> list[Note]:
+    """The notes on what `keep_going` left out, of the tensors that are selected; without names if all are."""
+    wanted = passes.wanted(select.include, select.exclude)
     notes = [(n, tuple(filter(wanted, n.names))) for n in found.notes if n.kind == "damaged"]
-    return [n._replace(names=names) for n, names in notes if names or not n.names]
+    whole = not (select.include or select.exclude)
+    return [n._replace(names=names) for n, names in notes if names or (whole and not n.names)]
 
 
 @overload
@@ -111,7 +112,7 @@ def check_itself(source: str, how: Options) -> Checked:
 
     found = whole(source, how.select)
     chosen = selected(found, replace(how.select, keep_going=False))
-    lost = damage(chosen, passes.wanted(how.select.include, how.select.exclude))
+    lost = damage(chosen, how.select)
     try:
         checked = hashes.check(chosen, hash_metadata.stated(found), workers=how.resources.workers)
     except VerifyError as e:

@@ -107,7 +107,7 @@ def _array(value: Any) -> Any:
         raise TypeError(f"it is {'None' if value is None else f'of type {type(value).__name__}'}")
     if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         return np.from_dlpack(value)
-    if isinstance(value, np.ma.MaskedArray):
+    if np.ma.is_masked(value):
         raise TypeError("it is a masked array, whose mask no checkpoint holds; its filled() is an array")
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):

@@ -47,9 +47,10 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
     taken = selected(found, chosen)
-    plain = Opened(stamps)
+    lasting = {url: stamp[: files.LASTING] for url, stamp in stamps.items()}
+    plain = Opened(lasting)
     for t in taken.values():
-        t.since(replace(t.opened, stamps=stamps) if t.opened else plain)
+        t.since(replace(t.opened, stamps=lasting) if t.opened else plain)
     return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 

@@ -41,7 +41,7 @@ class Sources:
     """Open files by URL, shared by the threads of one process.
 
     spool: the number of bytes up to which data is decoded into memory. stamps: the stamps of files that were opened
-    before and must not have changed.
+    before and must not have changed, or how they begin.
     """
 
     def __init__(self, spool: int = 64 * 2**20, stamps: Mapping[str, Stamp] | None = None) -> None:
@@ -67,9 +67,11 @@ class Sources:
                 return found
             with lookups.once(self._run):
                 found = self._readers[url] = Reader(url)
-            if self._stamps.setdefault(url, self._known.get(url, found.stamp)) != found.stamp:
-                since = "since it was opened" if url in self._known else "while it was read"
-                raise CorruptCheckpoint(f"changed {since}", url=url)
+            known = self._known.get(url, ())
+            if found.stamp[: len(known)] != known:
+                raise CorruptCheckpoint("changed since it was opened", url=url)
+            if self._stamps.setdefault(url, found.stamp) != found.stamp:
+                raise CorruptCheckpoint("changed while it was read", url=url)
             if len(self._readers) > MAX_HANDLES:  # another thread may still read from it: it closes with the last one
                 self._readers.popitem(last=False)
             return found

@@ -244,22 +244,27 @@ def refuse_conflicts(
     for area in areas({n: own[n] for n in given}):
         if len({(spot(own[n]), origin(given[n])) for n in area.names}) == 1:
             continue
-        room, views = np.empty(area.end - area.start, "u1"), {}
-        for n in area.names:
-            where, item = box(own[n]), own[n].element_size()
-            steps = tuple(s * item for s in where.strides)
-            views[n] = np.ndarray(tuple(own[n].shape), f"V{item}", room, where.start - area.start, steps)
-            views[n][...] = _stored(given[n], own[n], sources)
-        if any(views[n].tobytes() != _stored(given[n], own[n], sources).tobytes() for n in area.names):
+        first, *others = area.names
+        if len({spot(own[n]) for n in area.names}) == 1:  # in no need of other memory
+            views = dict.fromkeys(others, _stored(given[first], own[first], sources))
+        else:
+            room, views = np.empty(area.end - area.start, "u1"), {}
+            for n in area.names:
+                where, value = box(own[n]), _stored(given[n], own[n], sources)
+                steps = tuple(s * value.itemsize for s in where.strides)
+                views[n] = np.ndarray(value.shape, value.dtype, room, where.start - area.start, steps)
+                views[n][...] = value
+        if any(not np.array_equal(view, _stored(given[n], own[n], sources)) for n, view in views.items()):
             text = "the module ties these, which share memory, but the source has two values"
             raise ConversionError(f"{text}:\n{listing(area.names)}")
 
 
 def _stored(source: Stored, target: torch.Tensor, sources: Sources) -> Array:
-    """The elements that memory has once a tensor there holds the source's values, as opaque bytes."""
+    """The elements that memory has once a tensor there holds the source's values, as integers."""
     value = to_torch(read_array(source, sources), source.dtype, source.name).to(target.dtype)
     value = value.conj().resolve_conj() if target.is_conj() else value
-    return to_array(value.neg() if target.is_neg() else value).view(f"V{target.element_size()}")
+    word: Any = f"u{size}" if (size := target.element_size()) <= 8 else [("low", "u8"), ("high", "u8")]
+    return to_array(value.neg() if target.is_neg() else value).view(word)
 
 
 def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> None:

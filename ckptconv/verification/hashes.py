@@ -117,7 +117,7 @@ def _unwatched(t: Tensor) -> Tensor:
 
 def _hash(t: Tensor) -> str:
     """The hash of a tensor that is not one span, as it was opened; '' if it has none, or is another tensor since."""
-    return t.opened.hash if t.opened and t.opened.parts is t.parts else ""
+    return t.opened.hash_of(t) if t.opened else ""
 
 
 def _is_hash(check: str) -> bool:
@@ -132,7 +132,7 @@ def _watched(t: Tensor, digits: str) -> Tensor:
         strides = c_strides(t.shape)
         if size == t.nbytes and part[1:] == (t.dtype, t.shape, 0, strides, 0, strides, ()):
             return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
-    return replace(t, opened=Opened(hash=digits, parts=t.parts))
+    return replace(t, opened=Opened(hash=digits, of=(t.dtype, t.shape, t.parts)))
 
 
 def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -242,6 +244,22 @@ def test_what_was_replaced_since_it_was_opened_is_not_read(tmp_path: Path, name:
     assert ckptconv.open(path)["m"].numpy().tolist() == [6, 7, 8, 9, 10, 11]
 
 
+def test_a_file_that_gets_a_link_or_other_permissions_is_still_read(path: Path, tmp_path: Path) -> None:
+    opened = ckptconv.open(path)
+    os.link(path, tmp_path / "second")
+    path.chmod(0o640)
+    assert opened["layer_0/kernel"][0, 0] == 0
+    assert len(ckptconv.save(opened, tmp_path / "out.npz").files) == 1
+
+
+def test_a_hash_is_of_the_tensor_that_was_opened(tmp_path: Path) -> None:
+    """Not of what is made of it, such as the same elements in another shape."""
+    ckptconv.save({"it": np.arange(8) % 2 == 0}, tmp_path / "m.hdf5")
+    opened = ckptconv.open(tmp_path / "m.hdf5")["it"]
+    assert replace(opened, shape=(2, 4)).numpy().tolist() == [[True, False] * 2] * 2
+    ckptconv.save({"it": replace(opened, shape=(2, 4))}, tmp_path / "n.hdf5")
+
+
 class Lent:
     """An array of a library that shares it by DLPack only."""
 
@@ -275,7 +293,7 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     for tensors, says in (
         (inner, "again: it is a mapping that holds itself"),
         ({"a": {"b": np.ones(1)}, "a/b": np.ones(2)}, "a/b: two values have this name"),
-        ({"w": np.ma.array([1.0, 2.0], mask=[0, 1])}, "w: it is a masked array"),
+        ({"w": np.ma.array([1.0, 2.0], mask=[0, 1]), "x": np.ma.array([1.0])}, "1 of 2 .*\n  w: it is a masked array"),
     ):
         with pytest.raises(ckptconv.UsageError, match=says):
             ckptconv.save(tensors, tmp_path / "m.pt")

@@ -37,7 +37,7 @@ from .pickle import load
 from .plain import Inert, shown
 from .values import record
 from .views import TorchType, View
-from .walk import TENSORS, Walk
+from .walk import TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
@@ -92,7 +92,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             if place and place not in folder.loaded:
                 walked.allow(place.size)
             value = folder.load(name, place)
-            held = list(walked.leaves(value, name, role, at[0], depth=1))
+            held = [] if is_plain(value) else list(walked.leaves(value, name, role, at[0], depth=1))
             if any(type(leaf.value) in TENSORS for leaf in held):
                 leaves += held
                 chunks += [None] * len(held)

@@ -168,6 +168,20 @@ class Walk:
             yield Note("skipped", text, tuple(self.hung))
 
 
+def is_plain(value: Any) -> bool:
+    """Whether there is nothing in it but Python's own containers and scalars; each container is looked into once."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if type(one) not in (dict, list, tuple, set, frozenset):
+            if type(one) not in SCALARS:
+                return False
+        elif id(one) not in seen:
+            seen.add(id(one))
+            left += one.values() if type(one) is dict else one
+    return True
+
+
 def segment(key: Any) -> str:
     """A dictionary key as a part of a name."""
     if type(key) is bytes:

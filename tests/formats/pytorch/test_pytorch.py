@@ -216,6 +216,20 @@ def test_tensors_in_what_a_distributed_checkpoint_stores_as_objects(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_values_of_a_distributed_checkpoint_may_be_deep_and_shared(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    deep: Any = ()
+    for _ in range(200):
+        deep = (deep,)
+    saved = {"w": torch.ones(1), "shared": ([*range(1000)],) * 100, "deep": deep}
+    saving.save(saved, checkpoint_id=tmp_path / "d", no_dist=True)
+    got = ckptconv.open(tmp_path / "d")
+    assert list(got) == ["w"]
+    assert got.details["values"] == {"shared": "tuple", "deep": "tuple"}
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_distributed_checkpoint_of_two_tensors_of_one_name(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     saving = pytest.importorskip("torch.distributed.checkpoint")
