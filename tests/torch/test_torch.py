@@ -13,6 +13,7 @@ import pytest
 from kit import ROOT
 
 import ckptconv
+from ckptconv.api.memory import gathered
 from ckptconv.cli.main import main
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import ConversionError, UsageError
@@ -266,6 +267,28 @@ def test_what_was_not_compared_is_not_the_same() -> None:
     for nothing in ({}, lambda _: {}):
         with pytest.raises(UsageError, match="the reference has no outputs"):
             into.compare(module, nothing, x)
+
+
+def test_what_a_function_computes_in_one_of_two_modules_is_not_compared() -> None:
+    class Called(Unused):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.unused(x)
+            return super().forward(x)
+
+    module, called, x = Unused(), Called(), torch.ones(1, 2)
+    called.load_state_dict(module.state_dict())
+    assert into.compare(module, called, x).same
+    nn.init.zeros_(called.a.weight)
+    assert not into.compare(module, called, x).same
+
+
+def test_a_layer_without_shapes_that_is_not_loaded() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(2, 2), "head": nn.LazyLinear(3)})
+    given = {"a.weight": np.ones((2, 2), "f4"), "a.bias": np.ones(2, "f4")}
+    found = into.load_into(module, gathered(given), strict=False)
+    assert found.loaded == ("a.weight", "a.bias")
+    with pytest.raises(UsageError, match="run the module once"):
+        into.load_into(module, gathered(given | {"head.bias": np.ones(3, "f4")}), strict=False)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
