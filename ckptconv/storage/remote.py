@@ -48,9 +48,10 @@ class RemoteFile:
         from hashlib import blake2b
 
         version = [next(filter(None, map(found.get, VERSIONS)), None)]  # listings and answers agree, but not in times
+        lasting = bool(version[0]) or is_http(url)  # which lists nothing
         version = version if version[0] else [found.get(k) for k in TIMES]
-        digest = blake2b(repr(version).encode(), digest_size=8).digest()
-        self.stamp = (self.size, int.from_bytes(digest, "little"))
+        digest = int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest(), "little")
+        self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
         self._is_known = any(version)
         self._copy: Spool | None = None
         self._ranged = not is_http(url)  # whether the server sends ranges of files
