@@ -134,6 +134,10 @@ def _long(word: str) -> str:
     return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 
 
+SATURATES = "float4_e2m1fn"  # it has neither an infinity nor a NaN: from 7 on, all becomes 6; NaN becomes zero
+NO_ZERO = "float8_e8m0fnu"  # it has no sign, either
+
+
 def castable(kind: DType, to: DType) -> bool:
     """Whether a cast exists: between numbers, but not from complex to real, nor for strings or opaque bytes."""
     if kind == to:

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import DType, castable
+from ..dtypes import NO_ZERO, SATURATES, DType, castable
 from ..errors import ConversionError
 from .log import Loss
 
@@ -213,8 +213,6 @@ def _lost(a: Array, out: Array, to: DType) -> Loss:
     return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero((out == 0) & (a != 0) & ~lost)))
 
 
-SATURATES = "float4_e2m1fn"  # it has neither an infinity nor a NaN: from 7 on, all becomes 6; NaN becomes zero
-NO_ZERO = "float8_e8m0fnu"
 HALVES = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of infinity
 
 

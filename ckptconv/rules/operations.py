@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Tensor
-from ..dtypes import DType
+from ..dtypes import NO_ZERO, SATURATES, DType
 from ..errors import ConversionError, LayoutError, UsageError
 from ..messages import did_you_mean
 from ..moves.part import Part
@@ -33,8 +33,7 @@ _NUMBER = re.compile(r"(?:add|mul|fill):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
 OWN_INVERSE = ("neg", "conj", "swap")
 KINDS = {"neg": "ifc", "add": "iufc", "mul": "iufc", "fill": "iufcb"}  # of dtypes; others take all that are numbers
-SATURATES = "float4_e2m1fn"  # it has neither infinity nor NaN: what is too large would become 6
-_LACKING = {"neg": "float8_e8m0fnu", "add": SATURATES, "mul": SATURATES}  # the first has no sign
+_LACKING = {"neg": NO_ZERO, "add": SATURATES, "mul": SATURATES}  # the first has no sign
 _UNDONE = {"mul:sqrt": "mul:rsqrt", "mul:rsqrt": "mul:sqrt", "div:sqrt": "mul:sqrt"}
 
 

@@ -18,7 +18,6 @@ from ..reading import Reading
 
 MAX_DENSE = 2**33  # bytes; a sparse shape costs nothing to claim
 MAX_REPEATED = 2**24  # bytes that the pieces of all tensors may have beyond what is stored
-HALVES = ("float16", "bfloat16")
 
 
 def densified(source: Checkpoint, how: Reading) -> Checkpoint:
@@ -105,6 +104,8 @@ def _dequantised(about: dict[str, Any], parts: dict[str, Any]) -> Any:
 
 def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, Any]) -> Any:
     import numpy as np
+
+    from ...moves.cast import HALVES
 
     out = np.zeros(shape, values.dtype)
     if kind == "sparse_coo":
