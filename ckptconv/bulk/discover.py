@@ -25,10 +25,10 @@ from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import detect
 from ..formats.orbax import locate as orbax
 from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
-from ..messages import many
+from ..messages import links as chain
+from ..messages import many, printable, redacted
 from ..storage.files import (
     Stat,
-    filesystem,
     is_dir,
     is_remote,
     join,
@@ -86,11 +86,16 @@ def _all(
         if is_glob(source):
             yield from _globbed(source, skip, follow)
         elif source in roots:
-            base = split(source.rstrip("/"))[1]
+            base = _called(source)
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
             yield from _below(source, under, skip, follow)
         else:
             yield _file(source, listed)
+
+
+def _called(root: str) -> str:
+    """The name of a folder, or of the archive of which it is the outermost one."""
+    return split(root.rstrip("/"))[1] or file_name(redacted(chain(root)[-1]))
 
 
 def is_glob(source: str) -> bool:
@@ -126,19 +131,20 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
     refuse_unlisted(pattern)
-    if remote:
-        fs, path = filesystem(pattern)
-        scheme = pattern.split("://")[0] + "://"
-        matches = [scheme + str(p).lstrip("/") for p in fs.glob(path)]
-    else:
+    if not remote:
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
-        matches = globs.matches(pattern, follow)
-    if not matches:
-        raise UsageError(f"nothing matches {pattern}")
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]
+    if ".." in pattern[len(root) :].split("/"):
+        raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
+    matches = globs.listed(pattern, root) if remote else dict.fromkeys(globs.matches(pattern, follow))
+    if not matches:
+        raise UsageError(f"nothing matches {printable(redacted(pattern))}")
     folders: dict[str, set[str]] = {}
-    for path in sorted(matches):
+    for path, odd in sorted(matches.items(), key=lambda found: found[0]):
+        if odd:
+            yield _problem(path, path[len(root) :], odd)
+            continue
         folder, base = split(path)
         whole = is_dir(path)
         if not (remote or follow or inside(path if whole else folder, root or ".")):
@@ -158,7 +164,7 @@ def _chosen(folder: str, chosen: set[str], root: str, follow: bool) -> Iterator[
     """The checkpoints in a folder to which one of these files belongs."""
     wrong: dict[str, CkptError] = {}
     try:
-        files = next(f for _, _, f in walk(folder, lambda url, e: wrong.update({split(url)[1]: e})))
+        files = next(level.files for level in walk(folder, lambda _, path, e: wrong.update({path: e})))
         wrong |= links.bad(folder, root or ".", follow)
     except CkptError as e:
         files, wrong = {}, dict[str, CkptError].fromkeys(sorted(chosen), e)
@@ -183,16 +189,15 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
     """All checkpoints in a folder and below it; `under` is put before their names."""
     problems: list[FoundCheckpoint] = []
 
-    def failed(url: str, e: CkptError) -> None:
+    def failed(url: str, path: str, e: CkptError) -> None:
         if not os.path.islink(local(url)):  # of those links.bad tells
-            problems.append(FoundCheckpoint(url, under + url[len(root.rstrip("/")) :].strip("/"), "", (), e))
+            problems.append(FoundCheckpoint(url, under + path, "", (), e))
 
-    for folder, folders, files in walk(root, failed):
-        inside = folder[len(root.rstrip("/")) :].strip("/")
-        at = f"{under}{inside}/" if inside else under
+    for folder, path, folders, files in walk(root, failed):
+        at = f"{under}{path}/" if path else under
         if _is_whole(folder, folders, files):
             folders.clear()  # what is below belongs to it
-            yield _whole(folder, at.rstrip("/") or split(os.path.abspath(root))[1])
+            yield _whole(folder, at.rstrip("/") or _called(root if is_remote(root) else os.path.abspath(local(root))))
             continue
         leave = {n for n in folders if n.startswith(".") or _is_one(join(folder, n), skip)}
         leave |= {"blobs"} if "snapshots" in folders else set()
@@ -200,7 +205,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
         try:
             wrong = links.bad(folder, root, follow)
         except CkptError as e:
-            failed(folder, e)
+            failed(folder, path, e)
             continue
         for name, why in wrong.items():
             files.pop(name, None)
@@ -234,7 +239,7 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
 def _whole(folder: str, name: str) -> FoundCheckpoint:
     """The checkpoint that a folder is, with all files in it and below it."""
     try:
-        inside = tuple((join(at, n), status) for at, _, files in walk(folder) for n, status in files.items())
+        inside = tuple((join(at.url, n), status) for at in walk(folder) for n, status in at.files.items())
     except CkptError as e:
         return FoundCheckpoint(folder, name, "", (), e)
     return FoundCheckpoint(folder, name, "", inside)

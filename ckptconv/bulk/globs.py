@@ -1,4 +1,4 @@
-"""Paths that match a shell pattern, each once, in time linear in the tree.
+"""Paths that match a shell pattern, each once; local ones in time linear in the tree.
 
 glob.glob follows links to folders below `**`, so two links to their own folder are 2^40 paths, and walks the tree again
 for each further `**`. Here each folder is walked once; below `**` links to folders are followed only with `follow`.
@@ -10,6 +10,13 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
+
+from ..errors import CkptError
+from ..storage import web
+from ..storage.faults import asking
+from ..storage.lookups import MANY, filesystem
+from ..storage.paths import join
+from ..storage.walking import as_path, below, check_path
 
 ANY = "**"  # a part that stands for any number of folders
 
@@ -30,6 +37,21 @@ def matches(pattern: str, follow: bool) -> list[str]:
         else:
             found = {path for folder in found if os.path.lexists(path := os.path.join(folder, part))}
     return sorted(found)
+
+
+def listed(pattern: str, root: str) -> dict[str, CkptError | None]:
+    """The urls that match in a remote file system, each `root` and a path; and why one of them cannot be read."""
+    fs, path = filesystem(pattern)
+    with asking(pattern):
+        found = web.bounded(fs, "glob", MANY, path, detail=True)
+    out: dict[str, CkptError | None] = {}
+    for at in below(filesystem(root)[1], found):
+        try:
+            check_path(at, root)
+            out[join(root, at)] = None
+        except CkptError as e:
+            out[join(root, as_path(at))] = e
+    return out
 
 
 def _named(folder: str, pattern: str) -> Iterator[str]:
@@ -59,4 +81,4 @@ def _tree(folders: Iterable[str], follow: bool) -> Iterator[str]:
             later += [os.path.join(at, e.name) for e in below if follow and e.is_symlink()]
 
 
-__all__ = ["matches"]
+__all__ = ["listed", "matches"]

@@ -192,10 +192,9 @@ def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[
 
 def _occupied(folder: str) -> Iterator[str]:
     """The paths of all files in the output folder, relative to it; not of those that a run is writing there."""
-    root = folder.rstrip("/")
-    for at, folders, inside in files.walk(folder, lambda *_: None) if files.is_dir(folder) else ():
+    for _, at, folders, inside in files.walk(folder, lambda *_: None) if files.is_dir(folder) else ():
         folders[:] = [name for name in folders if not footprints.reserved(name)]
-        yield from (files.join(at, name)[len(root) + 1 :] for name in inside)
+        yield from (f"{at}/{name}" if at else name for name in inside)
 
 
 def _state(

@@ -95,10 +95,10 @@ def _names(source: str) -> Iterator[str]:
 
 
 def _step(name: str, typed: str) -> str:
-    """The name up to the next separator, with * for what lies below."""
+    """The name up to the next separator, which stands for all below it; a shell would put names of files for a `*`."""
     sep = "/" if "/" in name else "."
     at = name.find(sep, len(typed))
-    return name if at < 0 else name[: at + 1] + "*"
+    return name if at < 0 else name[: at + 1]
 
 
 def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ..messages import listing
 from ..storage.faults import refused
 from ..storage.files import local
 from ..storage.paths import beginning, inside
-from . import listed, own, publish, replaceable
+from . import acl, listed, own, publish, replaceable
 from .publish import Publication, part
 
 
@@ -186,7 +186,8 @@ class OutputNames:
         mode, gid = 0o777, own.group({os.path.dirname(path) for path in self.final.values()} | {self.folder})
         for name in [*self._own, *self.older(), *([self._built] if self._built else [])]:
             try:
-                mode &= own.audience(os.stat(os.path.join(self.folder, name)), gid)
+                path = os.path.join(self.folder, name)
+                mode &= own.audience(os.stat(path), gid, acl.of(path))
             except OSError:
                 continue  # nothing is there
         return mode

@@ -18,6 +18,7 @@ from stat import S_IMODE, S_ISDIR, S_ISGID, S_ISREG
 
 from ..errors import StorageError, UsageError
 from ..storage.paths import is_remote, local
+from . import acl
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MARKER = ".ckptconv"
@@ -99,12 +100,13 @@ def group(folders: Iterable[str]) -> int:
     return found.pop() if len(found) == 1 else -1
 
 
-def audience(found: os.stat_result, gid: int) -> int:
+def audience(found: os.stat_result, gid: int, listed: bytes = b"") -> int:
     """All permissions, in a file of this group, of those who may read what was found, its owner always.
 
     Of another group neither are the members known to be those of this one, nor the others: both may read, or neither.
+    listed: its access control list.
     """
-    readers = found.st_mode & 0o044
+    readers = acl.readers(found.st_mode, listed)
     if found.st_gid != gid and readers != 0o044:
         readers = 0
     return 0o700 | (0o070 if readers & 0o040 else 0) | (0o007 if readers & 0o004 else 0)
@@ -116,7 +118,12 @@ def of_folder(mode: int) -> int:
 
 
 def restrict(fd: int, mode: int) -> None:
-    """Take from an open file or folder of ours what goes beyond these permissions: a stranger may have laid it open."""
+    """Take from an open file or folder of ours what goes beyond these permissions.
+
+    A stranger may have laid it open, or the folder in which it was made gives each file a list of users.
+    """
+    if not mode & 0o004 and acl.drop(fd):
+        mode &= 0o755  # the group had the mask of the list, which has no umask
     found = S_IMODE(os.fstat(fd).st_mode)
     if found & ~mode & 0o777:
         os.chmod(fd, found & (mode | 0o7000))
@@ -127,7 +134,7 @@ def shared(urls: Iterable[str], *folders: str) -> int:
     mode, gid = 0o777, group({local(folder) for folder in folders})
     for url in urls:
         try:
-            mode &= 0o777 if is_remote(url) else audience(os.stat(local(url)), gid)
+            mode &= 0o777 if is_remote(url) else audience(os.stat(local(url)), gid, acl.of(local(url)))
         except OSError:
             continue  # it is gone: reading it will say so
     return mode

@@ -119,8 +119,7 @@ class Output:
             fd = own.open_file(path, os.O_RDWR | how, self._mode & 0o666)
             self._fds[f.name] = fd
             self._ready.append(f.name)
-            if self._stays:  # it may have been there
-                own.restrict(fd, self._mode & 0o666)
+            own.restrict(fd, self._mode & 0o666)
             if f.size and not self._whole:
                 os.ftruncate(fd, f.size)
             if not self._few:

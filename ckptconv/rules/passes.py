@@ -136,8 +136,8 @@ def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable
 
 
 def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:
-    """A test for names, and the globs that have not matched any so far."""
-    compiled = [(glob, re.compile(translate(glob))) for glob in globs]
+    """A test for names, and the globs that have not matched any so far; one that ends as a scope takes all below it."""
+    compiled = [(glob, re.compile(translate(f"{glob}*" if glob.endswith(("/", ".")) else glob))) for glob in globs]
     unused = set(globs)
 
     def matches(name: str) -> bool:

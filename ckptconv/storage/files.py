@@ -2,7 +2,8 @@
 
     Seen(url)        what detection needs, looked at once
     Reader(url)      ranges of one file, checked against its size
-    exists, is_dir, stat, names, walk      what there is at a path (looking.py)
+    exists, is_dir, stat, names            what there is at a path (looking.py)
+    walk                                   what there is below a folder (walking.py)
     local, split, join, sibling            names (paths.py)
 
 Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
@@ -22,11 +23,12 @@ from typing import IO, Any
 
 from ..errors import CorruptCheckpoint
 from .faults import refused
-from .looking import Stat, exists, is_dir, names, stat, walk
+from .looking import Stat, exists, is_dir, names, stat
 from .lookups import filesystem
 from .paths import is_remote, join, local, sibling, split
 from .ranges import FileObject, Ranges
 from .remote import MAX_GAP, RemoteFile
+from .walking import walk
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
 AHEAD = 2**23  # bytes that are fetched before they are asked for

@@ -218,10 +218,11 @@ def _beginning(folder: str, prefix: str) -> dict[str, Info]:
 
 def stat(url: str) -> Stat | None:
     found = info(url)
-    return None if found is None or found.get("type") == "directory" else _stat(found)
+    return None if found is None or found.get("type") == "directory" else stat_of(found)
 
 
-def _stat(found: Info) -> Stat:
+def stat_of(found: Info) -> Stat:
+    """What an answer or a listing says of a file."""
     when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
     if hasattr(when, "timestamp"):  # listings have fractions of a second that answers about a file lack
         when = int(when.timestamp()) if "LastModified" in found else when.timestamp()
@@ -245,31 +246,6 @@ def refuse_unlisted(url: str) -> None:
         raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=url)
 
 
-def walk(folder: str) -> Iterator[tuple[str, list[str], dict[str, Stat]]]:
-    """As files.walk: one recursive listing, which an object store answers in pages whatever the number of folders."""
-    refuse_unlisted(folder)
-    fs, path = filesystem(folder)
-    with asking(folder):
-        found = web.bounded(fs, "find", MANY, path, detail=True)
-    tree: dict[str, tuple[set[str], dict[str, Info]]] = {"": (set(), {})}
-    root = path.strip("/") + "/"
-    for where, what in found.items():
-        parts = str(where).strip("/").removeprefix(root).split("/")
-        for depth in range(len(parts) - 1):
-            tree.setdefault("/".join(parts[:depth]), (set(), {}))[0].add(parts[depth])
-        tree.setdefault("/".join(parts[:-1]), (set(), {}))[1][parts[-1]] = what
-    run = _RUN.get()
-    todo = [""]
-    while todo:
-        at = todo.pop()
-        folders, inside = sorted(tree[at][0]), dict(sorted(tree[at][1].items()))
-        url = join(folder, at) if at else folder
-        if run is not None:
-            run.learn(url, {**{name: {"type": "directory"} for name in folders}, **inside}, whole=True)
-        yield url, folders, {name: _stat(what) for name, what in inside.items()}
-        todo += [f"{at}/{name}".lstrip("/") for name in reversed(folders)]
-
-
 __all__ = [
     "Lookups",
     "Stat",
@@ -284,5 +260,5 @@ __all__ = [
     "once",
     "refuse_unlisted",
     "stat",
-    "walk",
+    "stat_of",
 ]

@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
         ("ckptconv model.safetensors -c rul", ["rules.toml"]),
         ("ckptconv diff a b --dtype bf", ["bfloat16"]),
         ("ckptconv inspect model.safetensors --sort s", ["size", "shape"]),
-        ("ckptconv inspect model.safetensors --include n", ["net/*"]),
-        ("ckptconv inspect model.safetensors --include net/", ["net/layer_1/*", "net/layer_10/*"]),
+        ("ckptconv inspect model.safetensors --include n", ["net/"]),
+        ("ckptconv inspect model.safetensors --include net/", ["net/layer_1/", "net/layer_10/"]),
         ("ckptconv model.safetensors -o out.npz --exclude s", ["step"]),
         ("ckptconv inspect no-such-file --include n", []),
     ],
@@ -55,6 +55,22 @@ def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
     done = cli(env={**os.environ, **asked, "_CKPTCONV_COMPLETE": "complete_bash"}, cwd=folder)
     assert done.stderr == ""
     assert sorted(done.stdout.split()) == sorted(offered)
+
+
+@pytest.mark.parametrize(
+    ("glob", "kept"),
+    [
+        ("net/", ["net/a", "net/b/c"]),
+        ("net/b/", ["net/b/c"]),
+        ("net", ["net"]),
+        ("x.", ["x.y"]),
+        ("net/*", ["net/a", "net/b/c"]),
+    ],
+)
+def test_what_is_offered_selects_all_below_it(glob: str, kept: list[str], tmp_path: Path) -> None:
+    names = ["net", "net/a", "net/b/c", "network", "x.y"]
+    ckptconv.save({n: np.ones(2, "f4") for n in names}, tmp_path / "m.safetensors")
+    assert sorted(ckptconv.open(tmp_path / "m.safetensors", include=glob)) == kept
 
 
 def test_what_nobody_sees_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +151,13 @@ SHELLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_at_a_terminal_runs_nothing_at_tab(shell: str, folder: Path) -> None:
+    """Nor at the Enter that follows: bash put names of files in the place of a `*` that was offered."""
     if not which(shell):
         pytest.skip(f"{shell} is not installed")
     for name in HOSTILE:
         (folder / f"{name}.toml").write_text("")
+    (folder / "net").mkdir()
+    (folder / "net" / "$(touch pwned)").write_text("")
     asked, program, (command, completion) = folder / "asked", folder / "bin" / "ckptconv", SHELLS[shell]
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\n"{sys.executable}" -m ckptconv "$@"\ntouch "{asked}"\n')
@@ -157,6 +176,10 @@ def test_a_shell_at_a_terminal_runs_nothing_at_tab(shell: str, folder: Path) -> 
         until(terminal, lambda _: asked.exists())
         os.write(terminal, b"ckptconv model.safetensors -c \t\t")
         until(terminal, lambda shown: b"albert" in shown)  # the first converter
+        os.write(terminal, b"\x03ckptconv inspect model.safetensors --include ne\t")
+        until(terminal, lambda shown: b"--include net/" in shown)
+        os.write(terminal, b"\r\r")
+        until(terminal, lambda shown: b"layer_10" in shown)
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)

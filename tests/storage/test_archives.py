@@ -66,7 +66,7 @@ def test_folders_are_listed(inner: bytes, tmp_path: Path) -> None:
     assert not files.exists(f"zip://a/m::{archive}")
     assert len(ckptconv.open(f"zip://a/b::{archive}")) == 4
     with lookups.once():
-        walked = {folder: sorted(inside) for folder, _, inside in files.walk(f"zip://::{archive}")}
+        walked = {level.url: sorted(level.files) for level in files.walk(f"zip://::{archive}")}
     assert walked == {
         f"zip://::{archive}": [], f"zip://a::{archive}": ["m.npz"],
         f"zip://a/b::{archive}": sorted(name.rpartition("/")[2] for name in members),

@@ -75,9 +75,7 @@ def of_folder(root: str) -> dict[str, Value]:
     Refused are names that `walk` passes over, links to folders or to nothing and pipes: chunks would seem to be absent.
     """
     out = {}
-    start = len(root.rstrip("/")) + 1
-    for folder, folders, files in walk(root):
-        under = folder[start:]
+    for folder, under, folders, files in walk(root):
         if not is_remote(root) and (passed := sorted(set(names(folder)).difference(folders, files))):
             what = "holds links to folders or to nothing, pipes or devices, which are not read"
             raise UnsafeCheckpoint(f"{what}:\n{listing(passed)}", url=folder)

@@ -1,0 +1,153 @@
+"""Walk over a folder and all below it, local or remote; each has its path below the first, which no url is cut for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ..errors import CkptError, UnsafeCheckpoint
+from ..messages import brief, printable
+from . import web
+from .faults import asking, refused
+from .looking import status_of
+from .lookups import MANY, Info, Stat, filesystem, kept, refuse_unlisted, stat_of
+from .paths import is_remote, join, local, reads_as_more
+
+MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
+FOLDER: Info = {"type": "directory"}
+Failed = Callable[[str, str, CkptError], None]
+
+
+class Level(NamedTuple):
+    """One folder. path: below the one where the walk began, '' for that one; folders: names; files: by their names."""
+
+    url: str
+    path: str
+    folders: list[str]
+    files: dict[str, Stat]
+
+
+def walk(folder: str, failed: Failed | None = None) -> Iterator[Level]:
+    """Yield this folder and each below it; sorted, outer ones first.
+
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed. What vanishes
+    meanwhile is left out. `failed` is given the url and the path of what cannot be looked at, instead of an error.
+    """
+    return _remote(folder, failed) if is_remote(folder) else _local(folder, failed)
+
+
+def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
+    todo = [(folder, "")]
+    while todo:
+        at, path = todo.pop()
+        folders, files, bad = _scanned(at)
+        for name, e in bad.items():
+            url = join(at, name) if name else at
+            if (at == folder and not name) or (failed is None and not isinstance(e, FileNotFoundError)):
+                raise refused(e, url) from e
+            if failed and not isinstance(e, FileNotFoundError):
+                failed(url, _below(path, name) if name else path, refused(e, url))
+        if "" not in bad:
+            yield Level(at, path, folders, files)
+        todo += [(join(at, name), _below(path, name)) for name in reversed(folders)]
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _scanned(folder: str) -> tuple[list[str], dict[str, Stat], dict[str, OSError]]:
+    """The folders and the files in a local folder, sorted, and what cannot be looked at; '' is the folder itself."""
+    folders, files, bad = list[str](), dict[str, Stat](), dict[str, OSError]()
+    try:
+        with os.scandir(local(folder)) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+                    elif entry.is_file():
+                        files[entry.name] = status_of(entry.stat())
+                except OSError as e:
+                    if e.errno != errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
+                        bad[entry.name] = e
+    except OSError as e:
+        bad[""] = e
+    return folders, files, bad
+
+
+# --- remote: one recursive listing, which an object store answers in pages whatever the number of folders -----------
+
+
+class _Folder:
+    __slots__ = ("files", "folders")
+
+    def __init__(self) -> None:
+        self.folders: dict[str, _Folder] = {}
+        self.files: dict[str, Info] = {}
+
+
+def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
+    refuse_unlisted(folder)
+    fs, path = filesystem(folder)
+    with asking(folder):
+        found = web.bounded(fs, "find", MANY, path, detail=True)
+    todo = [("", _tree(folder, below(path, found), failed))]
+    run = kept()
+    while todo:
+        at, node = todo.pop()
+        folders, inside = sorted(node.folders), dict(sorted(node.files.items()))
+        url = join(folder, at) if at else folder
+        if run is not None:
+            run.learn(url, {**dict.fromkeys(folders, FOLDER), **inside}, whole=True)
+        yield Level(url, at, folders, {name: stat_of(what) for name, what in inside.items()})
+        todo += [(_below(at, name), node.folders[name]) for name in reversed(folders)]
+
+
+def below(root: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a file system says of paths, by those below `root`; without the empty objects that stand for folders."""
+    start = root.strip("/") + "/" if root.strip("/") else ""
+    paths = ((str(where).removeprefix("/").removeprefix(start), what) for where, what in found.items())
+    return {path: what for path, what in paths if not path.endswith("/") or what.get("size")}
+
+
+def _tree(folder: str, found: dict[str, Info], failed: Failed | None) -> _Folder:
+    tree = _Folder()
+    for path, what in found.items():
+        try:
+            check_path(path, folder)
+        except CkptError as e:
+            if failed is None:
+                raise
+            failed(join(folder, label := as_path(path)), label, e)
+            continue
+        at = tree
+        *above, name = path.split("/")
+        for part in above:
+            at = at.folders.setdefault(part, _Folder())
+        at.files[name] = what
+    return tree
+
+
+def check_path(path: str, folder: str) -> None:
+    """UnsafeCheckpoint for what a store may call an object, while no path is called so, or another one is.
+
+    Path and url of such an object would be those of another: `a//b` is read as `a/b`, and `..` as the folder above.
+    """
+    parts = path.split("/")
+    if any(p in ("", ".", "..") or "\0" in p or reads_as_more(p) for p in parts):
+        what = f"holds an object called {printable(brief(path))!r}, which reads as more than a path"
+        raise UnsafeCheckpoint(f"{what}; it is not read", url=folder)
+    if len(parts) > MAX_DEPTH:
+        raise UnsafeCheckpoint(f"holds an object {len(parts) - 1} folders deep; {MAX_DEPTH - 1} are read", url=folder)
+
+
+def as_path(path: str) -> str:
+    """A path by which an object that has none is told from others."""
+    odd = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
+    return "/".join(odd.get(p) or (quote(p, safe=" ") if "\0" in p or reads_as_more(p) else p) for p in path.split("/"))
+
+
+__all__ = ["Level", "as_path", "below", "check_path", "walk"]
