@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..errors import CorruptCheckpoint, StorageError
 from ..messages import brief, printable
-from . import web
+from . import directory, web
 from .faults import asking
+from .paths import is_remote
 from .ranges import FileObject
 
 TAIL = 2**16  # bytes fetched at once, in which the directory of a small archive lies
@@ -143,6 +144,8 @@ def _entries(archive: Archive) -> Mapping[str, Entry]:
     """The members by name, as Python's own reader of zips finds them."""
     import zipfile
 
+    if not is_remote(archive.url) and not directory.is_there(archive):
+        raise CorruptCheckpoint("has no directory where its end says it is", url=archive.url)
     try:
         with zipfile.ZipFile(io.BufferedReader(FileObject(archive), 2**16)) as z:
             found = z.infolist()

@@ -22,6 +22,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
 from ..errors import CorruptCheckpoint
+from . import directory
 from .faults import refused
 from .looking import Stat, exists, is_dir, names, stat
 from .lookups import filesystem
@@ -75,6 +76,9 @@ class Seen:
             return ()
         import zipfile
 
+        with Reader(self.url) as found:
+            if not found.remote and not directory.is_there(found):
+                return ()
         try:
             with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
                 return tuple(z.namelist())

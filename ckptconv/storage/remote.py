@@ -45,14 +45,19 @@ class RemoteFile:
         if found.get("size") is None:
             raise StorageError("the server does not say how large the file is", url=url)
         self.size, self._info = int(found["size"]), found
+        if is_http(url):
+            with asking(url):
+                web.learn_version(self._fs, self._path, found)
         from hashlib import blake2b
 
-        version = [next(filter(None, map(found.get, VERSIONS)), None)]  # listings and answers agree, but not in times
+        said = {**found.get("first answer", {}), **{k: v for k, v in found.items() if v}}
+        version = [next(filter(None, map(said.get, VERSIONS)), None)]  # listings and answers agree, but not in times
         lasting = bool(version[0]) or is_http(url)  # which lists nothing
-        version = version if version[0] else [found.get(k) for k in TIMES]
+        version = version if version[0] else [said.get(k) for k in TIMES]
         digest = int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest(), "little")
         self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
         self._is_known = any(version)
+        self._version = tuple((k, said[k]) for k in web.VERSIONS if k in said)
         self._copy: Spool | None = None
         self._ranged = not is_http(url)  # whether the server sends ranges of files
         run = kept()
@@ -178,7 +183,7 @@ class RemoteFile:
             if self._ranged:
                 raise StorageError("the server sends ranges of the file no more", url=self.url) from e
             copied = _whole if self._is_known else _whole.__wrapped__
-            self._copy = copied(self.url, self.stamp)
+            self._copy = copied(self.url, self.stamp, self._version)
             return [self._copy.read(*one) for one in some]
         self._ranged = True
         return found
@@ -224,12 +229,13 @@ def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _whole(url: str, stamp: tuple[int, ...]) -> Spool:
+def _whole(url: str, stamp: tuple[int, ...], version: tuple[tuple[str, str], ...]) -> Spool:
     """A private copy of a file that can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
+    spool.check_room(stamp[0])
     fs, path = filesystem(url)
     with spool.filled() as file, asking(url):
-        web.whole(fs, path, stamp[0], file)
+        web.whole(fs, path, {"size": stamp[0], **dict(version)}, file)
     if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server said", url=url)
     return spool

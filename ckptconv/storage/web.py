@@ -117,23 +117,45 @@ def _changed(info: dict[str, Any], now: Mapping[str, str]) -> bool:
     return False
 
 
-def whole(fs: Any, path: str, size: int, file: IO[bytes]) -> None:
-    """Copy a file of `size` bytes into `file`; CorruptCheckpoint if the server sends more."""
+def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
+    """Let `info` have the version that answers tell, where none was told with the size."""
+
+    async def first() -> None:
+        async with _asked(fs, path, {"Range": "bytes=0-0"}) as answer:
+            _changed(info, answer.headers)
+
+    if info.get("size") and "first answer" not in info and not any(info.get(k) for k in VERSIONS):
+        again(path, 1, lambda: _timed(fs, seconds(1), first))
+
+
+def whole(fs: Any, path: str, info: dict[str, Any], file: IO[bytes]) -> None:
+    """Copy a file into `file`; CorruptCheckpoint if the server sends more than it said, or another version.
+
+    The time is counted by what came, since the size is what a stranger says.
+    """
+    import asyncio
+    import time
+
+    size = int(info["size"])
 
     async def copy() -> None:
-        left = size
+        left, began = size, time.monotonic()
         with spooling():
             file.seek(0)
             file.truncate()
         async with _asked(fs, path, {}) as answer:
-            while piece := await answer.content.read(PIECE):
+            if _changed(info, answer.headers):
+                raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=path)
+            while piece := await asyncio.wait_for(
+                answer.content.read(PIECE), began + seconds(size - left) - time.monotonic()
+            ):
                 left -= len(piece)
                 if left < 0:
                     raise CorruptCheckpoint("is longer than the server said", url=path)
                 with spooling():
                     file.write(piece)
 
-    again(path, size, lambda: _timed(fs, seconds(size), copy), known=True)
+    again(path, size, lambda: _timed(fs, seconds(size) + 1, copy), known=True)
 
 
 def _timed(fs: Any, limit: float, coroutine: Callable[[], Any]) -> Any:
@@ -224,4 +246,4 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
         )
 
 
-__all__ = ["NoRanges", "bounded", "client", "fetched", "may_lead", "ranges", "whole"]
+__all__ = ["NoRanges", "bounded", "client", "fetched", "learn_version", "may_lead", "ranges", "whole"]

@@ -274,6 +274,25 @@ def test_it_is_refused_or_read_at_once(name: str, tmp_path: Path) -> None:
                 t.numpy()
 
 
+@pytest.mark.parametrize("name", ["s.npz", "s.pt", "s.bin", "s.keras", "s", "zip://m::{}/s.zip"])
+def test_a_hole_is_no_directory(name: str, tmp_path: Path) -> None:
+    """A file of 300 MB takes 4 kB on the disk, and its end says that all of it is the directory: it was read whole."""
+    size = 300 * 2**20
+    path = tmp_path / ("s.zip" if "::" in name else name)
+    with open(path, "wb") as f:
+        f.truncate(size)
+        f.seek(size)
+        f.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, size, 0))
+        f.write(struct.pack("<4sLQL", b"PK\6\7", 0, size, 1))
+        f.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+    tracemalloc.start()
+    with pytest.raises(ckptconv.CkptError):
+        ckptconv.open(name.format(tmp_path) if "::" in name else path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**25
+
+
 def test_a_dtype_that_is_not_read_is_not_kept(tmp_path: Path) -> None:
     """60,000 characters of it deflate to nothing."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as z:

@@ -376,6 +376,7 @@ def test_secrets_in_a_url_are_not_shown(web: Web) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)  # another test may have used it
     with pytest.raises(MissingExtra, match=r"ckptconv\[gs\]"):
         ckptconv.open("gs://bucket/m.npz")
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote
@@ -25,7 +26,7 @@ from ckptconv.bulk import discover, run
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
 from ckptconv.reporting import shelf
-from ckptconv.storage import faults, files, lookups, paths, tries, web
+from ckptconv.storage import faults, files, lookups, paths, remote, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
@@ -262,6 +263,93 @@ def test_a_server_that_drips_or_is_silent_ends(
     words = "sends no ranges" if chain and handler is Dripping else "timed out"
     with pytest.raises(StorageError, match=words):
         ckptconv.open(f"{chain}http://{serve(handler)}/m.npz")
+
+
+class Claiming(Quiet):
+    """Without ranges; it says a size that would take hours, sends a little and then nothing, or a byte at a time."""
+
+    claimed, drips = 10**9, False
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.claimed))
+        self.end_headers()
+        try:
+            while self.command != "HEAD":
+                self.wfile.write(b"x" * (1 if self.drips else 1000))
+                time.sleep(0.2 if self.drips else 30)
+        except OSError:
+            pass
+
+
+class ClaimingAndDripping(Claiming):
+    drips = True
+
+
+@pytest.mark.parametrize("handler", [Claiming, ClaimingAndDripping])
+def test_a_size_that_a_server_claims_gives_it_no_time(
+    handler: Handler, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
+    monkeypatch.setattr(tries, "TRIES", 1)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="timed out"):
+        ckptconv.open(f"http://{serve(handler)}/m.safetensors")
+    assert time.monotonic() - began < 30
+
+
+def test_a_size_that_has_no_room_is_not_copied(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Claiming, "claimed", 10**18)
+    with pytest.raises(StorageError, match=r"copy, which takes .* TMPDIR names another folder"):
+        ckptconv.open(f"http://{serve(Claiming)}/m.safetensors")
+
+
+class Versions(Quiet):
+    """Tells the version of its file only in answers that have its bytes; with ranges or without."""
+
+    ranged, head = False, ""
+    version, files = 0, list[bytes]()
+
+    def do_GET(self) -> None:
+        raw = self.files[self.version]
+        if self.command == "HEAD":
+            self.answer(200, raw, **({"ETag": self.head} if self.head else {}))
+            return
+        wanted = self.headers.get("Range") if self.ranged else None
+        if not wanted:
+            with suppress(BrokenPipeError):  # who asked for the version only
+                self.answer(200, raw, ETag=f"v{self.version}")
+            return
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        part = raw[first : last + 1]
+        self.answer(
+            206, part, ETag=f"v{self.version}", Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(raw)}"
+        )
+
+
+@pytest.mark.parametrize("ranged", [False, True])
+@pytest.mark.parametrize("head", ["", "v0"])
+def test_a_version_that_only_answers_tell(
+    ranged: bool, head: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header of one file was read, and the values of the one that had come in its place."""
+    made = []
+    for k in range(2):
+        ckptconv.save({"w": np.full(200_000, k, "f4")}, tmp_path / f"{k}.safetensors", hash=False)
+        made.append((tmp_path / f"{k}.safetensors").read_bytes())
+    monkeypatch.setattr(Versions, "files", made)
+    monkeypatch.setattr(Versions, "version", 0)
+    monkeypatch.setattr(Versions, "ranged", ranged)
+    monkeypatch.setattr(Versions, "head", head)
+    opened = ckptconv.open(f"http://{serve(Versions)}/m.safetensors")
+    np.testing.assert_array_equal(opened["w"].numpy(), np.zeros(200_000, "f4"))
+    Versions.version = 1
+    remote._whole.cache_clear()  # of what was copied whole, the copy is read again
+    with pytest.raises(CorruptCheckpoint, match="changed"):
+        opened["w"].numpy()
+    with pytest.raises(CorruptCheckpoint, match="changed"):
+        ckptconv.save(opened, tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()
 
 
 PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end

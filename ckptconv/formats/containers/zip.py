@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
-from ...storage.files import ahead
+from ...storage import directory
+from ...storage.files import ahead, is_remote
 from ...storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
@@ -59,6 +60,8 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     start, size, count = _end(f)
     if count * ENTRY.size > size:
         raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
+    if not is_remote(f.url) and not directory.is_there(f):
+        raise CorruptCheckpoint("the zip has no directory where its end says it is", url=f.url)
     entries = list(_central(f.read(start, size), count, f.url))
     check_names([e.name for e in entries], f.url, files)
     entries_by_place = sorted(entries, key=lambda e: e.at)
