@@ -23,8 +23,8 @@ def version() -> str:
 
 ARCHIVES = ("zip://", "tar://", "libarchive://", "reference://")  # such a link ends at `::`, and another one follows
 _CACHE = re.compile("[a-z0-9]+::")
-_ESCAPED = re.compile("[a-z][a-z0-9+.-]*%3a%2f%2f", re.I)
-_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?/{0,2})(?=[^/\s@:]+:[^/\s@]*@)")
+_ESCAPED = re.compile("[a-z][a-z0-9+.-]*(?:%3a(?://|%2f%2f)|:%2f%2f)", re.I)
+_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:|https?(?=//))?/{0,2})(?=[^/\s@:]+:[^/\s@]*@)")
 _PORT = re.compile(r"(?:^|@)(?:[^:@\[\]]*|\[[0-9A-Fa-f:.%]*\])(?::[0-9]*)?$")
 
 
@@ -60,6 +60,8 @@ def _redacted(url: str) -> str:
     if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
         place, asks = rest, ""  # of other schemes a question mark may belong to a name
     host, slash, path = place.partition("/")
+    if is_web and not host:  # a slash too many: what follows was meant to be the host
+        path = path.rpartition("@")[2]
     if ":" in host and "@" in path:
         after = place.rpartition("@")[2]
         if _PORT.search(host):
@@ -71,7 +73,7 @@ def _redacted(url: str) -> str:
     signs = re.search(";|%3f", path, re.I) if is_web else None
     if signs and re.search("=|%3d", path[signs.end() :], re.I):
         path = path[: signs.end()] + "..."
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?..." if asks else "")
+    return f"{scheme}://{re.split('@|%40', host)[-1]}{slash}{path}" + ("?..." if asks else "")
 
 
 def _cut(text: str, mark: str) -> tuple[str, str, str]:
@@ -84,7 +86,8 @@ def _cut(text: str, mark: str) -> tuple[str, str, str]:
 
 # Where a url in a text ends nobody knows: in quotes at the closing one, else at a space that is not in its password.
 _SCHEME = (
-    r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:://|%3[Aa]%2[Ff]%2[Ff])|(?:https?:/|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
+    r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:(?::|%3[Aa])(?://|%2[Ff]%2[Ff]))"
+    r"|(?:https?(?::/|//)|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
 )
 _QUOTED = "|".join(rf"(?<={q}){_SCHEME}[^\n]{{0,2000}}?(?={q}[,.;:)\]}}]*(?:[\s`]|$))" for q in ("'", '"', "`"))
 _URL = re.compile(rf"{_QUOTED}|{_SCHEME}(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{{0,100}}@)?\S*")
@@ -106,8 +109,12 @@ def _shown(found: re.Match[str]) -> str:
     return redacted(url) + found[0][len(url) :]
 
 
-# letters and marks that Unicode calls printable and nobody sees: Hangul fillers, Braille blank, variation selectors
-INVISIBLE = re.compile("[\u115f\u1160\u3164\uffa0\u2800\u034f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# letters and marks that Unicode calls printable and nobody sees: fillers, inherent vowels and variation selectors (the
+# Default_Ignorable_Code_Point of DerivedCoreProperties.txt), and blanks of Braille, Khitan and musical notation
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
+)
 
 
 def is_visible(text: str) -> bool:

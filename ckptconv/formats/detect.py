@@ -34,7 +34,7 @@ from ..messages import did_you_mean, printable
 from ..storage.faults import SCARCE, refused
 from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
-from ..storage.paths import join
+from ..storage.paths import join, sibling
 from . import foreign, shard_index, signatures
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
@@ -107,14 +107,14 @@ def _likely(seen: Seen) -> Sequence[Format]:
 def _checkpoints(seen: Seen) -> list[str]:
     """The names in a folder that are those of checkpoints, or of the first ones have the content of one."""
     suffixes = tuple(s for f in TABLE for s in f.suffixes)
-    known = [n for n in seen.files[:LOOKED_AT] if not n.lower().endswith(suffixes) and _has_content(join(seen.url, n))]
+    known = [n for n in seen.files[:LOOKED_AT] if not n.lower().endswith(suffixes) and _has_content(seen.url, n)]
     return [n for n in seen.files if n.lower().endswith(suffixes) or n in known]
 
 
-def _has_content(url: str) -> bool:
-    """Whether a format knows the content at `url`."""
+def _has_content(folder: str, name: str) -> bool:
+    """Whether a format knows the content of a file; what a link out of the folder leads to is not opened."""
     try:
-        seen = Seen(url)
+        seen = Seen(sibling(join(folder, "."), name))
         return max(_claims(_likely(seen), seen, "").values(), default=0) > 1
     except (CkptError, OSError):  # unreadable: it is not recommended
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from shlex import quote as quoted
 from urllib.parse import quote, unquote
 
 from ..errors import UnsafeCheckpoint, UsageError
@@ -129,7 +130,7 @@ def beside(url: str, path: str) -> str:
     blob = below != home and os.path.dirname(target) == join(cache, "blobs")
     if not (blob or inside(path, folder)):
         what = f"{printable(name)} is a symlink that leaves the checkpoint's folder"
-        how = f"name what it leads to, or allow it: CKPTCONV_LINKS={printable(os.path.dirname(target))}"
+        how = f"name what it leads to, or allow it: CKPTCONV_LINKS={quoted(printable(os.path.dirname(target)))}"
         raise UnsafeCheckpoint(f"{what}; if you made it, {how}", url=url.removesuffix(f"{os.sep}."))
     return path
 

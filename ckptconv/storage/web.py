@@ -238,10 +238,10 @@ async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
     if target.user or target.password:
         raise StorageError("the server redirects to an address with a login that you did not give", url=str(sent.url))
     if not led:
-        where = f"{target.host}:{target.port}" if target.host == sent.url.host else target.host
+        where = f"{target.raw_host}:{target.port}" if target.host == sent.url.host else target.raw_host
         raise StorageError(
             f"the server redirects to {target.scheme}://{where}, another host than was named; "
-            f"CKPTCONV_REDIRECTS={target.host} allows it",
+            f"CKPTCONV_REDIRECTS={target.raw_host} allows it",
             url=str(sent.url),
         )
 

@@ -82,7 +82,22 @@ def test_what_nobody_sees_is_not_offered(tmp_path: Path, monkeypatch: pytest.Mon
     assert complete.tensors("--f") == ["--force"]
 
 
-@pytest.mark.parametrize("hidden", ["\u115f", "\u1160", "\u3164", "\uffa0", "\u2800", "\u034f", "\ufe0f", "\U000e0101"])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "\u115f",
+        "\u1160",
+        "\u3164",
+        "\uffa0",
+        "\u2800",
+        "\u034f",
+        "\ufe0f",
+        "\U000e0101",
+        "\u17b4",
+        "\u180f",
+        "\U00016fe4",
+    ],
+)
 def test_letters_that_nobody_sees_are_escaped(hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = f"a{hidden}b"
     show.as_json({shown: [shown]})

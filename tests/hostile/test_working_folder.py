@@ -63,3 +63,13 @@ def test_code_that_is_named_brings_nothing_else_from_there(home: Path, tmp_path:
     done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert not [p.name for p in home.glob("*.ran")]
     assert done.returncode == 0, done.stderr
+
+
+def test_python_m_brings_it_to_no_other_process(tmp_path: Path) -> None:
+    """It looks in the working folder first; the process of the HDF5 library, which has no jail yet, does not."""
+    ckptconv.save({"w": np.arange(6.0)}, tmp_path / "b.hdf5")
+    (tmp_path / "h5py.py").write_text('open(__file__ + ".ran", "w").close()\n')
+    command = [sys.executable, "-m", "ckptconv", "inspect", "b.hdf5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert not (tmp_path / "h5py.py.ran").exists()
+    assert done.returncode == 0, done.stderr

@@ -230,3 +230,15 @@ def test_names_in_addresses() -> None:
     for name in ("a?b", "a#b", "a::b"):
         with pytest.raises(UnsafeCheckpoint, match="which reads as more than a name there"):
             paths.sibling("s3://k/index", name)
+
+
+def test_the_advice_is_one_word_of_a_shell(tmp_path: Path) -> None:
+    target = tmp_path / "a;touch pwned;#"
+    target.mkdir()
+    home = tmp_path / "home"
+    ckptconv.save({f"w{i}": np.ones(50) for i in range(3)}, home / "m.safetensors", max_shard_size=600)
+    shard = next(p for p in home.iterdir() if p.suffix == ".safetensors")
+    shutil.move(shard, target / "x")
+    shard.symlink_to(target / "x")
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match=r"CKPTCONV_LINKS='[^']*a;touch pwned;#'"):
+        ckptconv.open(next(home.glob("*.json")))

@@ -56,6 +56,10 @@ SHOWN = {
     "https://h/x%3Fsig=hush": "https://h/x%3F...",
     "https://h/x;sig=hush": "https://h/x;...",
     "https%3A%2F%2Fu%3Ahush%40h%2Fx%3Fsig%3Dhush": "https://h/x?...",
+    "https:///u:hush@h/x": "https:///h/x",
+    "http//u:hush@h/x": "http//h/x",
+    "http%3A//u:hush@h/x": "http://h/x",
+    "http://u%3Ahush%40h/x": "http://h/x",
     "https://h/a b?sig=hush": "https://h/a b?...",
     "https://h/x?sig=a b hush": "https://h/x?...",
     # names of objects, of which nothing is a secret
