@@ -134,6 +134,9 @@ def _long(word: str) -> str:
     return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 
 
+# The low bits that count of dtypes whose elements other programs store as several bytes: for bool, any but 0 is true.
+LOOSE = {"bool": 1, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
+
 SATURATES = "float4_e2m1fn"  # it has neither an infinity nor a NaN: from 7 on, all becomes 6; NaN becomes zero
 NO_ZERO = "float8_e8m0fnu"  # it has no sign, either
 

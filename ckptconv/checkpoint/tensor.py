@@ -242,5 +242,4 @@ def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     kind = of_numpy(array.dtype)
     data = np.asarray(array, order="C").reshape(array.shape)
-    narrow = (kind.name,) if kind.name in ("int4", "uint4", "int2", "uint2") else ()  # ml_dtypes leaves high bits open
-    return contiguous(name, kind, array.shape, Held(data), ops=narrow)
+    return contiguous(name, kind, array.shape, Held(data))

@@ -129,7 +129,7 @@ def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
     if len(pieces) != 1 or len(pieces[0].parts) != 1:
         return None
     (piece,), (part,) = pieces, pieces[0].parts
-    same = part.dtype == piece.to and not part.ops and is_contiguous(part) and part.start == piece.lo
+    same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
     return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
 
 

@@ -34,7 +34,6 @@ SUFFIX = ".msgpack"
 MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
 MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
 NAME_RATIO = 64  # characters of names per byte of the file
-SUB_BYTE = {n: (n.partition("_")[0],) for n in ("int4", "int2", "uint4", "uint2", "float4_e2m1fn")}
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
 
@@ -109,8 +108,7 @@ def _leaves(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...],
 def tensor(name: str, leaf: Any, url: str) -> Tensor:
     """The tensor of a leaf: an array, one in chunks, or a number."""
     if isinstance(leaf, Array):
-        ops = SUB_BYTE.get(leaf.kind.name, ())
-        return contiguous(name, leaf.kind, leaf.shape, Span(url, leaf.start, leaf.size), ops=ops)
+        return contiguous(name, leaf.kind, leaf.shape, Span(url, leaf.start, leaf.size))
     if isinstance(leaf, dict):
         return _joined(name, leaf, url)
     import numpy as np
@@ -134,8 +132,7 @@ def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
     kind, at, parts = chunks[0].kind, 0, []
     for c in chunks:
         count = checked_count(c.shape)
-        ops = SUB_BYTE.get(kind.name, ())
-        parts.append(Part(Span(url, c.start, c.size), kind, (count,), 0, (1,), at, (1,), ops))
+        parts.append(Part(Span(url, c.start, c.size), kind, (count,), 0, (1,), at, (1,)))
         at += count
     if at != checked_count(shape, url=url, tensor=name) or any(c.kind != kind for c in chunks):
         raise CorruptCheckpoint(f"its chunks do not make up the shape {list(shape)}", url=url, tensor=name)

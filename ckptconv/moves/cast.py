@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import NO_ZERO, SATURATES, DType, castable
+from ..dtypes import LOOSE, NO_ZERO, SATURATES, DType, castable
 from ..errors import ConversionError
 from .log import Loss
 
@@ -30,15 +30,17 @@ def _swap(a: Array, kind: DType) -> Array:
     return a.view(f"u{kind.word}").byteswap().view(a.dtype) if kind.word > 1 else a
 
 
-def _low_bits(bits: int, signed: bool) -> Callable[[Array, DType], Array]:
-    def keep(a: Array, kind: DType) -> Array:
-        raw = a.view("u1") & np.uint8((1 << bits) - 1)
-        if signed:  # sign-extend: ml_dtypes and its casts expect the high bits to follow the sign
-            raw = ((raw.astype("i1") << (8 - bits)) >> (8 - bits)).view("u1")
-        out: Array = raw.view(a.dtype)
-        return out
-
-    return keep
+def strict(a: Array, kind: DType) -> Array:
+    """Elements with the one byte that stands for each, see `LOOSE`; an array of other dtypes as it is."""
+    bits = LOOSE.get(kind.name)
+    if bits is None:
+        return a
+    raw = a.view("u1")
+    raw = raw & np.uint8((1 << bits) - 1) if bits > 1 else (raw != 0).view("u1")
+    if kind.kind == "i":  # sign-extend: ml_dtypes and its casts expect the high bits to follow the sign
+        raw = ((raw.astype("i1") << (8 - bits)) >> (8 - bits)).view("u1")
+    out: Array = raw.view(a.dtype)
+    return out
 
 
 def limits(kind: DType) -> tuple[int, int]:
@@ -53,7 +55,7 @@ def element(x: float, kind: DType) -> Array:
     ConversionError if that is another number: a fraction, out of range, or so small that it becomes zero.
     """
     with np.errstate(all="ignore"):
-        made: Array = np.array(x).astype(kind.np)
+        made: Array = strict(np.array([x]).astype(kind.np), kind).reshape(())
         back = complex(made.astype("c16"))
     if back == x or (x != x and back != back):
         return made
@@ -142,12 +144,6 @@ OPS: dict[str, Callable[[Array, DType], Array]] = {
     "swap": _swap,
     "conj": lambda a, kind: np.conj(a) if kind.kind == "c" else a,
     "neg": _negate,
-    "bool": lambda a, kind: (a.view("u1") != 0).view(a.dtype),
-    "int4": _low_bits(4, True),
-    "uint4": _low_bits(4, False),
-    "int2": _low_bits(2, True),
-    "uint2": _low_bits(2, False),
-    "float4": _low_bits(4, False),
 }
 ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
     "add": _added,
@@ -160,7 +156,7 @@ ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
 
 def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[Array, Loss]:
     """Apply operations to contiguous elements (as carriers) and cast; returns carriers of the target's width."""
-    a = raw.view(kind.np) if kind.kind != "x" else raw
+    a = strict(raw.view(kind.np), kind) if kind.kind != "x" else raw
     for name in ops:
         if name in OPS:
             a = OPS[name](a, kind)
@@ -170,6 +166,7 @@ def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[A
     loss = Loss()
     if to != kind:
         a, loss = cast(a, kind, to)
+        a = strict(a, to)  # ml_dtypes clears the high bits, also of negative numbers
     return np.ascontiguousarray(a).view(to.carrier), loss
 
 

@@ -61,7 +61,7 @@ def sole_run(piece: Piece) -> Run | None:
 def _as_run(part: Part, piece: Piece) -> Run | None:
     """The plain copy that is equivalent to a part, or None if elements move or change."""
     span = part.data
-    if part.ops or not isinstance(span, Span) or part.dtype != piece.to or not is_contiguous(part):
+    if part.changes(piece.to) or not isinstance(span, Span) or not is_contiguous(part):
         return None
     item, count = piece.to.itemsize, prod(part.shape)
     _inside(part, count, span, piece.tensor)
@@ -123,7 +123,7 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory
             for ready in decoded.between(part.start, part.start + 1):
                 _move(ready, piece, sources, target, memory, log)
         return
-    changes = bool(part.ops) or part.dtype != piece.to
+    changes = part.changes(piece.to)
     # A transposed slab writes runs of as many elements as it has rows: 512 KiB of 16 KiB rows would give runs of 32.
     # A change has temporary arrays of several times the slab.
     for slab in slabs(part, memory.window // 4 if changes else memory.window):

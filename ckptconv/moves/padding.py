@@ -84,7 +84,9 @@ def _check(padding: Stored, value: float, axis: int, start: int, filled: bool, s
     """Refuse padding, which begins at `start` of the axis, that is not the value."""
     import numpy as np
 
-    want = np.array(value).astype(padding.dtype.np).reshape(1).view("u1")
+    from .cast import element
+
+    want = element(value, padding.dtype).reshape(1).view("u1")
     at = 0
     for view in windows(padding, sources, CHUNK):
         elements = view.reshape(-1, len(want))

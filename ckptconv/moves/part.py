@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..dtypes import DType
+from ..dtypes import LOOSE, DType
 from ..errors import CorruptCheckpoint
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ class Part(NamedTuple):
 
     data: a Span, Coded or Held. dtype: of the stored elements. shape: of the box. offset, strides: its first element
     and its strides in `data`. start, steps: the same in the tensor, as flat C-order indices. ops: names in
-    `moves.cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, mask to 4 bits ...).
+    `moves.cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, negate ...). Elements of dtypes in
+    `dtypes.LOOSE` are first brought to the one byte that stands for each, whatever was stored.
     """
 
     data: Data
@@ -122,6 +123,10 @@ class Part(NamedTuple):
     start: int
     steps: tuple[int, ...]
     ops: tuple[str, ...] = ()
+
+    def changes(self, to: DType) -> bool:
+        """Whether elements become other bytes on the way to dtype `to`: by a cast, an operation, or as `LOOSE` ones."""
+        return bool(self.ops) or self.dtype != to or self.dtype.name in LOOSE
 
 
 def c_strides(shape: Sequence[int]) -> tuple[int, ...]:

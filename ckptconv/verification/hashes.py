@@ -130,7 +130,7 @@ def _watched(t: Tensor, digits: str) -> Tensor:
     if part is not None and isinstance(part.data, Span):
         url, start, size, _ = part.data
         strides = c_strides(t.shape)
-        if size == t.nbytes and part[1:] == (t.dtype, t.shape, 0, strides, 0, strides, ()):
+        if size == t.nbytes and part[1:-1] == (t.dtype, t.shape, 0, strides, 0, strides) and not part.changes(t.dtype):
             return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
     return replace(t, opened=Opened(hash=digits, of=(t.dtype, t.shape, t.parts)))
 

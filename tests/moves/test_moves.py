@@ -16,6 +16,7 @@ from kit import examples, same
 
 import ckptconv
 from ckptconv import ConversionError
+from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES, DType
 from ckptconv.moves.boxes import clip, fuse, is_contiguous, is_run, slabs
 from ckptconv.moves.cast import cast, transform
@@ -282,9 +283,72 @@ def test_the_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npz").exists()
 
 
+DIRTY = [2, 0, 255, 1, 0x8E]
+LOOSE_BYTES = {
+    "bool": [1, 0, 1, 1, 1], "int4": [2, 0, 255, 1, 254], "uint4": [2, 0, 15, 1, 14], "int2": [254, 0, 255, 1, 254],
+    "uint2": [2, 0, 3, 1, 2], "float4_e2m1fn": [2, 0, 15, 1, 14],
+}  # fmt: skip
+
+
+def _dirty(kind: str, folder: Path, suffix: str) -> Any:
+    """An array whose bytes other programs could have written, in memory or in a file."""
+    array = np.array(DIRTY, "u1").view(DTYPES[kind].np)
+    path = folder / f"w{suffix}"
+    if suffix == ".pt":
+        torch = pytest.importorskip("torch")
+        torch.save({"w": torch.tensor(DIRTY, dtype=torch.uint8).view(torch.bool)}, path)
+    elif suffix == ".safetensors":
+        header = b'{"w":{"dtype":"BOOL","shape":[5],"data_offsets":[0,5]}}'
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(DIRTY))
+    elif suffix:
+        np.save(path, array) if suffix == ".npy" else np.savez(path, w=array)
+    return path if suffix else {"w": array}
+
+
+@pytest.mark.parametrize("to", [".hdf5", ".ckpt", ".msgpack"])
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [*((k, "") for k in LOOSE_BYTES), ("bool", ".npz"), ("bool", ".npy"), ("bool", ".safetensors"), ("bool", ".pt")],
+)
+def test_an_element_is_one_byte_whatever_is_stored(kind: str, suffix: str, to: str, tmp_path: Path) -> None:
+    """Else what is written could not be read back, or its hash would be of other bytes than a reader gives."""
+    source, out = _dirty(kind, tmp_path, suffix), tmp_path / f"o{to}"
+    if suffix:
+        ckptconv.convert(source, out, verify=True)
+        ckptconv.verify(source, out)
+    else:
+        ckptconv.save(source, out, verify=True)
+    assert ckptconv.verify(out).tensors == 1
+    assert ckptconv.open(out)["w"].numpy().view("u1").tolist() == LOOSE_BYTES[kind]
+
+
+def test_negative_numbers_of_less_than_a_byte_have_the_high_bits_of_their_sign(tmp_path: Path) -> None:
+    """Which ml_dtypes clears, so that what was written was not what is read."""
+    ones = held("filled", np.ones(1, ml_dtypes.int4))
+    made = {
+        "cast": replace(held("cast", np.array([-2], "i1")), dtype=DTYPES["int4"]),
+        "filled": replace(ones, parts=(ones.parts[0]._replace(ops=("fill:-2",)),)),
+    }
+    ckptconv.save(made, tmp_path / "a.hdf5", verify=True)
+    read = {n: t.numpy().tobytes() for n, t in ckptconv.open(tmp_path / "a.hdf5").items()}
+    assert read == {"cast": b"\xfe", "filled": b"\xfe"}
+
+
+def test_a_hash_is_of_elements_and_not_of_the_bytes_that_stand_for_them(tmp_path: Path) -> None:
+    ckptconv.save({"w": np.array([True, False])}, tmp_path / "a.safetensors")
+    raw = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "b.safetensors").write_bytes(raw[:-2] + b"\x02\x00")
+    assert ckptconv.verify(tmp_path / "b.safetensors").hashed == 1
+    ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors")
+    assert (tmp_path / "c.safetensors").read_bytes() == raw
+    (tmp_path / "b.safetensors").write_bytes(raw[:-2] + b"\x00\x00")
+    with pytest.raises(ckptconv.CkptError, match="its content does not match its hash"):
+        ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "d.safetensors")
+
+
 def test_operations() -> None:
     raw = np.array([0x01020304, 0xFF000000], "<u4")
     assert transform(raw, DTYPES["int32"], ("swap",), DTYPES["int32"])[0].tolist() == [0x04030201, 0x000000FF]
     nibbles = np.array([0x08, 0x17, 0xFF], "u1")
-    assert transform(nibbles, DTYPES["int4"], ("int4",), DTYPES["int8"])[0].view("i1").tolist() == [-8, 7, -1]
-    assert transform(nibbles, DTYPES["uint4"], ("uint4",), DTYPES["uint8"])[0].tolist() == [8, 7, 15]
+    assert transform(nibbles, DTYPES["int4"], (), DTYPES["int8"])[0].view("i1").tolist() == [-8, 7, -1]
+    assert transform(nibbles, DTYPES["uint4"], (), DTYPES["uint8"])[0].tolist() == [8, 7, 15]

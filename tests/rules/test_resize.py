@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -69,6 +70,9 @@ def test_values_are_those_of_numpy_and_lead_back(case: str, tmp_path: Path) -> N
 KINDS: dict[str, tuple[Any, float]] = {
     "float16": (np.float16, 0.5),
     "int8": (np.int8, -128),
+    "int4": (ml_dtypes.int4, -2),
+    "int2": (ml_dtypes.int2, -2),
+    "float4": (ml_dtypes.float4_e2m1fn, -2),
     "bool": (np.bool_, 1),
     "complex64": (np.complex64, 2),
     "not a number": (np.float64, float("nan")),

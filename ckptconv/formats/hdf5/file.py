@@ -31,8 +31,6 @@ from .records import Record
 if TYPE_CHECKING:
     from .write import Hdf5Writer
 
-LOOSE = {"bool", "int4", "uint4", "int2", "uint2"}  # a stored byte can have more values than the dtype
-
 
 class Stored(NamedTuple):
     """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must decode them."""
@@ -83,12 +81,11 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
     size = checked_count(stored.shape, url=tree.url, tensor=name) * kind.itemsize
-    ops = (kind.name,) if kind.name in LOOSE else ()
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
         key = f"{tree.member}//{path}" if tree.member else "/" + path
-        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), ops=ops, role=role)
-    ops = ("swap",) if stored.swap else ops
+        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
+    ops = ("swap",) if stored.swap else ()
     return contiguous(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
 
 

@@ -15,12 +15,10 @@ from ...messages import brief, printable
 from ...moves.part import Coded, Data, Held, Part, Span, c_strides, checked_count
 from ...storage.files import Reader
 from ...storage.ranges import InMemory
-from ..flax import SUB_BYTE
 from . import codecs
 from .values import Room, Value
 from .zarr import Array
 
-LOOSE = SUB_BYTE | {"bool": ("bool",)}
 INLINE = 3  # times that a chunk in a node is copied: out of a shard, and as the key of what decodes it
 PART, AXIS = 400, 32  # bytes of memory for a part of a tensor, and for each of its axes
 CELL = 850  # for a chunk within a chunk, until it is one
@@ -83,7 +81,7 @@ def _part(array: Array, chunk: Chunk, name: str) -> Part:
         strides[axis] = stride
     steps = c_strides(array.shape)
     start = sum(a * s for a, s in zip(chunk.start, steps, strict=True))
-    ops = LOOSE.get(kind.name, ()) + (("swap",) if chunk.swap else ())
+    ops = ("swap",) if chunk.swap else ()
     return Part(_data(array, chunk, size, name), kind, box, 0, tuple(strides), start, steps, ops)
 
 
@@ -226,7 +224,7 @@ def _filled(array: Array, lo: Place, hi: Place, chunk: Place, fill: Held, origin
     steps = c_strides(array.shape)
     shape = tuple(e - s for s, e in zip(start, end, strict=True))
     at = sum(a * s for a, s in zip(start, steps, strict=True))
-    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps, LOOSE.get(array.kind.name, ()))
+    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps)
 
 
 def _fill(array: Array, name: str) -> Any:

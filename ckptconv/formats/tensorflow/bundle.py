@@ -196,7 +196,7 @@ class _Builder:
                 raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
             count = checked_count(shape, url=self.url, tensor=name)
             nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
-            ops = dtypes.stored_ops(kind, self.swapped) if kind else ()
+            ops = ("swap",) if self.swapped and kind and kind.word > 1 else ()
             layout = self.layouts[key] = _Layout(kind, shape, nbytes, ops)
         return layout
 

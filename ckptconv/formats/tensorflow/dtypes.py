@@ -1,4 +1,4 @@
-"""TensorFlow's DataType numbers as rows of the dtype table, and the operations that stored elements need."""
+"""TensorFlow's DataType numbers as rows of the dtype table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ RESOURCE, VARIANT, STRING = 20, 21, 7
 QUANTISED = {11: "int8", 12: "uint8", 13: "int32", 15: "int16", 16: "uint16"}
 
 BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTYPES[n] for c, n in QUANTISED.items()}
-
-
-def stored_ops(kind: DType, swapped: bool) -> tuple[str, ...]:
-    """Names of the operations that turn stored elements into neutral ones.
-
-    Types of less than a byte are in the low bits, and the high bits are undefined; for bool, any byte other than 0 is
-    true; larger types can be big-endian (`swapped`).
-    """
-    if kind.name in {"int4", "uint4", "int2", "uint2", "bool"}:
-        return (kind.name,)
-    return ("swap",) if swapped and kind.word > 1 else ()
 
 
 def notes(opaque: list[str], quantised: list[str], partial: list[str]) -> tuple[Note, ...]:

@@ -153,7 +153,7 @@ def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProt
     if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(f, InMemory):
         # equal bytes earlier in the node are just as good
         span = Span(f.url, start + raw.find(data), len(data))
-        return contiguous(name, kind, shape, span, ops=dtypes.stored_ops(kind, False))
+        return contiguous(name, kind, shape, span)
     graph.filled[0] -= count * kind.itemsize - len(data)
     if graph.filled[0] < 0:
         raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
@@ -164,14 +164,13 @@ def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: byte
     """Values in memory; if fewer than `count` are given, the last one is repeated by a stride of 0."""
     given = len(data) // kind.itemsize
     array = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
-    ops = dtypes.stored_ops(kind, False)
     if given == count:
-        return contiguous(name, kind, shape, Held(array.array[:count].reshape(shape)), ops=ops)
+        return contiguous(name, kind, shape, Held(array.array[:count].reshape(shape)))
     steps = c_strides(shape)
     if given <= 1:
-        return Tensor(name, kind, shape, (Part(array, kind, shape, 0, (0,) * len(shape), 0, steps, ops),))
-    first = Part(array, kind, (given,), 0, (1,), 0, (1,), ops)
-    rest = Part(array, kind, (count - given,), given - 1, (0,), given, (1,), ops)
+        return Tensor(name, kind, shape, (Part(array, kind, shape, 0, (0,) * len(shape), 0, steps),))
+    first = Part(array, kind, (given,), 0, (1,), 0, (1,))
+    rest = Part(array, kind, (count - given,), given - 1, (0,), given, (1,))
     return Tensor(name, kind, shape, (first, rest))
 
 

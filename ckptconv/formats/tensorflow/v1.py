@@ -165,10 +165,9 @@ def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable], 
 
 
 def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Tile, Coded]]) -> Tensor:
-    ops = dtypes.stored_ops(kind, False)
     if len(tiles) == 1 and tiles[0][0].shape == shape:
-        return contiguous(name, kind, shape, tiles[0][1], ops=ops)
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in tiles], ops=ops)
+        return contiguous(name, kind, shape, tiles[0][1])
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in tiles])
 
 
 @lru_cache(maxsize=MAX_TABLES)

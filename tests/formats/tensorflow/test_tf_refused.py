@@ -472,15 +472,6 @@ def test_interrupted_saving_is_named(left: str, tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "m.ckpt", format="tf")
 
 
-def test_what_becomes_of_stored_elements() -> None:
-    """Truth and numbers of less than a byte are cleaned, whatever their order; larger words may be swapped."""
-    for row in DTYPES.values():
-        cleaned = row.name in {"int2", "int4", "uint2", "uint4", "bool"}
-        swapped = row.kind != "s" and row.itemsize > 1
-        assert dtypes.stored_ops(row, False) == ((row.name,) if cleaned else ()), row
-        assert dtypes.stored_ops(row, True) == ((row.name,) if cleaned else ("swap",) if swapped else ()), row
-
-
 def test_quantised_numbers_are_those_of_tensorflow() -> None:
     tf = pytest.importorskip("tensorflow")
     for code, name in dtypes.QUANTISED.items():
