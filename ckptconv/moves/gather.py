@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ from .boxes import clip, is_contiguous, reach, slabs
 from .budget import Budget
 from .decoded import Decoded
 from .log import Log, Read
-from .part import Coded, Held, Part, Piece, Span, Stored, c_strides
+from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides
 from .sources import Sources, decode
 
 if TYPE_CHECKING:
@@ -214,17 +214,26 @@ def read_strings(t: Stored) -> Array:
 
     flat = np.empty(t.count, object)
     for part in t.parts:
-        items = decode(part.data) if isinstance(part.data, Coded) else _held_strings(part)
-        indices = np.ndindex(*part.shape) if all(part.shape) else ()  # (10**9, 0) has none, but ndindex lists the first
-        for index, item in zip_longest(indices, items):
-            if index is None or item is None:
-                raise CorruptCheckpoint("holds another number of texts than its shape says", tensor=t.name)
-            flat[part.start + sum(i * s for i, s in zip(index, part.steps, strict=True))] = item
+        if not prod(part.shape):
+            continue
+        end = part.offset + reach(part.shape, part.strides)
+        texts = np.fromiter(islice(_texts(part.data), end), object)
+        if len(texts) < end:
+            raise CorruptCheckpoint("holds fewer texts than its shape says", tensor=t.name)
+        _box(flat, part.start, part.shape, part.steps)[...] = _box(texts, part.offset, part.shape, part.strides)
     return flat.reshape(t.shape)
 
 
-def _held_strings(part: Part) -> Iterator[bytes]:
-    if not isinstance(part.data, Held):
+def _box(texts: Array, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    """A view of an object array, which must reach as far; `strided` is for buffers of numbers."""
+    from numpy.lib.stride_tricks import as_strided
+
+    return as_strided(texts[offset:], shape, [s * texts.itemsize for s in strides])
+
+
+def _texts(data: Data) -> Iterator[bytes]:
+    if isinstance(data, Coded):
+        return decode(data)
+    if not isinstance(data, Held):
         raise TypeError("the strings of a tensor are decoded or held")
-    for item in part.data.array.reshape(-1):
-        yield item.encode() if isinstance(item, str) else bytes(item)
+    return (s.encode() if isinstance(s, str) else bytes(s) for s in data.array.reshape(-1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import examples
 
-from ckptconv.checkpoint import Tensor, contiguous, tiled, view
+import ckptconv
+from ckptconv.checkpoint import Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, LayoutError
 from ckptconv.moves.part import Held, Part, c_strides
@@ -81,6 +83,32 @@ def test_one_tensor_to_one(pattern: str, shape: tuple[int, ...], sizes: dict[str
     expected = want(value(t))
     assert got.shape == expected.shape
     assert (got == expected).all()
+
+
+@pytest.mark.parametrize(("pattern", "shape", "sizes", "want"), ONE)
+def test_texts_move_as_numbers_do(pattern: str, shape: tuple[int, ...], sizes: dict[str, int], want: Any) -> None:
+    texts = np.array([b"%d" % i for i in range(math.prod(shape))] + [b""], object)[:-1].reshape(shape)
+    ((made, parts),) = layout.parse(pattern).apply([held("t", texts)], sizes)
+    assert np.array_equal(Tensor("t", DTYPES["string"], made, parts).numpy(), want(texts))
+
+
+TEXTS = np.array([[b"a", b"b", b"c"], [b"d", b"e", b"f"]], object)
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "turned": ("to = 's'\nlayout = 'i o -> o i'", {"s": TEXTS.T}),
+    "split": ("to = ['a', 'b']\nlayout = '(n.a + n.b) o -> n.a o, n.b o'", {"a": TEXTS[:1], "b": TEXTS[1:]}),
+    "cut off": ("to = 's'\ncrop = { axis = 1, to = 2 }", {"s": TEXTS[:, :2]}),
+}
+
+
+@pytest.mark.parametrize("kind", [".ckpt", ".hdf5"])
+@pytest.mark.parametrize("case", FILES)
+def test_texts_of_a_file(case: str, kind: str, tmp_path: Path) -> None:
+    rule, want = FILES[case]
+    (tmp_path / "r.toml").write_text(f"[[rule]]\nfrom = 's'\n{rule}\n")
+    ckptconv.save({"s": TEXTS}, tmp_path / f"a{kind}")
+    ckptconv.convert(tmp_path / f"a{kind}", tmp_path / f"b{kind}", converter=tmp_path / "r.toml", verify=True)
+    made = ckptconv.open(tmp_path / f"b{kind}").numpy()
+    assert {n: a.tolist() for n, a in made.items()} == {n: a.tolist() for n, a in want.items()}
 
 
 def test_split_and_join() -> None:
