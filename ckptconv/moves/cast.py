@@ -104,16 +104,22 @@ def _added(a: Array, kind: DType, x: float) -> Array:
 
 
 def _scaled(a: Array, kind: DType, x: float) -> Array:
-    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all."""
+    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all.
+
+    The parts of complex numbers are scaled, and count, by themselves: the imaginary part of `x`, which is 0, times
+    infinity is NaN.
+    """
     if kind.kind in "iu":
         return _multiplied(a, kind, x)
-    by = element(x, kind)
+    by = element(x, kind).real
+    parts = a.view(by.dtype)
     with np.errstate(all="ignore"):
-        out: Array = (a * by).astype(a.dtype)
-        odd = np.count_nonzero((out / by != a) & (a == a)) if abs(frexp(x)[0]) == 0.5 else 0
+        out: Array = (parts * by).astype(by.dtype)
+        odd = np.count_nonzero((out / by != parts) & (parts == parts)) if abs(frexp(x)[0]) == 0.5 else 0
     if odd:
-        raise ConversionError(f"mul:{x!r} is not exact for {odd} of {a.size} elements: they are too large or too small")
-    return _finite(a, out, f"scaled by {x!r}")
+        many = f"{odd} of {parts.size} elements"
+        raise ConversionError(f"mul:{x!r} is not exact for {many}: they are too large or too small")
+    return _finite(parts, out, f"scaled by {x!r}").view(a.dtype)
 
 
 def _multiplied(a: Array, kind: DType, x: float) -> Array:

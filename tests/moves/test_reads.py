@@ -519,6 +519,8 @@ def test_integers_up_to_their_limits(to: str, low: int, high: int) -> None:
             cast(np.array([0, bad], "i8"), kind, DTYPES[to])
 
 
+NAN, INF = float("nan"), float("inf")
+ODD = [complex(1, NAN), complex(INF, NAN), complex(INF, 1), complex(1, -0.0), complex(-0.0, -0.0)]
 OPERATIONS = [
     # op, dtype, elements, what becomes of them
     ("neg", "float32", [1.5, -0.0], [-1.5, 0.0]),
@@ -538,6 +540,9 @@ OPERATIONS = [
     ("mul:0.25", "uint64", [2**64 - 4], [2**62 - 1]),
     ("mul:1.5", "int32", [-2, 4], [-3, 6]),
     ("mul:3", "uint16", [], []),
+    ("mul:2", "complex64", ODD, [complex(c.real * 2, c.imag * 2) for c in ODD]),
+    ("mul:-0.5", "complex128", ODD, [complex(c.real * -0.5, c.imag * -0.5) for c in ODD]),
+    ("mul:3", "complex64", ODD, [complex(c.real * 3, c.imag * 3) for c in ODD]),
     ("add:1", "float16", [float("inf"), float("nan")], [float("inf"), float("nan")]),
     ("fill:0.1", "bfloat16", [1], [0.1]),
     ("fill:inf", "float32", [1], [float("inf")]),
@@ -575,6 +580,8 @@ BEYOND = [
     ("neg", "int8", [-128, 1], "neg: results from -1 to 128 do not fit int8"),
     ("neg", "uint8", [0, 1], "neg: results from -1 to 0 do not fit uint8"),
     ("mul:3000000000", "int32", [1, 0], "results from 0 to 3000000000 do not fit int32"),
+    ("mul:2", "complex64", [complex(NAN, 3e38), 1], "mul:2.0 is not exact for 1 of 4 elements"),
+    ("mul:3", "complex64", [complex(NAN, 3e38), 1], "1 of 4 elements are too large to be scaled by 3.0"),
     ("mul:1.5", "int32", [1, 2], "mul:1.5 is not exact for 1 of 2 elements"),
     ("mul:1e-300", "uint8", [0, 128], "mul:1e-300 is not exact for 1 of 2 elements"),
     ("add:60000", "float16", [60000, 1, float("inf")], "1 of 3 elements are too large to be added to 60000.0"),
