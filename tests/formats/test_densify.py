@@ -100,6 +100,8 @@ def test_the_bits_are_those_of_torch(kind: torch.dtype, tmp_path: Path) -> None:
     saved = {
         "tensor": torch.quantize_per_tensor(x, 0.37, 5, kind),
         "channel": torch.quantize_per_channel(x, scales.double(), zeros, 0, kind),
+        "doubles": torch.quantize_per_channel(x, torch.rand(4).double() / 3 + 0.01, zeros, 0, kind),
+        "columns": torch.quantize_per_channel(x.T, torch.tensor([0.1, 0.2, 0.3, 0.7]).double() / 7, zeros, 1, kind),
     }
     if kind is torch.quint8:
         saved["floats"] = torch.quantize_per_channel(x, scales, zeros + 0.37, 0, kind)

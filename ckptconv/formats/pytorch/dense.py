@@ -91,15 +91,17 @@ def _dequantised(about: dict[str, Any], parts: dict[str, Any]) -> Any:
     import numpy as np
 
     q, scale, zero = parts[""], *(np.asarray(parts.get(k, about.get(k))) for k in ("scale", "zero_point"))
-    if about["scheme"].startswith("per_channel"):
+    kind = np.float32 if zero.dtype.kind == "f" else np.float64  # torch subtracts numbers of the zero point's kind
+    channels = about["scheme"].startswith("per_channel")
+    wide = kind if channels else np.float32  # beside integers, the scales of channels are doubles; one alone is a float
+    if channels:
         axis = about["axis"]
         if not 0 <= axis < q.ndim or {scale.shape, zero.shape} != {(q.shape[axis],)}:
             raise ValueError(f"{list(scale.shape)} scales, {list(zero.shape)} zero points along axis {axis}")
         across = [1] * q.ndim
         across[axis] = -1
         scale, zero = scale.reshape(across), zero.reshape(across)
-    kind = np.float32 if zero.dtype.kind == "f" else np.float64  # torch subtracts numbers of the zero point's kind
-    return (q.astype(kind) - zero.astype(kind)).astype(np.float32) * scale.astype(np.float32)
+    return ((q.astype(kind) - zero.astype(kind)).astype(wide) * scale.astype(wide)).astype(np.float32)
 
 
 def _scattered(kind: str, shape: tuple[int, ...], values: Any, parts: dict[str, Any]) -> Any:
