@@ -5,18 +5,19 @@
     model_ema.diffusion_modelinputw      Stable Diffusion: in the state dict, under names without dots
     ema.shadow_params.0 ...              a list in the order of model.parameters(): matched by order and shape
 
-A weight without an average stays as it is, with a note; an average without a weight is an error.
+A weight without an average has that of a weight to which it is tied, or stays as it is, with a note; an average without
+a weight is an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint, Note, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor, origin
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import listing, printable
 
 AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 WITHIN = ("model_ema.", "ema_model.", "module_ema.", "averaged_model.", "swa_model.", "ema.")
@@ -26,7 +27,7 @@ TOKEN = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)
 
 
 def averages(checkpoint: Checkpoint) -> Checkpoint:
-    """Put each moving average under its weight's name; UsageError if there is none."""
+    """Put each moving average under its weight's name and those that are tied to it; UsageError if there is none."""
     about = checkpoint.details.get("entry", {})
     if about.get("average"):
         return replace(
@@ -45,6 +46,8 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     if bad:
         raise UsageError(f"these averages differ from their weights in shape:\n{listing(bad)}")
     by_base = {base: tensors[name] for name, base in shadow.items() if base}
+    weights = {n for n, t in tensors.items() if not t.role and n not in shadow}
+    by_base |= _of_ties([[n for n in group if n in weights] for group in checkpoint.ties], by_base)
     out = _replaced(tensors, shadow, by_base)
     unaveraged = tuple(n for n, t in out.items() if not t.role and n not in by_base)
     replaced = tuple(n for n in by_base if n in tensors)
@@ -52,6 +55,22 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     if unaveraged:
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
     return checkpoint.with_tensors(out, *notes)
+
+
+def _of_ties(ties: Iterable[Sequence[str]], by_base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The averages of weights that share the tensor of another: programs keep one for each parameter, not each name.
+
+    UsageError if those that share it have several.
+    """
+    found: dict[str, Tensor] = {}
+    for group in ties:
+        own = {origin(by_base[n]): by_base[n] for n in group if n in by_base}
+        bare = [n for n in group if n not in by_base]
+        if bare and len(own) > 1:
+            text = f"{printable(bare[0])} has no moving average, and those of the weights it is tied to may differ"
+            raise UsageError(f"{text}:\n{listing([t.name for t in own.values()])}")
+        found |= {n: average for n in bare for average in own.values()}
+    return found
 
 
 def _replaced(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +307,29 @@ def test_averages(before: Checkpoint, after: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "tie", "after"),
+    [
+        # an average for each parameter, as parameters() lists them, and not for each of its names
+        (("a", "b", "h", "ema__a", "ema__b"), ("a", "h"), {"a": 3, "b": 4, "h": 3}),
+        (("a", "b", "h", "ema__h", "ema__b"), ("a", "h"), {"a": 3, "b": 4, "h": 3}),
+        # each has its own, whatever that is; none has one; an average is no other tensor than its weight
+        (("a", "h", "ema__a", "ema__h"), ("a", "h"), {"a": 2, "h": 3}),
+        (("a", "h", "b", "ema__b"), ("a", "h"), {"a": 0, "h": 1, "b": 3}),
+        (("a", "b", "ema__a", "ema__b"), ("a", "ema.a"), {"a": 2, "b": 3}),
+    ],
+)
+def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[str, str], after: Any) -> None:
+    before = made(ONE, **dict.fromkeys(named, (2,)))
+    assert shown(averages(replace(before, ties=(tie,)))) == after
+
+
+@pytest.mark.parametrize(
     ("before", "words"),
     [
+        (
+            replace(made(ONE, a=(2,), h=(2,), x=(2,), ema__a=(2,), ema__h=(2,)), ties=(("a", "h", "x"),)),
+            "x has no moving average, and those of the weights it is tied to may differ:\n *ema.a\n *ema.h",
+        ),
         (made({}, w=(2,)), "this checkpoint has no moving averages"),
         (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
         (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),

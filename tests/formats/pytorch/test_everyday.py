@@ -420,6 +420,22 @@ def test_at_says_what_there_is(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "a.pt", strip_prefix="nodule.")
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_weight_of_two_names_has_one_average(listed: bool, tmp_path: Path) -> None:
+    """Programs average parameters, of which each has one name; the other name kept the weight, and the tie was lost."""
+    shared, other = torch.ones(4, 3), torch.ones(3, 3)
+    weights = {"emb.weight": shared, "l.weight": other, "head.weight": shared}
+    found = [shared + 10, other + 20]
+    average = (
+        {"ema": {"shadow_params": found}} if listed else {"state_dict_ema": dict(zip(weights, found, strict=False))}
+    )
+    saved({"state_dict": weights, **average}, tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt", ema=True, weights_only=True)
+    assert {n: t.numpy().ravel()[0] for n, t in got.items()} == {"emb.weight": 11, "l.weight": 21, "head.weight": 11}
+    assert got.owners()["head.weight"] == "emb.weight"
+    assert not [n for n in got.notes if "no moving average" in n.text]
+
+
 def test_averages_that_do_not_fit_are_errors(tmp_path: Path) -> None:
     net = Net()
     twice = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
