@@ -251,12 +251,12 @@ def _payloads(plan: Plan) -> Iterator[Patch]:
 def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
     """Combine the pieces of every slot; tied names share the result of their slot."""
     pieces: dict[str, list[Written]] = {}
-    loss: dict[str, Loss] = {}
+    lost, loss = dict[str, Loss](), dict[str, Loss]()
     for receipt in receipts:
         for w in receipt.written:
             pieces.setdefault(w.tensor, []).append(w)
         for name, new in receipt.loss.items():
-            loss[name] = loss.get(name, Loss()).plus(new)
+            lost[name] = lost.get(name, Loss()).plus(new)
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
     slots = plan.placement.slots
     for got in pieces.values():
@@ -265,6 +265,8 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
     by_slot = {slots[name][:2]: got for name, got in pieces.items()} if len(pieces) < len(slots) else {}
     for name, slot in slots.items():
         got = pieces.get(name) or by_slot.get(slot[:2], []) if slot.size else []
+        if got and got[0].tensor in lost:
+            loss[name] = lost[got[0].tensor]
         if slot.payload is not None:
             checks[name] = checksum.crc(kind, slot.payload) if kind else 0
         elif kind:

@@ -236,6 +236,16 @@ def test_casts_count_what_they_lose(tmp_path: Path) -> None:
     assert got["i"].dtype.name == "int64"
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt", ".safetensors"])
+def test_the_losses_of_tied_names_are_those_of_each(suffix: str, tmp_path: Path) -> None:
+    """Whether the format writes them once or twice."""
+    one = held("a", np.array([1e30, 1, 1e-30], "f4"))
+    tensors = {"a": one, "b": one.renamed("b"), "c": held("c", np.ones(3, "f4"))}
+    ckptconv.save(Checkpoint(tensors, ties=(("a", "b"),)), tmp_path / "in.pt")
+    done = ckptconv.convert(tmp_path / "in.pt", tmp_path / f"out{suffix}", dtype="float16")
+    assert done.loss == {"a": (1, 1), "b": (1, 1)}
+
+
 def test_the_content_hash_is_what_its_description_says(tmp_path: Path) -> None:
     from xxhash import xxh3_128
 
