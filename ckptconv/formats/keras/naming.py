@@ -22,6 +22,11 @@ def join(*parts: str) -> str:
     return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
 
 
+def in_list(name: str) -> str:
+    """The name in a list of weights for a tensor of this name: a reader takes one ":0" off."""
+    return name + ":0" if name.endswith(":0") else name
+
+
 Shape = tuple[int, ...]
 
 MAX_NAME = 500  # characters of a layer's name

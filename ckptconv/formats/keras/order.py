@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note
 from . import naming
-from .naming import OPTIMIZER
+from .naming import OPTIMIZER, in_list
 from .parts import Part, Shapes, doubts, guessed
 
 KEY = "ckptconv.keras"
@@ -78,7 +78,10 @@ def said(checkpoint: Checkpoint) -> dict[str, Any]:
 def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, list[str]]) -> dict[str, Any]:
     """The entries of `found` with the names of the source replaced by those in `now`."""
     rows = [
-        (str(layer), [(new, weight if new == old else new) for old, weight in weights for new in now.get(old, ())])
+        (
+            str(layer),
+            [(new, weight if new == old else in_list(new)) for old, weight in weights for new in now.get(old, ())],
+        )
         for layer, weights in found.get("layers", ())
     ]
     out: dict[str, Any] = {"guess": str(found.get("guess", ""))}

@@ -26,7 +26,7 @@ from ..hdf5 import skeleton
 from ..hdf5.write import placed, plain, resealed
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from . import order
-from .naming import OPTIMIZER, TOP, join
+from .naming import OPTIMIZER, TOP, in_list, join
 from .order import Order
 from .position import layered
 
@@ -65,7 +65,7 @@ class LegacyWriter:
         found = layered(checkpoint)
         notes = (*self._doubt(found), *dropped)
         layers = found.layers
-        slots = {n: n.removeprefix(OPTIMIZER + "/") for n in checkpoint if n.startswith(OPTIMIZER + "/")}
+        slots = {n: in_list(n.removeprefix(OPTIMIZER + "/")) for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
         base = "model_weights" if whole else ""
         about = VERSION | {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}

@@ -113,6 +113,16 @@ def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
     assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
 
 
+@pytest.mark.parametrize("suffix", ["", ":0"])
+def test_a_name_that_ends_as_lists_of_weights_do_keeps_its_end(suffix: str, tmp_path: Path) -> None:
+    """Also where it is new: a reader takes one ":0" off, and it was the name's own."""
+    names = [f"{n}{suffix}" for n in ("dense/kernel", "dense/bias", "optimizer_weights/adam/m")]
+    ckptconv.save({n: np.full(3, i, "f4") for i, n in enumerate(names)}, tmp_path / "a.h5", format="keras")
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5", to="keras", rename="dense/=d2/")
+    got = {n: t.numpy()[0] for n, t in ckptconv.open(tmp_path / "b.h5").items()}
+    assert got == {n.replace("dense", "d2"): i for i, n in enumerate(names)}
+
+
 def test_flax_has_no_place_for_the_order_and_says_so(tmp_path: Path) -> None:
     """Its maps may be sorted, group by group: what equal shapes could exchange is an error, not a guess."""
     legacy(tmp_path / "a.h5", CONV_BN)
