@@ -167,7 +167,8 @@ def _in_order(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry
     names = [n for n, t in weights.items() if t.dtype.kind in "fc" and not n.endswith(("running_mean", "running_var"))]
     first = _aligned(shapes, names, weights)
     last = _aligned(shapes[::-1], names[::-1], weights)[::-1]
-    if len(first) != len(ordered) or first != last:
+    origins = [[origin(weights[n]) for n in match] for match in (first, last)]  # names of one tensor are no two ways
+    if len(first) != len(ordered) or origins[0] != origins[1]:
         raise UsageError(
             f"{entry!r} holds {len(ordered)} averages without names, which match the {len(names)} weights in "
             f"{'no way' if len(first) != len(ordered) else 'several ways'}"

@@ -420,14 +420,18 @@ def test_at_says_what_there_is(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "a.pt", strip_prefix="nodule.")
 
 
+@pytest.mark.parametrize("last", ["l.weight", "head.weight"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_weight_of_two_names_has_one_average(listed: bool, tmp_path: Path) -> None:
+def test_a_weight_of_two_names_has_one_average(listed: bool, last: str, tmp_path: Path) -> None:
     """Programs average parameters, of which each has one name; the other name kept the weight, and the tie was lost."""
     shared, other = torch.ones(4, 3), torch.ones(3, 3)
     weights = {"emb.weight": shared, "l.weight": other, "head.weight": shared}
+    weights[last] = weights.pop(last)
     found = [shared + 10, other + 20]
     average = (
-        {"ema": {"shadow_params": found}} if listed else {"state_dict_ema": dict(zip(weights, found, strict=False))}
+        {"ema": {"shadow_params": found}}
+        if listed
+        else {"state_dict_ema": {"emb.weight": found[0], "l.weight": found[1]}}
     )
     saved({"state_dict": weights, **average}, tmp_path / "a.pt")
     got = ckptconv.open(tmp_path / "a.pt", ema=True, weights_only=True)
