@@ -15,7 +15,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 try:
@@ -28,63 +28,21 @@ except ImportError as e:
 from torch.overrides import TorchFunctionMode
 
 from .api import Change, Select, prepare
+from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor, contiguous, origin
 from .errors import ConversionError, UsageError
-from .messages import fold, indented, listing, many
+from .messages import indented, listing
 from .moves.opened import stamps_of
 from .moves.part import Held
 from .moves.read import read_array
 from .moves.sources import Sources
 from .moves.torch import areas, fill, kind_of, memory, place, refuse_conflicts, spot, state, to_array
+from .verification.hashes import guarded
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
 Path = str | os.PathLike[str]
 WEIGHTS = Select(weights_only=True)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The report of `load_into`; print() shows it as text.
-
-    loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
-    their values. unexpected: tensors of the source that the module lacks. mismatched: tensors with different shapes, as
-    texts with both shapes. cast: loaded tensors whose dtype differs from that of the source. computed: tensors of the
-    source that the module's state dict has, too, but computes, with a hook or `get_extra_state`; they are not loaded.
-    """
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    mismatched: tuple[str, ...] = ()
-    cast: tuple[str, ...] = ()
-    computed: tuple[str, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the module and the source have the same tensors with the same shapes."""
-        return not (self.missing or self.unexpected or self.mismatched or self.computed)
-
-    def __str__(self) -> str:
-        """The report as text, each list folded by number."""
-        return self.described("loaded")
-
-    def described(self, done: str) -> str:
-        """The report as text; `done` describes the tensors that fit: "loaded" or "would fit"."""
-        lines = [f"{many(len(self.loaded), 'tensor')} {done}"]
-        for title, names in (
-            ("missing in the source, at their initial values", self.missing),
-            ("not in the module", self.unexpected),
-            ("with another shape", self.mismatched),
-            ("cast to the module's dtype", self.cast),
-            (
-                "computed by the module's state_dict; convert to a .pt file, which its load_state_dict takes",
-                self.computed,
-            ),
-        ):
-            if names:
-                lines += [f"  {len(names)} {title}:", indented(listing(map(str, fold(names))))]
-        return "\n".join(lines)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -236,24 +194,26 @@ def load_into(
 
     source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
     conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
-    Values are cast to the module's dtypes by torch's rules. device: where the module shall be, such as "cuda"; what it
-    has on the meta device gets memory there if it is loaded. A GPU is filled through pinned memory.
+    Values are compared with the hashes and checksums of the source, and cast to the module's dtypes by torch's rules;
+    the report says what became infinite, NaN or zero by that. device: where the module shall be, such as "cuda"; what
+    it has on the meta device gets memory there if it is loaded. A GPU is filled through pinned memory.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
     computes, or if a parameter is missing. Missing buffers (counters, tables that the module computes) are only
     reported. Without `strict`, all differences are only reported. ConversionError also for tied parameters with two
     values in the source, for a dtype that torch lacks and for a buffer that is expanded. No value is changed then. Also
-    raises UsageError (unknown converter, a module on the meta device) and what reading raises; a tensor that turns out
-    to be damaged leaves the module partly loaded.
+    raises UsageError (unknown converter, a module on the meta device) and what reading raises, such as VerifyError for
+    hashes of other tensors; a tensor that turns out to be damaged leaves the module partly loaded.
     """
     if isinstance(source, Checkpoint):
         from .rules import library
 
-        change = converter or renames
-        found = library.change(source, converter, renames, inverse=inverse, params=params) if change else source
+        found = guarded(source)
+        if converter or renames:
+            found = library.change(found, converter, renames, inverse=inverse, params=params)
     else:
         many = [source] if isinstance(source, str | os.PathLike) else list(source)
-        found = prepare(many, select, Change(converter, inverse, params or {}, renames))
+        found = prepare(many, select, Change(converter, inverse, params or {}, renames), guard=True)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     unfit = report.unexpected or report.mismatched or report.computed
@@ -267,8 +227,7 @@ def load_into(
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in given for m in shared.get(n, (n,))}, device)
         own = memory(module)[0]
-        fill(own, _apart(own, given, sources), sources)
-    return report
+        return replace(report, loss=fill(own, _apart(own, given, sources), sources))
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:

@@ -1,4 +1,4 @@
-"""What `convert` and `save` return."""
+"""What `convert`, `save` and `load_into` return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import in_bytes, many, paragraph, paragraphs, printable, shortened
+from ..messages import (
+    fold,
+    in_bytes,
+    indented,
+    listing,
+    many,
+    paragraph,
+    paragraphs,
+    printable,
+    shortened,
+)
 from .values import Verify
 
 
@@ -41,16 +51,12 @@ class Report:
     @property
     def lost(self) -> str:
         """How many values casts made infinite, NaN or zero, in words; '' if none."""
-        infinite, zero = (sum(pair[i] for pair in self.loss.values()) for i in (0, 1))
-        facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
-        facts += [f"{zero:,} became zero"] * bool(zero)
-        return " and ".join(facts)
+        return _lost(self.loss)
 
     def lines(self) -> list[str]:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
         lines = [str(n) for n in self.notes]
-        of = many(len(self.loss), "tensor")
-        lines += [f"lossy: of {of}, {self.lost}: {shortened(list(self.loss))}"] if self.lost else []
+        lines += lossy(self.loss)
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
@@ -71,4 +77,64 @@ class Report:
         return out
 
 
-__all__ = ["Report"]
+@dataclass(frozen=True)
+class Loaded:
+    """The report of `load_into`; print() shows it as text.
+
+    loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
+    their values. unexpected: tensors of the source that the module lacks. mismatched: tensors with different shapes, as
+    texts with both shapes. cast: loaded tensors whose dtype differs from that of the source. computed: tensors of the
+    source that the module's state dict has, too, but computes, with a hook or `get_extra_state`; they are not loaded.
+    loss: for each tensor that a cast changed, how many finite values became infinite or NaN, and how many values other
+    than zero became zero.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    loss: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the module and the source have the same tensors with the same shapes."""
+        return not (self.missing or self.unexpected or self.mismatched or self.computed)
+
+    def __str__(self) -> str:
+        """The report as text, each list folded by number."""
+        return "\n".join([self.described("loaded"), *(f"  {line}" for line in lossy(self.loss))])
+
+    def described(self, done: str) -> str:
+        """The report as text, but for the losses; `done` describes the tensors that fit: "loaded" or "would fit"."""
+        lines = [f"{many(len(self.loaded), 'tensor')} {done}"]
+        for title, names in (
+            ("missing in the source, at their initial values", self.missing),
+            ("not in the module", self.unexpected),
+            ("with another shape", self.mismatched),
+            ("cast to the module's dtype", self.cast),
+            (
+                "computed by the module's state_dict; convert to a .pt file, which its load_state_dict takes",
+                self.computed,
+            ),
+        ):
+            if names:
+                lines += [f"  {len(names)} {title}:", indented(listing(map(str, fold(names))))]
+        return "\n".join(lines)
+
+
+def lossy(loss: Mapping[str, tuple[int, int]]) -> list[str]:
+    """A line on what casts lost, if they lost anything."""
+    facts = _lost(loss)
+    return [f"lossy: of {many(len(loss), 'tensor')}, {facts}: {shortened(list(loss))}"] if facts else []
+
+
+def _lost(loss: Mapping[str, tuple[int, int]]) -> str:
+    infinite, zero = (sum(pair[i] for pair in loss.values()) for i in (0, 1))
+    facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
+    facts += [f"{zero:,} became zero"] * bool(zero)
+    return " and ".join(facts)
+
+
+__all__ = ["Loaded", "Report", "lossy"]

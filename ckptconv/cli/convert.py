@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +30,8 @@ COST = ("max_memory", "jobs", "engine")
 if TYPE_CHECKING:
     from .. import Checkpoint, Plan
     from ..api import Report
+
+    Loaded = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int]]
 
 
 @takes(*READING, *CHANGING, *HOW, *COST)
@@ -67,13 +71,12 @@ def convert(
     if dry_run:
         _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
         return
-    found = _loaded(into, sources, options, quiet) if into else None
+    loaded = _loaded(into, sources, options, quiet) if into else None
     with show.progress(quiet or as_json) as progress:
-        if found is None:
+        if loaded is None:
             done = api.convert(sources, output, progress=progress, **options)
         else:
-            _, _, target, resources = api.bundle(options | {"progress": progress})
-            done = api.write(found, output, target, resources, tuple(sources))
+            done = _written(loaded, output, sources, options | {"progress": progress})
     _show_done(done, as_json, quiet, verbose)
     hinted = any("converter=" in note.text for note in done.notes)
     asked = options.keys() & {"converter", "rename", "rename_regex"} or into
@@ -91,17 +94,27 @@ def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
         raise typer.Exit(1)
 
 
-def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Checkpoint:
-    """The state of a module after the checkpoint was loaded into it, with the notes on both."""
+def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Loaded:
+    """The state of a module after the checkpoint was loaded into it, with the notes on both, the losses and casts."""
     from .. import Note
     from ..torch import load_into, snapshot
 
     found, module = _both(into, sources, options)
     report = load_into(module, found)
     if not quiet:
-        show.talk(f"{into}: {report}")
+        show.talk(f"{into}: {report.described('loaded')}")
     made = [Note("assumed", "not in the source: as the module makes them", report.missing)] * bool(report.missing)
-    return replace(snapshot(module), notes=(*found.notes, *made))
+    state = replace(snapshot(module), notes=(*found.notes, *made))
+    casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in report.cast)
+    return state, report.loss, casts
+
+
+def _written(loaded: Loaded, output: str, sources: list[str], options: dict[str, Any]) -> Report:
+    """Write a module's state; the report is of loading it as well, where all casts are."""
+    from .. import api
+
+    (state, loss, casts), (_, _, target, resources) = loaded, api.bundle(options)
+    return replace(api.write(state, output, target, resources, tuple(sources)), loss=loss, casts=casts)
 
 
 def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
@@ -131,11 +144,13 @@ def _both(into: str, sources: list[str], options: dict[str, Any], *, meta: bool 
     from ..errors import UsageError
     from ..torch import build
 
-    select, change, target, _ = api.bundle(options)
-    found = api.prepare(sources, select, change, guard=target.verify != "none")
     if not names_code(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    return found, build(into, meta=meta)
+    select, change, target, _ = api.bundle(options)
+    if change.dtype:
+        raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
+    found = api.prepare(sources, select, change, guard=target.verify != "none")
+    return replace(found, hashes={}), build(into, meta=meta)  # compared, or not to be compared
 
 
 def _suggest(sources: list[str], options: dict[str, Any]) -> None:

@@ -191,7 +191,7 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
         out = _to_half(a) if (kind.name, to.name) == ("float32", "float16") else a.astype(to.np)
         if _holds(to, kind):
             return out, Loss()
-        return out, _halves_lost(source, out, to) if to.name in HALVES else _lost(source, out, to)
+        return out, lost(source, out, to)
 
 
 @cache
@@ -206,11 +206,21 @@ def _holds(to: DType, kind: DType) -> bool:
     return within and float(wide.smallest_subnormal) <= float(narrow.smallest_subnormal)
 
 
+def lost(a: Array, out: Array, to: DType) -> Loss:
+    """What a cast made infinite, NaN or zero; complex numbers that stay such count by their parts."""
+    total, a, out = Loss(), a.reshape(-1), out.reshape(-1)
+    with np.errstate(all="ignore"):
+        for at in range(0, len(a), BLOCK):
+            count = _halves_lost if to.name in HALVES else _lost
+            total = total.plus(count(a[at : at + BLOCK], out[at : at + BLOCK], to))
+    return total
+
+
 def _lost(a: Array, out: Array, to: DType) -> Loss:
-    """Count by comparing; the parts of complex numbers count by themselves."""
+    """Count by comparing."""
     if out.dtype.kind == "c":
         a, out = (a.view(a.real.dtype), out.view(out.real.dtype)) if a.dtype.kind == "c" else (a, out.real)
-    elif a.dtype.kind not in "fV" or to.name == SATURATES:  # whole numbers; NumPy calls those of ml_dtypes V
+    elif a.dtype.kind not in "fcV" or to.name == SATURATES:  # whole numbers; NumPy calls those of ml_dtypes V
         a = a.astype(np.float64)
     lost = ~(np.abs(a) < 7) if to.name == SATURATES else np.isfinite(a) & ~np.isfinite(out)
     return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero((out == 0) & (a != 0) & ~lost)))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
 from ..messages import listing
+from .areas import Area, Box
+from .log import Loss
 from .part import Held, Stored, c_strides
 from .read import fill_array, read_array
 
@@ -139,15 +141,6 @@ def _home(t: torch.Tensor) -> tuple[str, int]:
         return "tensor", id(t)
 
 
-class Box(NamedTuple):
-    """Where a tensor's elements are: bytes [start, end) of one space of addresses, and the strides in elements."""
-
-    space: str
-    start: int
-    end: int
-    strides: tuple[int, ...]
-
-
 def box(t: torch.Tensor) -> Box:
     """Where a tensor's elements are. What has no addresses is a space of its own.
 
@@ -178,15 +171,6 @@ def _address(t: torch.Tensor) -> tuple[str, int] | None:
 def spot(t: torch.Tensor) -> tuple[object, ...]:
     """The same for tensors that are the same elements of the same memory; else it differs."""
     return (*box(t), t.dtype, tuple(t.shape), t.is_conj(), t.is_neg()) if t.numel() else (id(t),)
-
-
-class Area(NamedTuple):
-    """Bytes [start, end) of one space of addresses, and the names of the tensors that are there."""
-
-    space: str
-    start: int
-    end: int
-    names: tuple[str, ...]
 
 
 def areas(tensors: Mapping[str, torch.Tensor]) -> list[Area]:
@@ -267,15 +251,17 @@ def _stored(source: Stored, target: torch.Tensor, sources: Sources) -> Array:
     return to_array(value.neg() if target.is_neg() else value).view(word)
 
 
-def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> None:
-    """Read into tensors, by name; what is the same memory is filled once, see `refuse_conflicts`.
+def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> dict[str, Loss]:
+    """Read into tensors, by name, and return what casts lost; the same memory is filled once, see `refuse_conflicts`.
 
     UsageError if one has no memory, ConversionError if one is expanded, both before any is changed.
     """
     import torch
 
+    from .cast import lost
+
     _refuse_unwritable({n: own[n] for n in given})
-    done = set[object]()
+    done, losses = set[object](), dict[str, Loss]()
     with torch.no_grad(), Staged(sources) as staged:
         for name, source in given.items():
             target = own[name]
@@ -289,7 +275,11 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
             elif kind_of(target) == source.dtype:
                 staged.send(source, target)
             else:
-                target.copy_(to_torch(read_array(source, sources), source.dtype, name))
+                array = read_array(source, sources)
+                cast = to_torch(array, source.dtype, name).to(target.dtype)
+                losses[name] = lost(array, to_array(cast), kind_of(target))
+                target.copy_(cast)
+    return {name: loss for name, loss in losses.items() if any(loss)}
 
 
 def _refuse_unwritable(targets: Mapping[str, torch.Tensor]) -> None:

@@ -185,6 +185,24 @@ def test_a_module_is_checked_before_it_is_written(cli: Run, tmp_path: Path) -> N
     assert (ckptconv.open(tmp_path / "w.pt")["w"].numpy() == 1).all()
 
 
+def test_what_the_casts_of_a_module_lost_is_said(cli: Run, tmp_path: Path) -> None:
+    """And a dtype that the module does not have is refused: it would be cast to, and back."""
+    pytest.importorskip("torch")
+    (tmp_path / "narrow_net.py").write_text(MODULE)
+    ckptconv.save({"w": np.array([[1e300, 1e-300, 0], [1, np.inf, -1e-99]])}, tmp_path / "w.npz")
+    line = ("w.npz", "-o", "w.pt", "--into", "narrow_net:net", "--force")
+    told = json.loads(cli(*line, "--json").stdout)
+    assert (told["loss"], told["casts"]) == ({"w": [1, 2]}, {"float64 to float32": 1})
+    shown = cli(*line).stderr
+    assert shown.count("lossy: of 1 tensor, 1 values became infinite or NaN and 2 became zero: w\n") == 1
+    assert "1 tensor (1 cast from float64 to float32)" in shown
+    for options in ([], ["-n"]):
+        done = cli(*line, "--dtype", "float16", *options)
+        assert (done.returncode, done.stderr) == (
+            2, "error: --into writes the dtypes that the module has; convert what it writes with --dtype\n",
+        )  # fmt: skip
+
+
 MISFITS = {  # beside the weight: tensors of the source, and what is wrong with them
     "unexpected": ({"other": np.zeros(2)}, "1 not in the module:"),
     "a shape": ({"w": np.ones((3, 2), "f4")}, "1 with another shape:"),

@@ -190,6 +190,53 @@ def test_what_is_cast_is_said() -> None:
     assert module.weight[0, 0].item() == 1.5
 
 
+LOST = {  # what is loaded, into what, and how many values became infinite and zero
+    "halves": ([7e4, 1e-9, 0, np.inf, 1], "f4", "float16", (1, 1)),
+    "bfloat16": ([1e300, 1e-300, 1], "f8", "bfloat16", (1, 1)),
+    "float8": ([1e9, 1e-9, -1], "f4", "float8_e5m2", (1, 1)),
+    "integers": ([70000, 3], "i8", "float16", (1, 0)),
+    "fractions": ([0.5, 2.0, 0.0], "f4", "int32", (0, 1)),
+    "complex": ([1e300 + 1e-300j, 1], "c16", "complex64", (1, 1)),
+    "nothing": ([1, 2], "f8", "float32", None),
+    "one dtype": ([np.inf, 1e-45], "f4", "float32", None),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_a_cast_loses_is_counted(case: str) -> None:
+    given, kind, wanted, loss = LOST[case]
+    module = nn.Module()
+    module.register_buffer("x", torch.zeros(len(given), dtype=getattr(torch, wanted)))
+    report = into.load_into(module, checkpoint({"x": np.array(given, kind)}))
+    assert report.loss == ({} if loss is None else {"x": loss})
+    assert ("  lossy: of 1 tensor, " in str(report)) is bool(loss)
+
+
+@pytest.mark.parametrize("kind", ["a span", "compressed"])
+def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_path: Path) -> None:
+    """Given by its path or open, as it is or by rules."""
+    path, module = tmp_path / "m.hdf5", nn.Linear(8, 8)
+    ckptconv.save(nn.Linear(8, 8), path)
+    damage(path, "weight", compressed=kind == "compressed")
+    before = module.bias.detach().clone()
+    (tmp_path / "r.toml").write_text('[[rule]]\nnames = { "{x}" = "{x}" }\n')
+    for source in (path, ckptconv.open(path)):
+        for rules in (None, str(tmp_path / "r.toml")):
+            with pytest.raises(ckptconv.CkptError, match=r"weight: its content does not|by the file's own hashes"):
+                into.load_into(module, source, rules)
+    assert torch.equal(module.bias, before)
+
+
+def damage(path: Path, name: str, *, compressed: bool) -> None:
+    """Change a value of a tensor in an HDF5 file, which keeps its hashes."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "r+") as file:
+        values = file[name][()]
+        values.flat[3] += 1
+        del file[name]
+        file.create_dataset(name, data=values, compression="gzip" if compressed else None)
+
+
 def test_outline_needs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "big_module.py").write_text(
         "import torch\nfrom torch import nn\n"
