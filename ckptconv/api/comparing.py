@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from ..checkpoint import Checkpoint, Note
+from ..checkpoint import Checkpoint
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.hash_metadata import OPTIONS
@@ -15,7 +15,7 @@ from ..formats.keras import order
 from ..messages import listing
 from ..rules import passes
 from ..verification.readback import unlike
-from .options import CHANGE, SELECT, Options, Path, Select, bundle, departing, takes
+from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
 from .reading import list_of, opened, prepare, selected, whole
 from .values import path as text
 from .writing import MADE_WITH, holdable
@@ -60,19 +60,12 @@ def diff(
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
-        right = right.with_tensors({n: t for n, t in right.items() if wanted(n)})
+        notes = passes.damage(right.notes, lambda n: n * wanted(n), some=True)
+        right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
-    lost = [n._replace(text=f"in A: {n.text}") for n in damage(left, select)]
-    lost += [n._replace(text=f"in B: {n.text}") for n in damage(right, select)]
+    sides = (("A", left), ("B", right))
+    lost = [n._replace(text=f"in {side}: {n.text}") for side, c in sides for n in c.notes if n.kind == "damaged"]
     return replace(found, damaged=tuple(lost))
-
-
-def damage(found: Checkpoint, select: Select) -> list[Note]:
-    """The notes on what `keep_going` left out, of the tensors that are selected; without names if all are."""
-    wanted = passes.wanted(select.include, select.exclude)
-    notes = [(n, tuple(filter(wanted, n.names))) for n in found.notes if n.kind == "damaged"]
-    whole = not (select.include or select.exclude)
-    return [n._replace(names=names) for n, names in notes if names or (whole and not n.names)]
 
 
 @overload
@@ -112,7 +105,7 @@ def check_itself(source: str, how: Options) -> Checked:
 
     found = whole(source, how.select)
     chosen = selected(found, replace(how.select, keep_going=False))
-    lost = damage(chosen, how.select)
+    lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
         checked = hashes.check(chosen, hash_metadata.stated(found), workers=how.resources.workers)
     except VerifyError as e:

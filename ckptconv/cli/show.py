@@ -173,12 +173,6 @@ def notes(found: Sequence[Note]) -> None:
         talk(spelled(str(note)))
 
 
-def damage(found: Sequence[Note], options: dict[str, Any]) -> list[Note]:
-    """The notes on what was left out as damaged; of what has no name only if nothing was selected by name."""
-    some = options.get("include") or options.get("exclude")
-    return [n for n in found if n.kind == "damaged" and (n.names or not some)]
-
-
 def report(done: Report, verbose: bool = False) -> None:
     """Print to stderr what a conversion did; with `verbose`, all names that a note concerns."""
     if verbose:

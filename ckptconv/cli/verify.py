@@ -49,7 +49,7 @@ def verify(
         if stated:
             e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
         raise
-    lost = show.damage(held.notes, options)
+    lost = [n for n in held.notes if n.kind == "damaged"]
     if as_json:
         notes = [n._asdict() for n in lost]
         show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes, "damaged": notes})

@@ -98,14 +98,37 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
         return checkpoint
     yes, idle_in = _matcher(include)
     no, idle_out = _matcher(exclude)
-    keep = {n: t for n, t in checkpoint.tensors.items() if (not include or yes(n)) and not no(n)}
+    gone = lost(checkpoint)
+    wanted = {n for n in (*checkpoint.tensors, *gone) if (not include or yes(n)) and not no(n)}
+    keep = {n: t for n, t in checkpoint.tensors.items() if n in wanted}
     for glob in (*idle_in, *idle_out):
         hint = did_you_mean(glob, checkpoint.tensors, count=3)
         raise UsageError(f"no tensor matches {glob!r}{hint or '.'} `inspect` lists the names")
     if checkpoint.tensors and not keep:
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
-    left = tuple(n for n in checkpoint.tensors if n not in keep)
-    return checkpoint.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
+    left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in wanted)
+    made = replace(checkpoint, notes=damage(checkpoint.notes, lambda n: n * (n in wanted), some=True))
+    return made.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
+
+
+def lost(checkpoint: Checkpoint) -> list[str]:
+    """The names of what was left out as damaged."""
+    return [name for note in checkpoint.notes if note.kind == "damaged" for name in note.names]
+
+
+def damage(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
+    """The notes, those on damage with new names of what they concern, '' for what is not taken.
+
+    some: tensors were selected by name. What is damaged without a name is then none of them, as far as is known.
+    """
+    out = []
+    for note in notes:
+        if note.kind == "damaged" and note.names:
+            note = note._replace(names=tuple(filter(None, map(new, note.names))))
+            out += [note] if note.names else []
+        else:
+            out.append(note._replace(kind="unread") if note.kind == "damaged" and some else note)
+    return tuple(out)
 
 
 def select_either(

@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError
 from ..messages import did_you_mean
 from ..storage.paths import beginning
-from .passes import renamed
+from .passes import damage, lost, renamed
 
 MAX_ENTRIES = 12  # that an error lists
 
@@ -31,33 +31,34 @@ CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnin
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep the tensors of one entry, under names without it; UsageError lists the entries if it does not exist."""
     entry = entry.strip("./")
-    found = _inside(checkpoint, entry) or _of_main(checkpoint, entry)
-    if not found:
+    names = [*checkpoint.tensors, *lost(checkpoint)]
+    found = _inside(names, entry) or _of_main(checkpoint, names, entry)
+    if found.keys().isdisjoint(checkpoint.tensors):
         raise UsageError(_absent(checkpoint, entry))
     left = tuple(n for n in checkpoint.tensors if n not in found)
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
     details.pop("entry", None)
-    notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
+    notes = damage((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: found.get(n, ""))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
     made = renamed(only, found.__getitem__)
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
 
 
-def _of_main(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
-    """Names in the entry whose prefix the format has already removed, or in an entry of that one."""
+def _of_main(checkpoint: Checkpoint, names: Sequence[str], entry: str) -> dict[str, str]:
+    """Those of the names in the entry whose prefix the format has already removed, or in an entry of that one."""
     about = checkpoint.details.get("entry", {})
     main, beside = about.get("name", ""), tuple(about.get("beside", ()))
     if main and entry == main:
         others = tuple(name + "." for name in ("beside", *beside))
-        return {n: n for n in checkpoint.tensors if n not in beside and not n.startswith(others)}
-    return _inside(checkpoint, entry[len(main) + 1 :]) if main and entry.startswith(main + ".") else {}
+        return {n: n for n in names if n not in beside and not n.startswith(others)}
+    return _inside(names, entry[len(main) + 1 :]) if main and entry.startswith(main + ".") else {}
 
 
-def _inside(checkpoint: Checkpoint, entry: str) -> dict[str, str]:
+def _inside(names: Sequence[str], entry: str) -> dict[str, str]:
     """Names below an entry, with dots or slashes, and the same names without it."""
-    return {n: n[len(entry) + 1 :] for n in checkpoint.tensors if n.startswith((entry + ".", entry + "/"))}
+    return {n: n[len(entry) + 1 :] for n in names if n.startswith((entry + ".", entry + "/"))}
 
 
 def _absent(checkpoint: Checkpoint, entry: str) -> str:
@@ -77,12 +78,12 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
     new = {
         name: head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
-        for name in checkpoint.tensors
+        for name in (*checkpoint.tensors, *lost(checkpoint))
     }
     unused = [p for p in wanted if p not in used]
     if unused:
         raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
-    return renamed(checkpoint, new.__getitem__)
+    return renamed(replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__)), new.__getitem__)
 
 
 def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:

@@ -314,6 +314,56 @@ def test_what_was_left_out_is_not_sound(what: str, cli: Run, tmp_path: Path) -> 
     assert said in done.stdout + done.stderr
 
 
+LOST = {  # what is taken of a folder that lacks the shard of net.b, and what of it is then said to be damaged
+    "all": ([], ["net.b.x", "net.b.y"]),
+    "an entry": (["--at", "net"], ["b.x", "b.y"]),
+    "by an entry's names": (["--at", "net", "--include", "[ab].x"], ["b.x"]),
+    "by stripped names": (["--strip-prefix", "net.", "--include", "[ab].*"], ["b.x", "b.y"]),
+    "but some": (["--strip-prefix", "net.", "--exclude", "a.*"], ["b.x", "b.y"]),
+    "by names of which none is there": (["--include", "net.a.*", "--include", "net.b.x"], ["net.b.x"]),
+    "others": (["--include", "net.a.*"], []),
+    "others by stripped names": (["--strip-prefix", "net.", "--include", "a.*"], []),
+    "all but it": (["--exclude", "net.b.*"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path) -> None:
+    """What is selected and lost, under the name that it would have now."""
+    options, lost = LOST[what]
+    given = {f"net.{n}.{k}": np.full(300, ord(n), "f4") for n in "abc" for k in "xy"}
+    ckptconv.save(given, tmp_path / "m", format="hf", max_shard_size=2500)
+    (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
+    done = cli("m", "-o", "out.npz", "--keep-going", *options, "--json")
+    assert (list(json.loads(done.stdout)["damaged"]), done.returncode) == (lost, int(bool(lost)))
+    for verb, code in (("verify m", 7), ("verify m out.npz", 1), ("inspect m", 1), ("inspect m --check", 1)):
+        done = cli(*verb.split(), "--keep-going", *options)
+        assert done.returncode == (code if lost else 0), verb
+        assert ("model-00002-of-00003.safetensors is missing" in done.stdout + done.stderr) is bool(lost)
+    done = cli("diff", "m", "m", "--keep-going", *options, "--json")
+    assert [n["names"] for n in json.loads(done.stdout)["damaged"] if "in A" in n["text"]] == [lost] * bool(lost)
+
+
+RENAMED = {  # a selection from A, whose w is B's q, which is damaged there
+    "without it": ({"exclude": "w"}, (), True),
+    "only it": ({"include": "w"}, ("q",), False),
+    "others": ({"include": "o"}, (), True),
+    "all": ({}, ("q",), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RENAMED)
+def test_damage_of_what_has_another_name_in_a(what: str, tmp_path: Path) -> None:
+    options, lost, alike = RENAMED[what]
+    ckptconv.save({"w": np.arange(50.0), "o": np.ones(9)}, tmp_path / "a.npz")
+    ckptconv.save({"q": np.arange(50.0), "o": np.ones(9)}, tmp_path / "b.npz")
+    flip(tmp_path / "b.npz", (tmp_path / "b.npz").read_bytes().find(np.arange(50.0).tobytes()) + 30)
+    (tmp_path / "r.toml").write_text('[[rule]]\nnames = { "w" = "q", "o" = "o" }\noptional = true\n')
+    rules = str(tmp_path / "r.toml")
+    found = ckptconv.diff(tmp_path / "a.npz", tmp_path / "b.npz", converter=rules, keep_going=True, **options)
+    assert ([n.names for n in found.damaged], found.same) == ([lost] * bool(lost), alike)
+
+
 def test_reasons_of_several_lines_are_listed_in_one() -> None:
     why = "2 damaged tensors, by the file's own checksums:\n  bytes 1 to 2\n  bytes 5 to 6"
     assert "\\n" not in (text := listed({"a": why, "b": why.replace("\n", " ")}))
