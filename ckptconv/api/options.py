@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 from ..errors import UsageError
 from ..messages import did_you_mean
 from .elsewhere import elsewhere
-from .values import Verify, bar, kind, params, renames, several, size, verification
+from .values import Cleaned, Verify, bar, kind, params, renames, several, size, verification
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
@@ -58,7 +58,7 @@ def _line(name: str, meaning: Meaning) -> str:
 
 @_described
 @dataclass(frozen=True)
-class Select:
+class Select(Cleaned):
     """What to read of a source; the same for every verb that reads."""
 
     format: str | None = option(None, "The format of the source, if detection is ambiguous.", "from_")
@@ -77,7 +77,7 @@ class Select:
 
 @_described
 @dataclass(frozen=True)
-class Change:
+class Change(Cleaned):
     """What to do to names, layouts and dtypes on the way."""
 
     converter: str | None = option(None, "Rename and rearrange with a converter: its name, a .toml file, or auto.")
@@ -93,7 +93,7 @@ class Change:
 
 @_described
 @dataclass(frozen=True)
-class Target:
+class Target(Cleaned):
     """What to write, and how it is checked."""
 
     format: str | None = option(None, "The format of the output (default: by its suffix).", "to")
@@ -115,7 +115,7 @@ class Target:
 
 @_described
 @dataclass(frozen=True)
-class Resources:
+class Resources(Cleaned):
     """The resources that a run may use: memory in bytes, threads or a cluster."""
 
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size)
@@ -184,7 +184,6 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
     for name in given.keys() - groups.keys():
         known, value = KNOWN[name], given[name]
         if value is not None:
-            value = known.meaning.clean(value) if known.meaning.clean else value
             key = known.group.__name__.lower()
             groups[key] = replace(groups[key], **{known.field: value})
     return Options(**groups)

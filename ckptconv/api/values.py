@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from dataclasses import MISSING, fields
+from typing import Any, Literal, cast
 
 from ..errors import MissingExtra, UsageError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Verify = Literal["none", "receipts", "full"]
+
+
+class Cleaned:
+    """A group of options whose values are normalised when it is made, whoever makes it; None is the default."""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that is none of its option."""
+        for f in fields(cast("Any", self)):
+            value, clean = getattr(self, f.name), f.metadata["meaning"].clean
+            if value is None:
+                value = f.default if f.default_factory is MISSING else f.default_factory()
+            object.__setattr__(self, f.name, clean(value) if clean and value is not None else value)
 
 
 def size(value: int | str) -> int:

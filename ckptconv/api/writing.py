@@ -34,7 +34,7 @@ from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
 from .reading import list_of, prepare, refuse_nameless
 from .result import Report
-from .values import Verify, verification
+from .values import Verify
 from .values import path as text
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ def write(
 ) -> Report:
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
-    verification(target.verify)
     url = text(destination)
     checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, target).name))
     made, writer, row = plan_for(checkpoint, destination, target, resources, sources)

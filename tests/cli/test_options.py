@@ -8,6 +8,7 @@ import re
 import runpy
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 from kit import ROOT
 
@@ -116,13 +117,19 @@ def test_help_shows_every_keyword(verb: str) -> None:
         ("max_shard_size", 1000, "max_shard_size", 1000),
         ("verify", True, "verify", "full"),
         ("verify", False, "verify", "none"),
+        ("verify", None, "verify", "receipts"),
+        ("max_shard_size", "1GB", "max_shard_size", 10**9),
+        ("dtype", np.float16, "dtype", "float16"),
+        ("dtype", None, "dtype", None),
         ("from_", "tf", "format", "tf"),
         ("to", None, "format", None),
     ],
 )
 def test_what_people_write_for_a_value(keyword: str, given: object, field: str, kept: object) -> None:
-    group = options.KNOWN[keyword].group.__name__.lower()
-    assert getattr(getattr(options.bundle({keyword: given}), group), field) == kept
+    """Flat, or in a group that is given whole."""
+    group = options.KNOWN[keyword].group
+    flat = getattr(options.bundle({keyword: given}), group.__name__.lower())
+    assert (getattr(flat, field), group(**{field: given})) == (kept, flat)
 
 
 def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
@@ -142,6 +149,10 @@ def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
 def test_a_mistaken_keyword_is_a_usage_error(given: dict[str, object], says: str) -> None:
     with pytest.raises(ckptconv.UsageError, match=says):
         options.bundle(given)
+    for keyword, value in given.items():
+        if known := options.KNOWN.get(keyword):
+            with pytest.raises(ckptconv.UsageError, match=says):
+                known.group(**{known.field: value})
 
 
 @pytest.mark.parametrize(
