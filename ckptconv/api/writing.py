@@ -17,7 +17,7 @@ from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Map, Metadata, Outcome, execute
 from ..errors import UsageError
 from ..formats import companions, table
-from ..formats.hash_metadata import OPTIONS
+from ..formats.hash_metadata import OPTIONS, unhashed
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
@@ -301,7 +301,7 @@ def save(
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
     stamps = stamps_of(t.opened for t in made.values() if t.opened)
     made, target = _compared(made, target)
-    made = Checkpoint(made.tensors, dict(kept), made.ties, made.format, details=made.details)
+    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details)
     return write(made, path, target, found.resources, stamps=stamps)
 
 

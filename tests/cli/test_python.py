@@ -315,6 +315,26 @@ def test_metadata_is_text(tmp_path: Path) -> None:
         ckptconv.save({"w": np.ones(2)}, tmp_path / "m.npz", metadata={"epoch": 3})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize(("name", "options"), [
+    ("b.pt", {}), ("b.pt", {"hash": True}), ("b.safetensors", {}), ("b.safetensors", {"hash": False}),
+    ("b.orbax", {"hash": False}), ("b.safetensors", {"hash": False, "max_shard_size": 40}),
+])  # fmt: skip
+def test_hashes_in_given_metadata_are_of_another_file(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """As `safetensors` gives the metadata of a file: its hashes and the options of the run that made it."""
+    ckptconv.save({"m": np.ones(4), "k": np.ones(3)}, tmp_path / "a.npz")
+    ckptconv.convert(tmp_path / "a.npz", tmp_path / "a.safetensors", dtype="float32")
+    opened = ckptconv.open(tmp_path / "a.safetensors")
+    assert {"ckptconv.xxh3", "ckptconv.xxh3.0", "ckptconv.options"} <= opened.hashes.keys()
+    made = {"m": np.zeros(4), "k": np.zeros(3)}
+    done = ckptconv.save(made, tmp_path / name, metadata=opened.hashes | {"epoch": "3"}, **options)
+    path = tmp_path / next((f for f in done.files if f.endswith("index.json")), name)
+    assert ckptconv.verify(path).tensors == 2
+    found = ckptconv.open(path)
+    assert found.metadata["epoch"] == "3"
+    assert "ckptconv.options" not in found.hashes
+    assert bool(found.hashes) is options.get("hash", name == "b.safetensors")
+
+
 # --- flat functions ---------------------------------------------------------------------------------------------------
 
 
