@@ -33,8 +33,9 @@ def compare(
     submodules to their expected outputs ('' for the module itself; arrays of any framework), or a function of the
     inputs that returns either the output or such a mapping. inputs: the argument of the module, or a tuple of its
     arguments. rtol, atol: outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. A
-    submodule that a mapping names and that did not run differs. UsageError if the reference names submodules that the
-    module lacks, or none.
+    submodule that a mapping names and that did not run differs. Tensors are compared, wherever they are in lists,
+    mappings and fields of dataclasses; a submodule whose outputs hold none does not count. UsageError if the reference
+    names submodules that the module lacks, or none, or if there is no tensor in the output of the module itself.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
@@ -47,7 +48,13 @@ def compare(
     got = outputs(module, arguments)
     if isinstance(reference, torch.nn.Module):  # what one of them computes with a function, the whole's output tells
         want = {n: x for n, x in want.items() if n in got}
-    return departure(got, {n: _flat(x) for n, x in want.items()}, rtol, atol)
+    flat = {n: _flat(x) for n, x in want.items()}
+    told = {n: x for n, x in flat.items() if x or got.get(n, [None])}
+    if not told or "" in flat.keys() - told.keys():
+        what = listing("(the whole module)" if n == "" else n for n in flat if n not in told)
+        hint = "let the module return some, or compare outputs of submodules, in a mapping"
+        raise UsageError(f"these outputs hold no tensors, so that nothing can be compared; {hint}:\n{what}")
+    return departure(got, told, rtol, atol)
 
 
 def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -657,6 +659,40 @@ def test_what_is_no_array_is_no_output() -> None:
             return iter([[1], [1, 2]])
 
     assert [a.tolist() for a in _flat({"y": torch.ones(1), "past": Cache()})] == [[1]]
+
+
+class Wrapping(nn.Module):
+    """Gives what a function makes of its outputs."""
+
+    def __init__(self, by: float, wrap: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.by, self.wrap = nn.Identity(), by, wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(self.a(x) * self.by)
+
+
+WHOLE = {  # what a module gives, what it is compared with (None: a module that computes something else), what is said
+    "a distribution": (lambda y: torch.distributions.Normal(y, 1.0), None, "no tensors.*:\n  .the whole module.$"),
+    "an object": (lambda y: SimpleNamespace(y=y), None, "no tensors.*:\n  .the whole module.$"),
+    "nothing": (lambda y: None, None, "no tensors"),
+    "nothing, as expected": (lambda y: None, {"": None}, "no tensors"),
+    "a part of it": (lambda y: None, {"a": np.ones((1, 3))}, "the same: 1 output,"),
+    "a field": (lambda y: Filled(y), None, "departs: by 1; a before it is the same"),
+    "a tensor instead of none": (lambda y: y, {"": None}, r"departs: its output has the shape \[1, 3\], not none"),
+    "none instead of a tensor": (lambda y: None, {"": np.ones(3)}, r"departs: its output has the shape none, not"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_what_holds_no_tensors_is_not_the_same(case: str) -> None:
+    wrap, want, said = WHOLE[case]
+    module, other = Wrapping(1, wrap), Wrapping(2, wrap)
+    try:
+        text = str(into.compare(module, other if want is None else want, torch.ones(1, 3)))
+    except UsageError as e:
+        text = e.message
+    assert re.search(said, text)
 
 
 @pytest.mark.parametrize("options", [{}, {"select": ckptconv.Select()}])
