@@ -1,7 +1,9 @@
 """Metadata of our own in formats without metadata: one text, stored where other readers ignore it.
 
 .npz          extra fields in the zip's directory     .npy folder   a file ckptconv.json beside the arrays
-TensorFlow    a field of the index's header           Flax          no place: a note says what is lost
+TensorFlow    a field of the index's header           Flax          no place
+
+What has no place, as all metadata of others, is named in a note.
 
 {"ckptconv.keras": "...", "ckptconv.params": "..."}   the order of Keras layers, what an inverse needs
 """
@@ -9,7 +11,7 @@ TensorFlow    a field of the index's header           Flax          no place: a 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from ..checkpoint import Note
 
@@ -19,6 +21,7 @@ MEANING = {
     "ckptconv.params": "sizes that the converter's inverse needs",
     "ckptconv.tied": "the ties that the converter made",
 }
+PLAIN = {"format"}  # of safetensors: "pt" or the like, by which a loader makes tensors of that framework
 
 
 def packed(metadata: Mapping[str, str]) -> bytes:
@@ -36,7 +39,9 @@ def unpacked(raw: bytes) -> dict[str, str]:
         return {}
 
 
-def lost(entries: Collection[str], title: str) -> tuple[Note, ...]:
-    """A note on our entries that a format has no place for."""
-    what = [meaning for key, meaning in MEANING.items() if key in entries]
-    return (Note("lossy", f"{title} has no place for metadata: it lacks {', and '.join(what)}"),) if what else ()
+def lost(metadata: Mapping[str, str], title: str, *, ours: bool = False) -> tuple[Note, ...]:
+    """Notes on the metadata that a format has no place for; with `ours` it has one for our entries."""
+    what = [meaning for key, meaning in MEANING.items() if key in metadata and not ours]
+    others = tuple(key for key in metadata if key not in MEANING and key not in PLAIN)
+    notes = [Note("lossy", f"{title} has no place for metadata: it lacks {', and '.join(what)}")] if what else []
+    return (*notes, Note("lossy", f"{title} has no place for this metadata", others)) if others else tuple(notes)

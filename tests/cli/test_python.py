@@ -315,6 +315,26 @@ def test_metadata_is_text(tmp_path: Path) -> None:
         ckptconv.save({"w": np.ones(2)}, tmp_path / "m.npz", metadata={"epoch": 3})  # type: ignore[dict-item]
 
 
+HOMELESS = ["m.npz", "m.npy", "m.ckpt", "m.msgpack", "folder"]
+
+
+@pytest.mark.parametrize("name", [*HOMELESS, "m.pt", "m.safetensors", "m.hdf5", "m.orbax"])
+def test_metadata_that_has_no_place_is_named(name: str, tmp_path: Path) -> None:
+    """Saved, converted or planned; not that a file of safetensors is for PyTorch, and not our own where it has one."""
+    given = {"step": "5", "run": "x"}
+    ckptconv.save({"w": np.ones(2)}, tmp_path / "a.safetensors", metadata={**given, "format": "pt"})
+    path, to = tmp_path / "b" / name, {"to": "npy"} if name == "folder" else {}
+    done = ckptconv.save(
+        {"w": np.ones(2)}, tmp_path / name, format=to.get("to"), metadata=given | {"ckptconv.params": "{}"}
+    )
+    plan = ckptconv.dry_run(tmp_path / "a.safetensors", path, **to)
+    again = ckptconv.convert(tmp_path / "a.safetensors", path, **to)
+    for notes in (done.notes, plan.notes, again.notes):
+        said = [n.names for n in notes if n.kind == "lossy" and n.text.endswith("has no place for this metadata")]
+        assert said == ([("step", "run")] if name in HOMELESS else [])
+    assert (given.items() <= ckptconv.open(path).metadata.items()) is (name not in HOMELESS)
+
+
 @pytest.mark.parametrize(("name", "options"), [
     ("b.pt", {}), ("b.pt", {"hash": True}), ("b.safetensors", {}), ("b.safetensors", {"hash": False}),
     ("b.orbax", {"hash": False}), ("b.safetensors", {"hash": False, "max_shard_size": 40}),

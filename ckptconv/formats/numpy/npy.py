@@ -280,7 +280,7 @@ class NpyWriter:
             files.append(OutputFile(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        notes = carried.lost(checkpoint.metadata, "one .npy") if single else ()
+        notes = carried.lost(checkpoint.metadata, "one .npy" if single else ".npy", ours=not single)
         ours = b"" if single else carried.packed(checkpoint.metadata)
         if ours:
             files.append(OutputFile(f"{base}/{OURS}", len(ours)))

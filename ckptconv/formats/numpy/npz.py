@@ -203,8 +203,9 @@ class NpzWriter:
         entries, self.end = lay_out(sizes)
         ours = carried.packed(checkpoint.metadata)
         pieces = [ours[at : at + LONGEST] for at in range(0, len(ours), LONGEST)]
-        notes = carried.lost(checkpoint.metadata, "npz") if len(pieces) > len(entries) else ()
-        for i, piece in enumerate(pieces if not notes else ()):
+        fits = len(pieces) <= len(entries)
+        notes = carried.lost(checkpoint.metadata, "npz", ours=fits)
+        for i, piece in enumerate(pieces if fits else ()):
             entries[i] = entries[i]._replace(extra=struct.pack("<2H", OURS, len(piece)) + piece)
         self.entries = dict(zip(checkpoint, entries, strict=True))
         slots = {

@@ -77,7 +77,7 @@ class BundleWriter:
                 slots |= dict.fromkeys(group, slot)
                 self._placed += [(checkpoint[n], slot, i) for n in group]
                 at += size
-        patches, notes = [], []
+        patches, notes = [], [*carried.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         self._graph = None
         if graph:
             payload, crc = strings.pack([graph])
