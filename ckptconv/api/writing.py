@@ -15,7 +15,7 @@ from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..engine.plan import Plan, compile_plan, shared_notes
 from ..engine.run import How, Map, Metadata, Outcome, execute
-from ..errors import UsageError
+from ..errors import Unrepresentable, UsageError
 from ..formats import companions, table
 from ..formats.hash_metadata import OPTIONS, unhashed
 from ..formats.keras import order
@@ -50,8 +50,11 @@ FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names 
 
 
 def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
-    """Without what the target cannot hold."""
+    """Without what the target cannot hold; Unrepresentable if nothing is left."""
     whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
+    if whys and len(whys) == len(checkpoint):
+        all_of_them = listing(f"{n}: {why}" for n, why in whys.items())
+        raise Unrepresentable(f"skip_unrepresentable=True leaves nothing; take another format:\n{all_of_them}")
     for why in sorted(set(whys.values())):
         checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
     return checkpoint
@@ -76,8 +79,7 @@ def plan_for(
         hash_metadata.refuse_hashes(row, placement)
     else:
         placement = writer.place(checkpoint)
-    names = tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new)
-    if names:
+    if names := tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new):
         note = Note("lossy", f"{row.title} keeps no name: the tensor is called like the file", names)
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     folder, _ = files.split(url.rstrip("/"))

@@ -199,7 +199,7 @@ def _nested(tensors: Any) -> dict[str, Any]:
             node[last] = t
     if bad:
         raise Unrepresentable(
-            "a name cannot be both a tensor and a group; leave some out with weights_only=True (slots are below their "
-            f"weights) or exclude=, or change names with rename=:\n{listing(bad)}"
+            "a name cannot be both a tensor and a group; leave some out or change names, as a conversion does "
+            f"with weights_only=True (slots are below their weights), exclude= and rename=:\n{listing(bad)}"
         )
     return root

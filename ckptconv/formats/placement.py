@@ -99,8 +99,8 @@ def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
     bad = [f"{name}: {why}" for name, why in whys if why]
     if bad:
         raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; leave them out with exclude= or "
-            f"skip_unrepresentable=True, or cast them with dtype=:\n{listing(bad)}"
+            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; leave them out, as "
+            f"skip_unrepresentable=True does, or cast them, as dtype= does in a conversion:\n{listing(bad)}"
         )
 
 

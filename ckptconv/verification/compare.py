@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
+from ..dtypes import NO_ZERO, SATURATES
 from ..errors import VerifyError
 from ..messages import fold, listing, many
 from ..moves.cast import BLOCK, numbers
@@ -27,7 +28,7 @@ from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike
 
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
-NO_SIGN = ("float8_e8m0fnu", "float4_e2m1fn")  # floats whose top bit is not a sign: their steps are not counted
+NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: their steps are not counted
 
 
 # --- one pair of tensors ----------------------------------------------------------------------------------------

@@ -315,6 +315,25 @@ def test_metadata_is_text(tmp_path: Path) -> None:
         ckptconv.save({"w": np.ones(2)}, tmp_path / "m.npz", metadata={"epoch": 3})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize(("name", "options"), [
+    ("m.hdf5", {}), ("m.h5", {"format": "keras"}), ("m.weights.h5", {}), ("m.safetensors", {}), ("m.msgpack", {}),
+])  # fmt: skip
+def test_what_a_format_cannot_hold_is_left_out_but_never_all_of_it(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """HDF5 would cut texts at a NUL, others have none; advice is of what `save` can do, or says that it cannot."""
+    text, path = np.array([b"a\0b"], object), tmp_path / name
+    given = {"d/vars/1": text, "d/vars/0": np.ones(2, "f4")}
+    with pytest.raises(ckptconv.Unrepresentable, match="leave them out, as skip_unrepresentable=True does") as e:
+        ckptconv.save(given, path, **options)
+    assert "as dtype= does in a conversion:\n  d/vars/1: " in e.value.message
+    done = ckptconv.save(given, path, skip_unrepresentable=True, **options)
+    assert [n.names for n in done.notes if n.kind == "dropped"] == [("d/vars/1",)]
+    assert list(ckptconv.open(path)) == ["d/vars/0"]
+    with pytest.raises(ckptconv.Unrepresentable, match=r"skip_unrepresentable=True leaves nothing.*\n  d/vars/1: "):
+        ckptconv.save({"d/vars/1": text}, path, skip_unrepresentable=True, force=True, **options)
+
+
 HOMELESS = ["m.npz", "m.npy", "m.ckpt", "m.msgpack", "folder"]
 
 

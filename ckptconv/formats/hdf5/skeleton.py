@@ -246,8 +246,13 @@ def _patches(file: str, canvas: Canvas, slots: Iterable[Slot]) -> list[Patch]:
 # --- names -----------------------------------------------------------------------------------------------------
 
 
-def bad_name(name: str) -> str:
-    """The reason why a name cannot be a path in an HDF5 file, or ''."""
+def unheld(tensor: Tensor) -> str:
+    """The reason why HDF5 cannot hold a tensor for its name or, which are read, for its texts; or ''."""
+    nul = tensor.dtype.kind == "s" and any(b"\0" in v for v in tensor.numpy().reshape(-1).tolist())
+    return _bad_name(tensor.name) or "HDF5 text cannot hold a NUL" * nul
+
+
+def _bad_name(name: str) -> str:
     if not name:
         return "the name is empty"
     if "\0" in name:
@@ -277,8 +282,9 @@ def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> No
     """Raise Unrepresentable for clashing names and for text that HDF5 would truncate."""
     if bad := clashes(paths):
         raise Unrepresentable(
-            f"{title} cannot hold a tensor and a group of the same name; leave some out with weights_only=True "
-            f"(slots are below their weights) or exclude=, or change names with rename=:\n{listing(bad)}"
+            f"{title} cannot hold a tensor and a group of the same name; leave some out or change names, as a "
+            "conversion does with weights_only=True (slots are below their weights), exclude= and rename=:\n"
+            f"{listing(bad)}"
         )
     bad = [f"metadata {k!r}: HDF5 text cannot hold a NUL" for k, v in metadata.items() if "\0" in k + v or not k]
     if bad:
@@ -289,7 +295,4 @@ def item(tensor: Tensor, path: str, link: str = "") -> Dataset:
     """The item for a tensor. Strings are read here, because the layout depends on their lengths."""
     if tensor.dtype.kind != "s" or link:
         return Dataset(path, tensor.dtype, tensor.shape, None, link)
-    values = tensor.numpy()
-    if any(b"\0" in v for v in values.reshape(-1).tolist()):
-        raise Unrepresentable("HDF5 text cannot hold a NUL; leave the tensor out with exclude=", tensor=tensor.name)
-    return Dataset(path, tensor.dtype, tensor.shape, values)
+    return Dataset(path, tensor.dtype, tensor.shape, tensor.numpy())

@@ -47,7 +47,7 @@ class Hdf5Writer:
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
             return f"HDF5 has no dtype {tensor.dtype}, and would return it as plain bytes"
-        return skeleton.bad_name(tensor.name)
+        return skeleton.unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "HDF5")

@@ -40,7 +40,7 @@ def cannot_hold(tensor: Tensor) -> str:
     kind = tensor.dtype
     if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
         return f"Keras reads no dtype {kind} from HDF5"
-    why = skeleton.bad_name(tensor.name)
+    why = skeleton.unheld(tensor)
     if not why and len(skeleton.encode(tensor.name)) > LONGEST:
         why = "the name is too long for the attribute in which Keras stores it"
     return why

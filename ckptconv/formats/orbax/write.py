@@ -128,8 +128,8 @@ class OrbaxWriter:
             else:
                 node[last] = PLACEHOLDER + ".".join((*groups, last))
         if bad:
-            raise Unrepresentable(f"a name cannot be both an array and a dictionary; leave some out with exclude=, or "
-                                  f"change names with rename=:\n{listing(bad)}")  # fmt: skip
+            raise Unrepresentable(f"a name cannot be both an array and a dictionary; leave some out or change names, "
+                                  f"as a conversion does with exclude= and rename=:\n{listing(bad)}")  # fmt: skip
         packed = Packed()
         packed.map(root)
         packed.flush()
