@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
@@ -90,16 +91,23 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of a dataset: little-endian slabs, or single strings."""
+    """The elements of a dataset: little-endian slabs, or single strings, as many as its shape says."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
     strings = coded.size == 0  # it is not known
+    left = prod(look(coded.url, member).datasets[path].shape) if strings else 0
     for kind, body in child.ask(image(coded.url, member), do="read", path=path, **({"text": "yes"} if strings else {})):
         if (kind == b"S") is not strings:
             raise CorruptCheckpoint("the HDF5 library sent another kind of values: the file is hostile", url=coded.url)
         if kind == b"D":
             yield body
-        else:
-            yield from _strings(body, coded.url)
+            continue
+        texts = list(_strings(body, coded.url))
+        left -= len(texts)
+        if left < 0:
+            break
+        yield from texts
+    if left:
+        raise CorruptCheckpoint("the HDF5 library sent another number of texts: the file is hostile", url=coded.url)
 
 
 def _strings(body: bytes, url: str) -> Iterator[bytes]:

@@ -202,6 +202,7 @@ def test_what_it_asks_for_is_sent_in_pieces(file: Path, monkeypatch: pytest.Monk
         ('send(b"S", struct.pack("<I", 2**32 - 1) + b"abc"); send(b".")', "string"),
         ('while True: send(b"D")', "float32"), ('while True: send(b"S", bytes(4))', "float32"),
         ('send(b"S", struct.pack("<I", 8) + bytes(8)); send(b".")', "float32"), ('send(b"R", b"{}")', "float32"),
+        ('send(b"S", bytes(4)); send(b".")', "string"), ('send(b"S", bytes(400)); send(b".")', "string"),
         ('send(b"D", bytes(2**23 + 1)); send(b".")', "float32"), ('while True: send(b"S", bytes(2**20))', "string"),
     ],
 )  # fmt: skip
