@@ -243,7 +243,7 @@ def test_what_changed_on_the_web_is_converted_again(
     assert state() == "done"
     lay("", 5, "")
     assert state() == "changed"
-    hub = (identity(FoundCheckpoint("", "", "", (("m", lookups._stat({"size": 1, "blob_id": b})),))) for b in "aab")
+    hub = (identity(FoundCheckpoint("", "", "", (("m", lookups.stat_of({"size": 1, "blob_id": b})),))) for b in "aab")
     assert len(set(hub)) == 2
 
 

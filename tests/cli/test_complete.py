@@ -191,7 +191,7 @@ def test_a_shell_at_a_terminal_runs_nothing_at_tab(shell: str, folder: Path) -> 
         until(terminal, lambda _: asked.exists())
         os.write(terminal, b"ckptconv model.safetensors -c \t\t")
         until(terminal, lambda shown: b"albert" in shown)  # the first converter
-        os.write(terminal, b"\x03ckptconv inspect model.safetensors --include ne\t")
+        os.write(terminal, b"\x15ckptconv inspect model.safetensors --include ne\t")
         until(terminal, lambda shown: b"--include net/" in shown)
         os.write(terminal, b"\r\r")
         until(terminal, lambda shown: b"layer_10" in shown)

@@ -70,7 +70,7 @@ def test_words_that_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = {f"net/layer_{i}/w": np.ones(1) for i in range(3)} | {"net.x": np.ones(1)}
     ckptconv.save(names, tmp_path / "m.npz")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect m.npz none.npz --include net")
-    assert complete.tensors("net/l") == ["net/layer_0/*", "net/layer_1/*", "net/layer_2/*"]
+    assert complete.tensors("net/l") == ["net/layer_0/", "net/layer_1/", "net/layer_2/"]
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect 'm.npz")
     assert complete.tensors("net/l") == []
 
