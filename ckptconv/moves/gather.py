@@ -214,9 +214,8 @@ def read_strings(t: Stored) -> Array:
     flat = np.empty(t.count, object)
     for part in t.parts:
         end = part.offset + reach(part.shape, part.strides) if prod(part.shape) else 0
-        texts = np.fromiter(
-            _texts(part.data), object
-        )  # all of them: a decoder compares checksums and numbers at the end
+        # all of them: a decoder compares checksums and numbers at the end
+        texts = np.fromiter(_texts(part.data), object)
         if len(texts) < end:
             raise CorruptCheckpoint("holds fewer texts than its shape says", tensor=t.name)
         _box(flat, part.start, part.shape, part.steps)[...] = _box(texts, part.offset, part.shape, part.strides)

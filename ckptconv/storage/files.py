@@ -90,9 +90,8 @@ class Seen:
 
 
 Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
-LASTING = (
-    3  # numbers of it that stay if a local file gets another link or other permissions, as it may while it is open
-)
+# numbers of it that stay if a local file gets another link or other permissions, as it may while it is open
+LASTING = 3
 _SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
 
 
