@@ -24,7 +24,7 @@ def version() -> str:
 ARCHIVES = ("zip://", "tar://", "libarchive://", "reference://")  # such a link ends at `::`, and another one follows
 _CACHE = re.compile("[a-z0-9]+::")
 _ESCAPED = re.compile("[a-z][a-z0-9+.-]*(?:%3a(?://|%2f%2f)|:%2f%2f)", re.I)
-_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:|https?(?=//))?/{0,2})(?=[^/\s@:]+:[^/\s@]*@)")
+_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:|(?i:https?)(?=//))?/{0,3})(?=[^/\s@:]+:[^/\s@]*@)")
 _PORT = re.compile(r"(?:^|@)(?:[^:@\[\]]*|\[[0-9A-Fa-f:.%]*\])(?::[0-9]*)?$")
 
 
@@ -60,7 +60,7 @@ def _redacted(url: str) -> str:
     if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
         place, asks = rest, ""  # of other schemes a question mark may belong to a name
     host, slash, path = place.partition("/")
-    if is_web and not host:  # a slash too many: what follows was meant to be the host
+    if not host and ":" in path.partition("@")[0]:  # a slash too many: what follows was meant to be the host
         path = path.rpartition("@")[2]
     if ":" in host and "@" in path:
         after = place.rpartition("@")[2]
@@ -73,7 +73,7 @@ def _redacted(url: str) -> str:
     signs = re.search(";|%3f", path, re.I) if is_web else None
     if signs and re.search("=|%3d", path[signs.end() :], re.I):
         path = path[: signs.end()] + "..."
-    return f"{scheme}://{re.split('@|%40', host)[-1]}{slash}{path}" + ("?..." if asks else "")
+    return f"{scheme}://{re.split('@|%40' if is_web else '@', host)[-1]}{slash}{path}" + ("?..." if asks else "")
 
 
 def _cut(text: str, mark: str) -> tuple[str, str, str]:
@@ -87,7 +87,7 @@ def _cut(text: str, mark: str) -> tuple[str, str, str]:
 # Where a url in a text ends nobody knows: in quotes at the closing one, else at a space that is not in its password.
 _SCHEME = (
     r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:(?::|%3[Aa])(?://|%2[Ff]%2[Ff]))"
-    r"|(?:https?(?::/|//)|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
+    r"|(?:(?i:https?)(?::/|/{2,3})|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
 )
 _QUOTED = "|".join(rf"(?<={q}){_SCHEME}[^\n]{{0,2000}}?(?={q}[,.;:)\]}}]*(?:[\s`]|$))" for q in ("'", '"', "`"))
 _URL = re.compile(rf"{_QUOTED}|{_SCHEME}(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{{0,100}}@)?\S*")

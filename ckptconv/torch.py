@@ -37,6 +37,7 @@ from .moves.part import Held
 from .moves.read import read_array
 from .moves.sources import Sources
 from .moves.torch import areas, fill, kind_of, memory, place, refuse_conflicts, spot, state, to_array
+from .rules import library
 from .verification.hashes import guarded
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
@@ -189,37 +190,36 @@ def load_into(
     select: Select = WEIGHTS,
     strict: bool = True,
     device: torch.device | str | None = None,
+    verify: bool = True,
 ) -> Loaded:
     """Load a checkpoint of any format into a module, in place, and report what was loaded.
 
     source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
     conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
-    Values are compared with the hashes and checksums of the source, and cast to the module's dtypes by torch's rules;
-    the report says what became infinite, NaN or zero by that. device: where the module shall be, such as "cuda"; what
-    it has on the meta device gets memory there if it is loaded. A GPU is filled through pinned memory.
+    Values are cast to the module's dtypes by torch's rules; the report says what became infinite, NaN or zero in
+    floating-point dtypes. verify: compare them with the source's hashes, which an edit may have left as they were;
+    checksums always are compared. device: where the module shall be, such as "cuda"; what it has on the meta device
+    gets memory there if it is loaded. A GPU is filled through pinned memory.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
-    computes, or if a parameter is missing. Missing buffers (counters, tables that the module computes) are only
-    reported. Without `strict`, all differences are only reported. ConversionError also for tied parameters with two
-    values in the source, for a dtype that torch lacks and for a buffer that is expanded. No value is changed then. Also
-    raises UsageError (unknown converter, a module on the meta device) and what reading raises, such as VerifyError for
-    hashes of other tensors; a tensor that turns out to be damaged leaves the module partly loaded.
+    computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
+    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks and an expanded
+    buffer. No value is changed then. Also raises UsageError (unknown converter, a module on the meta device) and what
+    reading raises, such as VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     if isinstance(source, Checkpoint):
-        from .rules import library
-
-        found = guarded(source)
+        found = guarded(source) if verify else source
         if converter or renames:
             found = library.change(found, converter, renames, inverse=inverse, params=params)
     else:
-        many = [source] if isinstance(source, str | os.PathLike) else list(source)
-        found = prepare(many, select, Change(converter, inverse, params or {}, renames), guard=True)
+        paths = [source] if isinstance(source, str | os.PathLike) else list(source)
+        found = prepare(paths, select, Change(converter, inverse, params or {}, renames), guard=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     unfit = report.unexpected or report.mismatched or report.computed
     if strict and (unfit or parameters & set(report.missing)):
-        why = report.described("would fit")
-        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{indented(why)}")
+        why = indented(report.described("would fit"))
+        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     given = {n: found[n] for n in report.loaded}
     with Sources(stamps=stamps_of(t.opened for t in given.values() if t.opened)) as sources:
         refuse_conflicts(memory(module)[0], given, sources, origin)

@@ -60,7 +60,7 @@ def diff(
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
-        notes = passes.damage(right.notes, lambda n: n * wanted(n), some=True)
+        notes = passes.damage(right.notes, lambda n: n * wanted(n), some=bool(select.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
     sides = (("A", left), ("B", right))

@@ -20,7 +20,8 @@ class Cleaned:
     def __post_init__(self) -> None:
         """Raises UsageError for a value that is none of its option."""
         for f in fields(cast("Any", self)):
-            value, clean = getattr(self, f.name), f.metadata["meaning"].clean
+            meaning = f.metadata.get("meaning")  # a subclass may have fields of its own
+            value, clean = getattr(self, f.name), meaning and meaning.clean
             if value is None:
                 value = f.default if f.default_factory is MISSING else f.default_factory()
             object.__setattr__(self, f.name, clean(value) if clean and value is not None else value)

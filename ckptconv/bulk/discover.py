@@ -135,7 +135,7 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]
-    if ".." in pattern[len(root) :].split("/"):
+    if ".." in chain(pattern)[0][len(root) :].split("/"):
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
     matches = globs.listed(pattern, root) if remote else dict.fromkeys(globs.matches(pattern, follow))
     if not matches:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConversionError, CorruptCheckpoint
-from ..storage.files import Reader
+from ..storage.files import Reader, is_remote, stat
 from .boxes import clip, is_contiguous, reach, slabs
 from .budget import Budget
 from .decoded import Decoded
@@ -37,6 +37,8 @@ class _Buffers(threading.local):
 
 
 buffers = _Buffers()
+_last = threading.local()  # .texts of the data that were decoded last, and what is `known` of them
+KEPT = 2**24  # bytes of texts and their objects
 
 
 # --- copies -----------------------------------------------------------------------------------------------------
@@ -214,8 +216,7 @@ def read_strings(t: Stored) -> Array:
     flat = np.empty(t.count, object)
     for part in t.parts:
         end = part.offset + reach(part.shape, part.strides) if prod(part.shape) else 0
-        # all of them: a decoder compares checksums and numbers at the end
-        texts = np.fromiter(_texts(part.data), object)
+        texts = _texts(part.data)
         if len(texts) < end:
             raise CorruptCheckpoint("holds fewer texts than its shape says", tensor=t.name)
         _box(flat, part.start, part.shape, part.steps)[...] = _box(texts, part.offset, part.shape, part.strides)
@@ -229,9 +230,22 @@ def _box(texts: Array, offset: int, shape: Sequence[int], strides: Sequence[int]
     return as_strided(texts[offset:], shape, [s * texts.itemsize for s in strides])
 
 
-def _texts(data: Data) -> Iterator[bytes]:
-    if isinstance(data, Coded):
-        return decode(data)
-    if not isinstance(data, Held):
+def _texts(data: Data) -> Array:
+    """All texts of some data, since a decoder compares checksums and numbers at the end.
+
+    The last ones are kept, if they are few: a rule may give each of a thousand tensors a part of the same.
+    """
+    import numpy as np
+
+    if isinstance(data, Held):
+        return np.fromiter((s.encode() if isinstance(s, str) else bytes(s) for s in data.array.reshape(-1)), object)
+    if not isinstance(data, Coded):
         raise TypeError("the strings of a tensor are decoded or held")
-    return (s.encode() if isinstance(s, str) else bytes(s) for s in data.array.reshape(-1))
+    now = None if is_remote(data.url) else stat(data.url)
+    if now and getattr(_last, "known", None) == (data, now):
+        texts: Array = _last.texts
+        return texts
+    texts = np.fromiter(decode(data), object)
+    if now and sum(map(len, texts)) + 64 * len(texts) <= KEPT:
+        _last.known, _last.texts = (data, now), texts
+    return texts

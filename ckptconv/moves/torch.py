@@ -261,13 +261,13 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
     from .cast import lost
 
     _refuse_unwritable({n: own[n] for n in given})
-    done, losses = set[object](), dict[str, Loss]()
+    done, losses = dict[object, str](), dict[str, Loss]()
     with torch.no_grad(), Staged(sources) as staged:
         for name, source in given.items():
             target = own[name]
-            if (at := spot(target)) in done:
+            if (first := done.setdefault(spot(target), name)) != name:
+                losses[name] = losses.get(first, Loss())
                 continue
-            done.add(at)
             if _is_plain(target, source):
                 # a change in place, which autograd counts as it counts that of `copy_`
                 fill_array(source, to_array(target).reshape(-1).view("u1"), sources)

@@ -119,7 +119,7 @@ class Output:
             fd = own.open_file(path, os.O_RDWR | how, self._mode & 0o666)
             self._fds[f.name] = fd
             self._ready.append(f.name)
-            own.restrict(fd, self._mode & 0o666)
+            own.restrict(fd, self._mode & 0o666, new=not self._stays)
             if f.size and not self._whole:
                 os.ftruncate(fd, f.size)
             if not self._few:

@@ -107,7 +107,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     if checkpoint.tensors and not keep:
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in wanted)
-    made = replace(checkpoint, notes=damage(checkpoint.notes, lambda n: n * (n in wanted), some=True))
+    made = replace(checkpoint, notes=damage(checkpoint.notes, lambda n: n * (n in wanted), some=bool(include)))
     return made.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
 
 
@@ -119,7 +119,7 @@ def lost(checkpoint: Checkpoint) -> list[str]:
 def damage(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
     """The notes, those on damage with new names of what they concern, '' for what is not taken.
 
-    some: tensors were selected by name. What is damaged without a name is then none of them, as far as is known.
+    some: tensors were included by name. What is damaged without a name is then none of them, as far as is known.
     """
     out = []
     for note in notes:

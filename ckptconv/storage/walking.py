@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -14,9 +15,11 @@ from . import web
 from .faults import asking, refused
 from .looking import status_of
 from .lookups import MANY, Info, Stat, filesystem, kept, refuse_unlisted, stat_of
-from .paths import is_remote, join, local, reads_as_more
+from .paths import is_remote, join, local
 
 MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
+_MORE = re.compile(r"\0|::|\?versionId=")  # in a url: a further link, a version of S3
+_GENERATION = re.compile(r"#\d+$")  # a version of Google's store
 FOLDER: Info = {"type": "directory"}
 Failed = Callable[[str, str, CkptError], None]
 
@@ -107,10 +110,13 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
 
 
 def below(root: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What a file system says of paths, by those below `root`; without the empty objects that stand for folders."""
+    """What a file system says of paths, by those below `root`; without the empty objects that stand for folders.
+
+    Nor with that of `root` itself, whatever is in it.
+    """
     start = root.strip("/") + "/" if root.strip("/") else ""
     paths = ((str(where).removeprefix("/").removeprefix(start), what) for where, what in found.items())
-    return {path: what for path, what in paths if not path.endswith("/") or what.get("size")}
+    return {path: what for path, what in paths if path and (not path.endswith("/") or what.get("size"))}
 
 
 def _tree(folder: str, found: dict[str, Info], failed: Failed | None) -> _Folder:
@@ -137,7 +143,8 @@ def check_path(path: str, folder: str) -> None:
     Path and url of such an object would be those of another: `a//b` is read as `a/b`, and `..` as the folder above.
     """
     parts = path.split("/")
-    if any(p in ("", ".", "..") or "\0" in p or reads_as_more(p) for p in parts):
+    versioned = folder.startswith(("gs://", "gcs://")) and _GENERATION.search(path)
+    if versioned or any(p in ("", ".", "..") or _MORE.search(p) for p in parts):
         what = f"holds an object called {printable(brief(path))!r}, which reads as more than a path"
         raise UnsafeCheckpoint(f"{what}; it is not read", url=folder)
     if len(parts) > MAX_DEPTH:
@@ -147,7 +154,7 @@ def check_path(path: str, folder: str) -> None:
 def as_path(path: str) -> str:
     """A path by which an object that has none is told from others."""
     odd = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
-    return "/".join(odd.get(p) or (quote(p, safe=" ") if "\0" in p or reads_as_more(p) else p) for p in path.split("/"))
+    return "/".join(odd.get(p) or (quote(p, safe=" ") if _MORE.search(p) else p) for p in path.split("/"))
 
 
 __all__ = ["Level", "as_path", "below", "check_path", "walk"]

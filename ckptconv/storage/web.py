@@ -15,14 +15,17 @@ from functools import lru_cache
 from typing import IO, Any
 from urllib.parse import SplitResult, urlsplit
 
-from ..errors import CorruptCheckpoint, StorageError
+from ..errors import CkptError, CorruptCheckpoint, StorageError
+from ..messages import printable, redacted
 from .faults import spooling
 from .paths import is_http
-from .tries import TIMES, Tries, again, seconds
+from .tries import LOG, TIMES, Tries, again, seconds
 
 VERSIONS = ("ETag", "Last-Modified")  # the first that an answer has decides
 USUAL = 2**23  # bytes of a request whose size is not known here
 PIECE = 2**20  # bytes read at once
+MANY = 10_000  # urls that are kept of which no version is told
+_TELL_NONE: set[str] = set()
 # where well-known hosts keep their files
 STORES = {
     "huggingface.co": (".huggingface.co", ".hf.co"),
@@ -118,14 +121,27 @@ def _changed(info: dict[str, Any], now: Mapping[str, str]) -> bool:
 
 
 def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
-    """Let `info` have the version that answers tell, where none was told with the size."""
+    """Let `info` have the version that answers tell, where none was told with the size.
+
+    A server that refuses the question, or tells none, is not asked again.
+    """
 
     async def first() -> None:
         async with _asked(fs, path, {"Range": "bytes=0-0"}) as answer:
             _changed(info, answer.headers)
 
-    if info.get("size") and "first answer" not in info and not any(info.get(k) for k in VERSIONS):
-        again(path, 1, lambda: _timed(fs, seconds(1), first))
+    if not info.get("size") or "first answer" in info or any(info.get(k) for k in VERSIONS) or path in _TELL_NONE:
+        return
+    try:
+        _timed(fs, seconds(1), first)
+    except CkptError:  # it leads where nobody allowed it to lead
+        raise
+    except Exception as e:
+        LOG.debug("%s: asked for a version: %s", printable(redacted(path)), type(e).__name__)
+    if not info.get("first answer"):
+        if len(_TELL_NONE) >= MANY:
+            _TELL_NONE.clear()
+        _TELL_NONE.add(path)
 
 
 def whole(fs: Any, path: str, info: dict[str, Any], file: IO[bytes]) -> None:

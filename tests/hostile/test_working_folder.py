@@ -73,3 +73,15 @@ def test_python_m_brings_it_to_no_other_process(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert not (tmp_path / "h5py.py.ran").exists()
     assert done.returncode == 0, done.stderr
+
+
+def test_the_working_folder_may_be_gone_or_be_where_packages_lie(tmp_path: Path) -> None:
+    ckptconv.save({"w": np.arange(6.0)}, tmp_path / "b.hdf5")
+    code = f"import os, ckptconv; ckptconv.open({str(tmp_path / 'b.hdf5')!r})"
+    (tmp_path / "gone").mkdir()
+    gone = f"import os; os.chdir({str(tmp_path / 'gone')!r}); os.rmdir(os.getcwd()); {code}"
+    for said, at in ((gone, None), (code, Path(np.__file__).parents[1])):
+        done = subprocess.run(
+            [sys.executable, "-c", said], cwd=at, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr

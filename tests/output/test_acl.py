@@ -72,3 +72,20 @@ def test_a_list_of_the_source(folder: Path) -> None:
     assert source.stat().st_mode & 0o040
     ckptconv.convert(source, folder.parent / "o.npz")
     assert oct(stat.S_IMODE((folder.parent / "o.npz").stat().st_mode)) == oct(0o600)
+
+
+def test_where_permissions_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems make up the mode of a file, and refuse another one."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    ckptconv.save({"w": np.zeros(3)}, tmp_path / "in.npz")
+    (tmp_path / "in.npz").chmod(0o600)
+    before = os.umask(0)
+    try:
+        monkeypatch.setattr(os, "chmod", refuse)
+        ckptconv.convert(tmp_path / "in.npz", tmp_path / "o.npz")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "o.npz").exists()

@@ -17,6 +17,7 @@ import ckptconv
 from ckptconv.checkpoint import Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, LayoutError
+from ckptconv.moves import gather
 from ckptconv.moves.part import Held, Part, c_strides
 from ckptconv.rules import layout, pieces
 
@@ -109,6 +110,21 @@ def test_texts_of_a_file(case: str, kind: str, tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / f"a{kind}", tmp_path / f"b{kind}", converter=tmp_path / "r.toml", verify=True)
     made = ckptconv.open(tmp_path / f"b{kind}").numpy()
     assert {n: a.tolist() for n, a in made.items()} == {n: a.tolist() for n, a in want.items()}
+
+
+def test_a_part_of_texts_for_each_of_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were decoded anew for each tensor."""
+    texts = np.array([[b"%d" % (8 * i + k) for k in range(8)] for i in range(200)], object)
+    ckptconv.save({"L/s": texts}, tmp_path / "a.ckpt")
+    (tmp_path / "r.toml").write_text("[[rule]]\nfrom = 'L/s'\nto = 'L.{l*}.s'\n")
+    decoded: list[Any] = []
+    real = gather.decode
+    monkeypatch.setattr(gather, "decode", lambda data: decoded.append(data) or real(data))
+    ckptconv.convert(tmp_path / "a.ckpt", tmp_path / "b.ckpt", converter=tmp_path / "r.toml")
+    monkeypatch.undo()
+    made = ckptconv.open(tmp_path / "b.ckpt")
+    assert [made[f"L.{i}.s"].numpy().tolist() for i in range(200)] == texts.tolist()
+    assert len(decoded) < 20
 
 
 def test_split_and_join() -> None:

@@ -352,6 +352,39 @@ def test_a_version_that_only_answers_tell(
     assert not (tmp_path / "out.npz").exists()
 
 
+class Asked(Quiet):
+    """Tells no version, and refuses to tell of a single byte."""
+
+    status, asked, raw = 403, list[str](), b""
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range") or ""
+        if self.command == "HEAD" or (wanted != "bytes=0-0" and not wanted):
+            self.answer(200, self.raw)
+            return
+        self.asked.append(wanted)
+        if wanted == "bytes=0-0":
+            self.answer(self.status)
+            return
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        part = self.raw[first : last + 1]
+        self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(self.raw)}")
+
+
+@pytest.mark.parametrize("status", [403, 416, 500])
+def test_a_server_that_refuses_to_tell_a_version_is_asked_once(
+    status: int, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckptconv.save({"w": np.arange(6.0)}, tmp_path / "m.npz")
+    monkeypatch.setattr(Asked, "raw", (tmp_path / "m.npz").read_bytes())
+    monkeypatch.setattr(Asked, "status", status)
+    monkeypatch.setattr(Asked, "asked", [])
+    opened = ckptconv.open(f"http://{serve(Asked)}/m.npz")
+    for _ in range(3):
+        np.testing.assert_array_equal(opened["w"].numpy(), np.arange(6.0))
+    assert Asked.asked.count("bytes=0-0") == 1
+
+
 PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end
 
 

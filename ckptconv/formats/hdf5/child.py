@@ -78,8 +78,9 @@ class FileImage(NamedTuple):
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
     """Start Python at a function of inside.py, with only the environment variables that locate libraries."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    # not the working folder, which `python -m` puts first: what lies in it is not imported
-    path = [here, *(p for p in sys.path if p and os.path.realpath(p) != os.getcwd())]
+    safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    # what lies in the working folder, which `python -m` puts first, is not imported
+    path = [here, *filter(None, sys.path[int("-m" in sys.orig_argv and not safe) :])]
     code = f"import sys; sys.path[:] = {path!r}; from ckptconv.formats.hdf5.inside import {entry}; {entry}()"
     environ = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
     environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
