@@ -131,7 +131,9 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
     refuse_unlisted(pattern)
-    if not remote:
+    if remote:
+        pattern = re.sub("(?<=://)/+", "", pattern)
+    else:
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]

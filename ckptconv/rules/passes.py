@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from ..checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ..dtypes import DType
-from ..errors import NameCollision, UsageError
+from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
 from .averages import AVERAGE
 
@@ -105,6 +105,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
         hint = did_you_mean(glob, checkpoint.tensors, count=3)
         raise UsageError(f"no tensor matches {glob!r}{hint or '.'} `inspect` lists the names")
     if checkpoint.tensors and not keep:
+        if damaged := [n for n in gone if n in wanted]:
+            raise CorruptCheckpoint(f"all that is selected is damaged:\n{listing(damaged)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in wanted)
     made = replace(checkpoint, notes=damage(checkpoint.notes, lambda n: n * (n in wanted), some=bool(include)))

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import repeat
 
 from ..checkpoint import Checkpoint, Note
-from ..errors import UsageError
-from ..messages import did_you_mean
+from ..errors import CorruptCheckpoint, UsageError
+from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
 from .passes import damage, lost, renamed
 
@@ -33,7 +33,9 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     entry = entry.strip("./")
     names = [*checkpoint.tensors, *lost(checkpoint)]
     found = _inside(names, entry) or _of_main(checkpoint, names, entry)
-    if found.keys().isdisjoint(checkpoint.tensors):
+    if found and found.keys().isdisjoint(checkpoint.tensors):
+        raise CorruptCheckpoint(f"all of the entry {entry!r} is damaged:\n{listing(found)}")
+    if not found:
         raise UsageError(_absent(checkpoint, entry))
     left = tuple(n for n in checkpoint.tensors if n not in found)
     kept = {n: t for n, t in checkpoint.tensors.items() if n in found}

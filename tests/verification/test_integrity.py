@@ -344,6 +344,18 @@ def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path)
     assert [n["names"] for n in json.loads(done.stdout)["damaged"] if "in A" in n["text"]] == [lost] * bool(lost)
 
 
+@pytest.mark.parametrize("options", [("--include", "net.b.*"), ("--at", "net.b")])
+def test_where_all_that_is_selected_is_lost(options: tuple[str, str], cli: Run, tmp_path: Path) -> None:
+    """It was called a mistake in the options."""
+    given = {f"net.{n}.{k}": np.full(300, ord(n), "f4") for n in "abc" for k in "xy"}
+    ckptconv.save(given, tmp_path / "m", format="hf", max_shard_size=2500)
+    (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
+    done = cli("m", "-o", "out.npz", "--keep-going", *options)
+    assert "damaged" in done.stderr
+    assert "net.b.x" in done.stderr
+    assert done.returncode not in (0, 2)
+
+
 RENAMED = {  # a selection from A, whose w is B's q, which is damaged there
     "without it": ({"exclude": "w"}, (), True),
     "only it": ({"include": "w"}, ("q",), False),
