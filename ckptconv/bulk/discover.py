@@ -132,7 +132,7 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
     remote = is_remote(pattern)
     refuse_unlisted(pattern)
     if remote:
-        pattern = re.sub("(?<=://)/+", "", pattern)
+        pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
     else:
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
     fixed = re.split(r"[*?\[]", pattern)[0]
