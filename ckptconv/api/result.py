@@ -7,17 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import (
-    fold,
-    in_bytes,
-    indented,
-    listing,
-    many,
-    paragraph,
-    paragraphs,
-    printable,
-    shortened,
-)
+from ..messages import fold, in_bytes, indented, listing, many, paragraph, paragraphs, printable, shortened
 from .values import Verify
 
 

@@ -16,7 +16,7 @@ from ..storage import web
 from ..storage.faults import asking
 from ..storage.lookups import MANY, filesystem
 from ..storage.paths import join
-from ..storage.walking import as_path, below, check_path
+from ..storage.walking import entries
 
 ANY = "**"  # a part that stands for any number of folders
 
@@ -44,14 +44,7 @@ def listed(pattern: str, root: str) -> dict[str, CkptError | None]:
     fs, path = filesystem(pattern)
     with asking(pattern):
         found = web.bounded(fs, "glob", MANY, path, detail=True)
-    out: dict[str, CkptError | None] = {}
-    for at in below(filesystem(root)[1], found):
-        try:
-            check_path(at, root)
-            out[join(root, at)] = None
-        except CkptError as e:
-            out[join(root, as_path(at))] = e
-    return out
+    return {join(root, at): odd for at, _, odd in entries(root, filesystem(root)[1], found)}
 
 
 def _named(folder: str, pattern: str) -> Iterator[str]:

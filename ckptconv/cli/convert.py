@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .. import Checkpoint, Plan
     from ..api import Report
 
-    Loaded = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int]]
+    Filled = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int]]  # a module's state, losses and casts
 
 
 @takes(*READING, *CHANGING, *HOW, *COST)
@@ -94,7 +94,7 @@ def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
         raise typer.Exit(1)
 
 
-def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Loaded:
+def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Filled:
     """The state of a module after the checkpoint was loaded into it, with the notes on both, the losses and casts."""
     from .. import Note
     from ..torch import load_into, snapshot
@@ -109,7 +109,7 @@ def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool)
     return state, report.loss, casts
 
 
-def _written(loaded: Loaded, output: str, sources: list[str], options: dict[str, Any]) -> Report:
+def _written(loaded: Filled, output: str, sources: list[str], options: dict[str, Any]) -> Report:
     """Write a module's state; the report is of loading it as well, where all casts are."""
     from .. import api
 

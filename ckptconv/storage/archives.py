@@ -18,7 +18,6 @@ from ..errors import CorruptCheckpoint, StorageError
 from ..messages import brief, printable
 from . import directory, web
 from .faults import asking
-from .paths import is_remote
 from .ranges import FileObject
 
 TAIL = 2**16  # bytes fetched at once, in which the directory of a small archive lies
@@ -144,7 +143,7 @@ def _entries(archive: Archive) -> Mapping[str, Entry]:
     """The members by name, as Python's own reader of zips finds them."""
     import zipfile
 
-    if not is_remote(archive.url) and not directory.is_there(archive):
+    if not directory.is_there(archive):
         raise CorruptCheckpoint("has no directory where its end says it is", url=archive.url)
     try:
         with zipfile.ZipFile(io.BufferedReader(FileObject(archive), 2**16)) as z:

@@ -9,46 +9,49 @@ A file of a terabyte takes no room on the disk if it is a hole, and its end may 
 from __future__ import annotations
 
 import struct
-from typing import Protocol
+
+from .paths import is_remote
+from .ranges import Ranges
 
 END, END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
-ENTRY = struct.Struct("<4s24x3H12x")  # signature, lengths of name, extra field and comment
-LOCATOR = 20  # bytes between the two end records
-LONGEST = END.size + 2**16  # bytes of an end record with its comment
-WINDOW = 2**20  # bytes; a smaller directory is read at once
+LOCATOR = struct.Struct("<4sLQL")  # between the two
+_ENTRY = struct.Struct("<4s24x3H12x")  # signature, lengths of name, extra field and comment
+_LONGEST = END.size + 2**16  # bytes of an end record with its comment
+_WINDOW = 2**20  # bytes; a smaller directory is read at once
 
 
-class _Ranges(Protocol):
-    @property
-    def size(self) -> int: ...
-    def read(self, start: int, size: int, /) -> bytes: ...
-
-
-def is_there(f: _Ranges) -> bool:
+def is_there(f: Ranges) -> bool:
     """Whether the directory consists of entries where the end of the zip says it is; also if there is no end at all."""
-    tail = f.read(max(0, f.size - LONGEST), min(f.size, LONGEST))
+    if is_remote(f.url):
+        return True
+    tail = f.read(max(0, f.size - _LONGEST), min(f.size, _LONGEST))
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) - at < END.size:
         return True
     size, end = END.unpack_from(tail, at)[5], f.size - len(tail) + at
-    wide = end - LOCATOR - END64.size
+    wide = end - LOCATOR.size - END64.size
     if wide >= 0 and (record := f.read(wide, END64.size)).startswith(b"PK\6\6"):
         size, end = END64.unpack(record)[8], wide
-    return size <= WINDOW or (size <= end and _consists_of_entries(f, end - size, end))
+    return is_at(f, end - size, size)
 
 
-def _consists_of_entries(f: _Ranges, at: int, end: int) -> bool:
-    first, window = at, b""
+def is_at(f: Ranges, start: int, size: int) -> bool:
+    """Whether a directory consists of entries; small ones, and what a server must send, are not looked at."""
+    if is_remote(f.url) or size <= _WINDOW:
+        return True
+    if start < 0:
+        return False
+    at, end, first, window = start, start + size, start, b""
     while at < end:
-        if at + ENTRY.size > first + len(window):
-            first, window = at, f.read(at, min(WINDOW, end - at))
-        if len(window) - (at - first) < ENTRY.size:
+        if at + _ENTRY.size > first + len(window):
+            first, window = at, f.read(at, min(_WINDOW, end - at))
+        if len(window) - (at - first) < _ENTRY.size:
             return False
-        magic, name, extra, comment = ENTRY.unpack_from(window, at - first)
+        magic, name, extra, comment = _ENTRY.unpack_from(window, at - first)
         if magic != b"PK\1\2":
             return False
-        at += ENTRY.size + name + extra + comment
+        at += _ENTRY.size + name + extra + comment
     return at == end
 
 
-__all__ = ["is_there"]
+__all__ = ["END", "END64", "LOCATOR", "is_at", "is_there"]

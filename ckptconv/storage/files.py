@@ -77,7 +77,7 @@ class Seen:
         import zipfile
 
         with Reader(self.url) as found:
-            if not found.remote and not directory.is_there(found):
+            if not directory.is_there(found):
                 return ()
         try:
             with fileobj(self.url) as f, zipfile.ZipFile(f) as z:

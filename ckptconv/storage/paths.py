@@ -146,16 +146,11 @@ def inside(path: str, folder: str) -> bool:
     return any(os.path.commonpath([root, target]) == root for root in roots)
 
 
-def reads_as_more(name: str) -> bool:
-    """Whether a name in a remote url would be a query, a fragment or a further link."""
-    return "::" in name or "?" in name or "#" in name
-
-
 def _quoted(name: str, url: str) -> str:
     """The name as it stands in a remote url: nothing in it is a query, a fragment, an escape or a further link."""
     if is_http(url):
         return quote(name, safe=" !$&'()*+,;=@[]{}^~`|")
-    if is_remote(url) and reads_as_more(name):
+    if is_remote(url) and ("::" in name or "?" in name or "#" in name):
         raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which reads as more than a name there", url=url)
     return name
 

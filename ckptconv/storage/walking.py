@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from urllib.parse import quote
 
 from ..errors import CkptError, UnsafeCheckpoint
@@ -97,7 +97,7 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
     fs, path = filesystem(folder)
     with asking(folder):
         found = web.bounded(fs, "find", MANY, path, detail=True)
-    todo = [("", _tree(folder, below(path, found), failed))]
+    todo = [("", _tree(folder, entries(folder, path, found), failed))]
     run = kept()
     while todo:
         at, node = todo.pop()
@@ -109,25 +109,31 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
         todo += [(_below(at, name), node.folders[name]) for name in reversed(folders)]
 
 
-def below(root: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What a file system says of paths, by those below `root`; without the empty objects that stand for folders.
+def entries(folder: str, root: str, found: dict[str, Info]) -> Iterator[tuple[str, Info, CkptError | None]]:
+    """The paths below a folder, what its file system says of each, and why an object is not read.
 
-    Nor with that of `root` itself, whatever is in it.
+    root: the folder as its file system calls it. Left out are the empty objects that stand for folders, and what stands
+    for `root`, whatever is in it.
     """
     start = root.strip("/") + "/" if root.strip("/") else ""
-    paths = ((str(where).removeprefix("/").removeprefix(start), what) for where, what in found.items())
-    return {path: what for path, what in paths if path and (not path.endswith("/") or what.get("size"))}
-
-
-def _tree(folder: str, found: dict[str, Info], failed: Failed | None) -> _Folder:
-    tree = _Folder()
-    for path, what in found.items():
+    for where, what in found.items():
+        path = str(where).removeprefix("/").removeprefix(start)
+        if not path or (path.endswith("/") and not what.get("size")):
+            continue
         try:
             check_path(path, folder)
+            yield path, what, None
         except CkptError as e:
+            yield _as_path(path), what, e
+
+
+def _tree(folder: str, found: Iterable[tuple[str, Info, CkptError | None]], failed: Failed | None) -> _Folder:
+    tree = _Folder()
+    for path, what, e in found:
+        if e:
             if failed is None:
-                raise
-            failed(join(folder, label := as_path(path)), label, e)
+                raise e
+            failed(join(folder, path), path, e)
             continue
         at = tree
         *above, name = path.split("/")
@@ -151,10 +157,10 @@ def check_path(path: str, folder: str) -> None:
         raise UnsafeCheckpoint(f"holds an object {len(parts) - 1} folders deep; {MAX_DEPTH - 1} are read", url=folder)
 
 
-def as_path(path: str) -> str:
+def _as_path(path: str) -> str:
     """A path by which an object that has none is told from others."""
     odd = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
     return "/".join(odd.get(p) or (quote(p, safe=" ") if _MORE.search(p) else p) for p in path.split("/"))
 
 
-__all__ = ["Level", "as_path", "below", "check_path", "walk"]
+__all__ = ["Level", "check_path", "entries", "walk"]

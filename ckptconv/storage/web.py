@@ -171,7 +171,7 @@ def whole(fs: Any, path: str, info: dict[str, Any], file: IO[bytes]) -> None:
                 with spooling():
                     file.write(piece)
 
-    again(path, size, lambda: _timed(fs, seconds(size) + 1, copy), known=True)
+    again(path, size, lambda: _timed(fs, seconds(size), copy), known=True)
 
 
 def _timed(fs: Any, limit: float, coroutine: Callable[[], Any]) -> Any:

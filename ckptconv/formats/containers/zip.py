@@ -20,14 +20,13 @@ from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
-from ...storage import directory
-from ...storage.files import ahead, is_remote
+from ...storage.directory import END, END64, LOCATOR, is_at
+from ...storage.files import ahead
 from ...storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
-LOCAL, ENTRY, END = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s4H2LH")
-END64, LOCATOR = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+LOCAL, ENTRY = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ENCRYPTED, UTF8, DESCRIPTOR = 0x2041, 0x800, 0x8
 _OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
@@ -60,7 +59,7 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     start, size, count = _end(f)
     if count * ENTRY.size > size:
         raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
-    if not is_remote(f.url) and not directory.is_there(f):
+    if not is_at(f, start, size):
         raise CorruptCheckpoint("the zip has no directory where its end says it is", url=f.url)
     entries = list(_central(f.read(start, size), count, f.url))
     check_names([e.name for e in entries], f.url, files)

@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .zip import END, END64, ENTRY, LOCAL, LOCATOR, MAX16, MAX32, STORED, UTF8
+from ...storage.directory import END, END64, LOCATOR
+from .zip import ENTRY, LOCAL, MAX16, MAX32, STORED, UTF8
 
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock
 
