@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 try:
     import torch
 except ImportError as e:
@@ -30,8 +32,10 @@ from torch.overrides import TorchFunctionMode
 from .api import Change, Select, prepare
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor, contiguous, origin
+from .dtypes import DTYPES, castable
 from .errors import ConversionError, UsageError
 from .messages import indented, listing
+from .moves.cast import limits
 from .moves.opened import stamps_of
 from .moves.part import Held
 from .moves.read import read_array
@@ -196,16 +200,16 @@ def load_into(
 
     source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
     conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
-    Values are cast to the module's dtypes by torch's rules; the report says what became infinite, NaN or zero in
-    floating-point dtypes. verify: compare them with the source's hashes, which an edit may have left as they were;
-    checksums always are compared. device: where the module shall be, such as "cuda"; what it has on the meta device
-    gets memory there if it is loaded. A GPU is filled through pinned memory.
+    Values are cast to the module's dtypes by torch's rules; the report says what became infinite, NaN or zero. verify:
+    compare with the source's hashes, which an edit may have left as they were; checksums always are compared. device:
+    where the module shall be, such as "cuda"; what it has on the meta device gets memory there if it is loaded.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
     computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
-    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks and an expanded
-    buffer. No value is changed then. Also raises UsageError (unknown converter, a module on the meta device) and what
-    reading raises, such as VerifyError for hashes of other tensors; damage leaves the module partly loaded.
+    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, an expanded
+    buffer, complex numbers for real ones, and values that the module's integers or bools do not have, such as 0.5. No
+    value is changed then. Also raises UsageError (unknown converter, a module on the meta device) and what reading
+    raises, such as VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     if isinstance(source, Checkpoint):
         found = guarded(source) if verify else source
@@ -216,17 +220,18 @@ def load_into(
         found = prepare(paths, select, Change(converter, inverse, params or {}, renames), guard=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
-    unfit = report.unexpected or report.mismatched or report.computed
-    if strict and (unfit or parameters & set(report.missing)):
+    if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     given = {n: found[n] for n in report.loaded}
     with Sources(stamps=stamps_of(t.opened for t in given.values() if t.opened)) as sources:
-        refuse_conflicts(memory(module)[0], given, sources, origin)
+        own = memory(module)[0]
+        _refuse_changed(own, given, sources)
+        refuse_conflicts(own, given, sources, origin)
         if device is not None:
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in given for m in shared.get(n, (n,))}, device)
-        own = memory(module)[0]
+            own = memory(module)[0]
         return replace(report, loss=fill(own, _apart(own, given, sources), sources))
 
 
@@ -251,6 +256,26 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
     return f"{name}: {list(here.shape)} in the source, {list(there.shape)} in the module"
+
+
+def _refuse_changed(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
+    """ConversionError if torch would cut off fractions or imaginary parts, wrap integers, or take a number for true."""
+    for name, source in given.items():
+        kind, to = source.dtype, kind_of(own[name])
+        if not castable(kind, to if to.kind != "b" else DTYPES["uint8"]):
+            raise ConversionError(f"{kind} cannot be cast to {to}; nothing was loaded", tensor=name)
+        if kind == to or to.kind not in "iub":
+            continue
+        a = read_array(source, sources)
+        low, high = limits(to) if to.kind != "b" else (0, 1)
+        if kind.kind in "iu":
+            held = (a >= low) & (a <= high)
+        else:  # high + 1 is a power of two, which is a float
+            a = a.astype("f8")
+            held = (a >= low) & (a < high + 1) & (a == np.floor(a))
+        if odd := np.count_nonzero(~held):
+            text = f"{odd} of {source.count} values are none that {to}, the module's dtype, has; nothing was loaded"
+            raise ConversionError(text, tensor=name)
 
 
 def _apart(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 from kit import ROOT
@@ -197,7 +198,6 @@ LOST = {  # what is loaded, into what, and how many values became infinite and z
     "bfloat16": ([1e300, 1e-300, 1], "f8", "bfloat16", (1, 1)),
     "float8": ([1e9, 1e-9, -1], "f4", "float8_e5m2", (1, 1)),
     "integers": ([70000, 3], "i8", "float16", (1, 0)),
-    "fractions": ([0.5, 2.0, 0.0], "f4", "int32", (0, 1)),
     "complex": ([1e300 + 1e-300j, 1], "c16", "complex64", (1, 1)),
     "nothing": ([1, 2], "f8", "float32", None),
     "one dtype": ([np.inf, 1e-45], "f4", "float32", None),
@@ -212,6 +212,47 @@ def test_what_a_cast_loses_is_counted(case: str) -> None:
     report = into.load_into(module, checkpoint({"x": np.array(given, kind)}))
     assert report.loss == ({} if loss is None else {"x": loss})
     assert ("  lossy: of 1 tensor, " in str(report)) is bool(loss)
+
+
+OTHER = {  # what torch would load as other values, and how many of them; and what is no other value
+    "a fraction": ([0.5, 2.0, -0.0], "f4", "int32", 1),
+    "not a number": ([np.nan, np.inf, 7e38, 1], "f8", "uint8", 3),
+    "the first too large": ([2.0**63, 2.0**62, -(2.0**63)], "f4", "int64", 1),
+    "a sign": ([-1, 5], "i1", "uint8", 1),
+    "wrapped": ([2**31, 2**31 - 1], "i8", "int32", 1),
+    "unsigned": ([2**63, 2**63 - 1], "u8", "int64", 1),
+    "a mask": ([-1e4, 0, 1], "f4", "bool", 1),
+    "bfloat16": ([3, 0.5], "bfloat16", "int64", 1),
+    "bools": ([True, False], "?", "int8", 0),
+    "whole": ([3, -4], "f2", "int64", 0),
+    "zero and one": ([0, 1], "i8", "bool", 0),
+    "nothing": ([], "f4", "int32", 0),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_a_cast_that_makes_other_values_is_refused(case: str) -> None:
+    given, kind, wanted, odd = OTHER[case]
+    module = nn.Module()
+    module.register_buffer("x", torch.zeros(len(given), dtype=getattr(torch, wanted)))
+    source = checkpoint({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
+    if odd:
+        with pytest.raises(ckptconv.ConversionError, match=f"x: {odd} of {len(given)} values are none that {wanted}"):
+            into.load_into(module, source)
+        assert not module.x.any()
+    else:
+        into.load_into(module, source)
+        assert module.x.tolist() == given
+
+
+@pytest.mark.parametrize("kind", ["complex64", "float4_e2m1fn_x2"])
+def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(8, dtype=torch.uint8).view(getattr(torch, kind))}, tmp_path / "m.pt")
+    for wanted in (torch.float32, torch.uint8, torch.bool):
+        module = nn.Module()
+        module.register_buffer("x", torch.zeros(8 if kind[0] == "f" else 1, dtype=wanted))
+        with pytest.raises(ckptconv.ConversionError, match=f"x: {kind} cannot be cast to {str(wanted)[6:]}"):
+            into.load_into(module, tmp_path / "m.pt")
 
 
 def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each() -> None:
