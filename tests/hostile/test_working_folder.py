@@ -65,14 +65,33 @@ def test_code_that_is_named_brings_nothing_else_from_there(home: Path, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def test_python_m_brings_it_to_no_other_process(tmp_path: Path) -> None:
+WAYS = {  # to put the working folder where Python looks for modules
+    "a module": ["-m", "ckptconv", "inspect", "b.hdf5"],
+    "letters": ["-um", "ckptconv", "inspect", "b.hdf5"],
+    "one word": ["-mckptconv", "inspect", "b.hdf5"],
+    "workers": ["-m", "ckptconv", "zoo", "in", "-o", "out", "-j", "2"],
+    "not first": ["-m", "app"],
+    "last, and a path": [
+        "-c",
+        "import os, pathlib, sys, ckptconv; sys.path += [pathlib.Path(), os.getcwd()]; ckptconv.open('b.hdf5')",
+    ],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_python_m_brings_it_to_no_other_process(way: str, tmp_path: Path) -> None:
     """It looks in the working folder first; the process of the HDF5 library, which has no jail yet, does not."""
-    ckptconv.save({"w": np.arange(6.0)}, tmp_path / "b.hdf5")
+    (tmp_path / "in").mkdir()
+    for name in ("b.hdf5", "in/b.hdf5", "in/c.hdf5"):
+        ckptconv.save({"w": np.arange(6.0)}, tmp_path / name)
     (tmp_path / "h5py.py").write_text('open(__file__ + ".ran", "w").close()\n')
-    command = [sys.executable, "-m", "ckptconv", "inspect", "b.hdf5"]
+    (tmp_path / "app.py").write_text(
+        "import sys\nsys.path.insert(0, '/nowhere')\nimport ckptconv\nckptconv.open('b.hdf5')\n"
+    )
+    command = [sys.executable, *WAYS[way]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert not (tmp_path / "h5py.py.ran").exists()
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "h5py.py.ran").exists()
 
 
 def test_the_working_folder_may_be_gone_or_be_where_packages_lie(tmp_path: Path) -> None:

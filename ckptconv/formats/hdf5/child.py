@@ -40,6 +40,7 @@ from typing import IO, Any, NamedTuple
 from ...errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 from ...messages import printable
 from ...storage.ranges import Ranges
+from . import jail
 from .scan import RATIO, SLACK
 
 SILENCE = 30.0  # seconds
@@ -78,9 +79,7 @@ class FileImage(NamedTuple):
 def _start(entry: str, **pipes: Any) -> subprocess.Popen[bytes]:
     """Start Python at a function of inside.py, with only the environment variables that locate libraries."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
-    # what lies in the working folder, which `python -m` puts first, is not imported
-    path = [here, *filter(None, sys.path[int("-m" in sys.orig_argv and not safe) :])]
+    path = [here, *jail.path()]
     code = f"import sys; sys.path[:] = {path!r}; from ckptconv.formats.hdf5.inside import {entry}; {entry}()"
     environ = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
     environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""A seccomp filter for the child that runs the HDF5 library: it allows computing and the open pipes.
+"""What the child that runs the HDF5 library may import, and its seccomp filter: computing and the open pipes.
 
     capset(no capabilities)             root could raise its limits again, and take pages from the machine (madvise)
     prctl(PR_SET_NO_NEW_PRIVS)          without it only root may install a filter
@@ -19,6 +19,7 @@ import errno
 import os
 import struct
 import sys
+import sysconfig
 
 NO_NEW_PRIVS, SET_SECCOMP, GET_SECCOMP, FILTER = 38, 22, 21, 2
 NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3, this process; two sets of three words
@@ -47,6 +48,16 @@ FREE = {
 # Allowed only if an argument is harmless: name -> numbers, which argument.
 MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
 LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first: 0, this process; second: which limit
+
+
+def path() -> list[str]:
+    """`sys.path` without the working folder, which `python -m` and --into add, unless packages are installed there."""
+    try:
+        here = {os.path.realpath(os.getcwd())}
+    except OSError:  # it is gone
+        here = set()
+    here -= {os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
+    return [p for p in sys.path if isinstance(p, str) and p and os.path.realpath(p) not in here]
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
