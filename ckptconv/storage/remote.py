@@ -50,7 +50,7 @@ class RemoteFile:
                 web.learn_version(self._fs, self._path, found)
         from hashlib import blake2b
 
-        said = {**found.get("first answer", {}), **{k: v for k, v in found.items() if v}}
+        said = {**found.get("told", {}), **{k: v for k, v in found.items() if v}}
         version = [next(filter(None, map(said.get, VERSIONS)), None)]  # listings and answers agree, but not in times
         lasting = bool(version[0]) or is_http(url)  # which lists nothing
         version = version if version[0] else [said.get(k) for k in TIMES]

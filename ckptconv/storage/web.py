@@ -19,7 +19,7 @@ from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..messages import printable, redacted
 from .faults import spooling
 from .paths import is_http
-from .tries import LOG, TIMES, Tries, again, seconds
+from .tries import LOG, TIMES, Tries, again, passes, seconds
 
 VERSIONS = ("ETag", "Last-Modified")  # the first that an answer has decides
 USUAL = 2**23  # bytes of a request whose size is not known here
@@ -121,27 +121,35 @@ def _changed(info: dict[str, Any], now: Mapping[str, str]) -> bool:
 
 
 def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
-    """Let `info` have the version that answers tell, where none was told with the size.
+    """Let `info` have under "told" the version that answers tell, where none was told with the size.
 
-    A server that refuses the question, or tells none, is not asked again.
+    Later answers are compared with it and do not change it: it tells apart what was opened. A server that refuses the
+    question, or tells none, is not asked again; a failure that may pass says nothing of that.
     """
 
-    async def first() -> None:
+    async def first() -> dict[str, str]:
         async with _asked(fs, path, {"Range": "bytes=0-0"}) as answer:
-            _changed(info, answer.headers)
+            return {k: answer.headers[k] for k in VERSIONS if k in answer.headers}
 
-    if not info.get("size") or "first answer" in info or any(info.get(k) for k in VERSIONS) or path in _TELL_NONE:
+    if "told" in info:
         return
-    try:
-        _timed(fs, seconds(1), first)
-    except CkptError:  # it leads where nobody allowed it to lead
-        raise
-    except Exception as e:
-        LOG.debug("%s: asked for a version: %s", printable(redacted(path)), type(e).__name__)
-    if not info.get("first answer"):
-        if len(_TELL_NONE) >= MANY:
-            _TELL_NONE.clear()
-        _TELL_NONE.add(path)
+    told = dict[str, str]()
+    if info.get("size") and not any(info.get(k) for k in VERSIONS) and path not in _TELL_NONE:
+        try:
+            told = again(path, 1, lambda: _timed(fs, seconds(1), first), known=True)
+        except Exception as e:
+            if isinstance(e, CkptError) or passes(
+                e, known=True
+            ):  # it leads where nobody allowed it to lead, or is busy
+                raise
+            LOG.debug("%s: asked for a version: %s", printable(redacted(path)), type(e).__name__)
+        if not told:
+            if len(_TELL_NONE) >= MANY:
+                _TELL_NONE.clear()
+            _TELL_NONE.add(path)
+    info["told"] = told
+    if told:
+        info.setdefault("first answer", told)
 
 
 def whole(fs: Any, path: str, info: dict[str, Any], file: IO[bytes]) -> None:

@@ -353,36 +353,48 @@ def test_a_version_that_only_answers_tell(
 
 
 class Asked(Quiet):
-    """Tells no version, and refuses to tell of a single byte."""
+    """Tells no version with the size, and refuses to tell of a single byte, `refusals` times."""
 
-    status, asked, raw = 403, list[str](), b""
+    status, refusals, asked, raw = 403, 0, list[str](), b""
+    told: ClassVar[dict[str, str]] = {}
 
     def do_GET(self) -> None:
         wanted = self.headers.get("Range") or ""
-        if self.command == "HEAD" or (wanted != "bytes=0-0" and not wanted):
+        if self.command == "HEAD" or not wanted:
             self.answer(200, self.raw)
             return
         self.asked.append(wanted)
-        if wanted == "bytes=0-0":
+        if wanted == "bytes=0-0" and self.asked.count(wanted) <= self.refusals:
             self.answer(self.status)
             return
         first, last = map(int, wanted.removeprefix("bytes=").split("-"))
         part = self.raw[first : last + 1]
-        self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(self.raw)}")
+        self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(self.raw)}", **self.told)
 
 
-@pytest.mark.parametrize("status", [403, 416, 500])
-def test_a_server_that_refuses_to_tell_a_version_is_asked_once(
-    status: int, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("told", [{}, {"ETag": '"1"'}], ids=["never", "with ranges"])
+@pytest.mark.parametrize(("status", "refusals", "most"), [(403, 99, 1), (416, 99, 1), (503, 1, 9)])
+def test_a_server_may_refuse_to_tell_a_version(
+    status: int,
+    refusals: int,
+    most: int,
+    told: dict[str, str],
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Always, and is not asked again; or once, while it is busy. No answer makes it another file than was opened."""
     ckptconv.save({"w": np.arange(6.0)}, tmp_path / "m.npz")
     monkeypatch.setattr(Asked, "raw", (tmp_path / "m.npz").read_bytes())
-    monkeypatch.setattr(Asked, "status", status)
-    monkeypatch.setattr(Asked, "asked", [])
-    opened = ckptconv.open(f"http://{serve(Asked)}/m.npz")
-    for _ in range(3):
+    for name, value in {"status": status, "refusals": refusals, "told": told, "asked": []}.items():
+        monkeypatch.setattr(Asked, name, value)
+    opened = ckptconv.open(url := f"http://{serve(Asked)}/m.npz")
+    for _ in range(2):
         np.testing.assert_array_equal(opened["w"].numpy(), np.arange(6.0))
-    assert Asked.asked.count("bytes=0-0") == 1
+    ckptconv.convert(url, tmp_path / "o.safetensors")
+    ckptconv.save(opened, tmp_path / "p.safetensors")
+    assert ckptconv.diff(tmp_path / "o.safetensors", tmp_path / "p.safetensors").same
+    assert 1 <= Asked.asked.count("bytes=0-0") <= most
 
 
 PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end
