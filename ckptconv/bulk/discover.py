@@ -38,7 +38,7 @@ from ..storage.files import (
     stat,
     walk,
 )
-from ..storage.lookups import refuse_unlisted
+from ..storage.lookups import EXACT, refuse_unlisted
 from ..storage.paths import file_name, inside
 from . import globs, links
 from .found import FoundCheckpoint, Packed, pack, parts, repeated, unpack
@@ -131,13 +131,13 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     remote = is_remote(pattern)
     refuse_unlisted(pattern)
-    if remote:
-        pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
-    else:
+    if not remote:
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
+    elif pattern.startswith(EXACT):  # they have no host; elsewhere an empty one may be the usual one
+        pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]
-    if ".." in chain(pattern)[0][len(root) :].split("/"):
+    if ".." in (chain(pattern)[0] if remote else pattern)[len(root) :].split("/"):
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
     matches = globs.listed(pattern, root) if remote else dict.fromkeys(globs.matches(pattern, follow))
     if not matches:

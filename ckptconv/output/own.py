@@ -120,15 +120,13 @@ def of_folder(mode: int) -> int:
 def restrict(fd: int, mode: int, *, new: bool = False) -> None:
     """Take from an open file or folder of ours what goes beyond these permissions.
 
-    A stranger may have laid it open, or the folder in which it was made gives each file a list of users; only the
-    latter of a `new` one, whose mode some file systems make up and do not change.
+    A stranger may have laid it open, or the folder in which it was made gives each file a list of users, or a mode. To
+    a `new` one some file systems give permissions to execute that they do not take back, and which open nothing.
     """
     if not mode & 0o004 and acl.drop(fd):
-        mode &= 0o755  # the group had the mask of the list, which has no umask
-    elif new:
-        return
+        mode, new = mode & 0o755, False  # the group had the mask of the list, which has no umask
     found = S_IMODE(os.fstat(fd).st_mode)
-    if found & ~mode & 0o777:
+    if found & ~mode & (0o066 if new else 0o777):
         os.chmod(fd, found & (mode | 0o7000))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 
+from ..messages import links
 from .paths import is_remote
 from .ranges import Ranges
 
@@ -22,7 +23,7 @@ _WINDOW = 2**20  # bytes; a smaller directory is read at once
 
 def is_there(f: Ranges) -> bool:
     """Whether the directory consists of entries where the end of the zip says it is; also if there is no end at all."""
-    if is_remote(f.url):
+    if _is_sent(f):
         return True
     tail = f.read(max(0, f.size - _LONGEST), min(f.size, _LONGEST))
     at = tail.rfind(b"PK\5\6")
@@ -35,9 +36,14 @@ def is_there(f: Ranges) -> bool:
     return is_at(f, end - size, size)
 
 
+def _is_sent(f: Ranges) -> bool:
+    """Whether a server must send each byte, also of what it says is a hole."""
+    return is_remote(links(f.url)[-1])
+
+
 def is_at(f: Ranges, start: int, size: int) -> bool:
     """Whether a directory consists of entries; small ones, and what a server must send, are not looked at."""
-    if is_remote(f.url) or size <= _WINDOW:
+    if size <= _WINDOW or _is_sent(f):
         return True
     if start < 0:
         return False

@@ -6,6 +6,7 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,3 +90,21 @@ def test_where_permissions_cannot_be_changed(tmp_path: Path, monkeypatch: pytest
     finally:
         os.umask(before)
     assert (tmp_path / "o.npz").exists()
+
+
+def test_where_a_file_system_opens_what_is_made_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no lists of this kind, and gives new files a mode of its own."""
+    real = os.open
+
+    def widened(path: str, flags: int, mode: int = 0o777, **more: Any) -> int:
+        fd = real(path, flags, mode, **more)
+        if flags & os.O_CREAT:
+            os.fchmod(fd, 0o644)
+        return fd
+
+    ckptconv.save({"w": np.zeros(3)}, tmp_path / "in.npz")
+    (tmp_path / "in.npz").chmod(0o600)
+    monkeypatch.setattr(os, "open", widened)
+    monkeypatch.setattr(acl, "drop", lambda fd: False)
+    ckptconv.convert(tmp_path / "in.npz", tmp_path / "o.npz")
+    assert oct(stat.S_IMODE((tmp_path / "o.npz").stat().st_mode)) == oct(0o600)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.bulk.discover import discover
+from ckptconv.bulk import globs
+from ckptconv.bulk.discover import _globbed, discover
 from ckptconv.errors import CkptError, UnsafeCheckpoint, UsageError
 from ckptconv.storage import files, walking
 
@@ -137,11 +138,30 @@ def test_paths_that_match_in_a_store(pattern: str, store: dict[str, Any], raw: b
     assert [list(ckptconv.open(f.source)) for f in discover([pattern]) if not f.problem] == [["w"]] * 2
 
 
-def test_a_pattern_goes_down_only(tmp_path: Path, raw: bytes) -> None:
+def test_an_empty_host_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands for the usual one where there are hosts; a pattern went to the host `user`."""
+    asked = list[str]()
+
+    def listed(pattern: str, root: str) -> dict[str, CkptError | None]:
+        asked.append(pattern)
+        return {}
+
+    monkeypatch.setenv("CKPTCONV_SCHEMES", "hdfs")
+    monkeypatch.setattr(globs, "listed", listed)
+    with pytest.raises(UsageError, match="nothing matches"):
+        list(_globbed("hdfs:///user/*/x", "", False))
+    assert asked == ["hdfs:///user/*/x"]
+
+
+def test_a_pattern_goes_down_only(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path with `..` below the output folder was a damaged line of the ledger."""
     (tmp_path / "d").mkdir()
     with pytest.raises(UsageError, match="goes down only"):
         discover([f"{tmp_path}/*/../*.safetensors"])
+    (tmp_path / "a::b" / "d").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="goes down only"):
+        discover(["a::b/*/../../*.safetensors"])  # no chain, though it looks like one
     assert [f.name for f in discover([f"{tmp_path}/d/../*.safetensors"])] == ["in"]
 
 
