@@ -60,7 +60,7 @@ def _redacted(url: str) -> str:
     if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
         place, asks = rest, ""  # of other schemes a question mark may belong to a name
     host, slash, path = place.partition("/")
-    login = is_web or re.search(":|%3a", re.split("@|%40", host or path)[0], re.I)
+    login = is_web or bool(re.search(":|%3a", re.split("@|%40", host or path)[0], re.I))
     if login and not host:  # a slash too many: what follows was meant to be the host
         path = re.split("@|%40", path)[-1]
     if ":" in host and "@" in path:
