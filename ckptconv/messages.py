@@ -60,8 +60,8 @@ def _redacted(url: str) -> str:
     if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
         place, asks = rest, ""  # of other schemes a question mark may belong to a name
     host, slash, path = place.partition("/")
-    login = is_web or bool(re.search(":|%3a", re.split("@|%40", host or path)[0], re.I))
-    if login and not host:  # a slash too many: what follows was meant to be the host
+    escaped = is_web or bool(re.search(":|%3a", re.split("@|%40", host or path)[0], re.I))
+    if escaped and not host:  # a slash too many: what follows was meant to be the host
         path = re.split("@|%40", path)[-1]
     if ":" in host and "@" in path:
         after = place.rpartition("@")[2]
@@ -74,7 +74,7 @@ def _redacted(url: str) -> str:
     signs = re.search(";|%3f", path, re.I) if is_web else None
     if signs and re.search("=|%3d", path[signs.end() :], re.I):
         path = path[: signs.end()] + "..."
-    return f"{scheme}://{re.split('@|%40' if login else '@', host)[-1]}{slash}{path}" + ("?..." if asks else "")
+    return f"{scheme}://{re.split('@|%40' if escaped else '@', host)[-1]}{slash}{path}" + ("?..." if asks else "")
 
 
 def _cut(text: str, mark: str) -> tuple[str, str, str]:

@@ -51,7 +51,7 @@ LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first:
 
 
 def path() -> list[str]:
-    """`sys.path` without the working folder, which `python -m` and --into add, unless packages are installed there."""
+    """`sys.path` without the working folder, which `python -m` adds, unless packages are installed there."""
     try:
         here = {os.path.realpath(os.getcwd())}
     except OSError:  # it is gone
