@@ -129,10 +129,11 @@ def match(
     names = [printable(_name(side)) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
-        own.refuse_source(os.fspath(output), stamps)
+        read = {*stamps, *a.urls, *b.urls}  # also of what was open before
+        own.refuse_source(os.fspath(output), read)
         folder, name = files.split(os.fspath(output))
         raw = text.encode()
-        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps, folder)) as out:
+        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(read, folder)) as out:
             out.write(name, 0, raw)
             out.publish()
     return Match(found, text, proof)
