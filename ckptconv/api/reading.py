@@ -147,6 +147,16 @@ def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change
     return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
 
 
+def dated(
+    sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False
+) -> tuple[Checkpoint, dict[str, files.Stamp]]:
+    """The same, and the stamps of all files that were opened for it, whose beginnings its tensors know."""
+    with files.record_stamps() as stamps:
+        found = prepare(sources, select, change, guard=guard)
+    since(found, stamps)
+    return found, stamps
+
+
 def url_of(source: Path | Checkpoint) -> str:
     """The path of a source; of an open checkpoint the first file, or '' if it is in memory."""
     return "".join(source.urls[:1]) if isinstance(source, Checkpoint) else text(source)
@@ -158,4 +168,16 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
 
 
-__all__ = ["list_of", "open", "opened", "prepare", "refuse_nameless", "seen", "selected", "since", "url_of", "whole"]
+__all__ = [
+    "dated",
+    "list_of",
+    "open",
+    "opened",
+    "prepare",
+    "refuse_nameless",
+    "seen",
+    "selected",
+    "since",
+    "url_of",
+    "whole",
+]

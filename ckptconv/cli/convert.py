@@ -30,9 +30,8 @@ COST = ("max_memory", "jobs", "engine")
 if TYPE_CHECKING:
     from .. import Checkpoint, Plan
     from ..api import Report
-    from ..storage.files import Stamp
 
-    Stamps = Mapping[str, Stamp]  # of the sources
+    Stamps = Mapping[str, tuple[int, ...]]  # of the sources
     Filled = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int], Stamps]  # state, losses, casts
 
 
@@ -145,10 +144,8 @@ def _both(
 ) -> tuple[Checkpoint, Any, Stamps]:
     """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
     from .. import api
-    from ..api.reading import since
     from ..api.values import names_code
     from ..errors import UsageError
-    from ..storage import files
     from ..torch import build
 
     if not names_code(into):
@@ -156,9 +153,7 @@ def _both(
     select, change, target, _ = api.bundle(options)
     if change.dtype:
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    with files.record_stamps() as stamps:
-        found = api.prepare(sources, select, change, guard=target.verify != "none")
-    since(found, stamps)  # what is loaded is of these files
+    found, stamps = api.dated(sources, select, change, guard=target.verify != "none")
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
 
 

@@ -117,8 +117,7 @@ def match(
     with files.record_stamps() as stamps:
         a = api.prepare([source], every, change)
         b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
-    globs = {"include": select.include, "exclude": select.exclude}
-    found = search.match(a, b, values=values, workers=resources.workers, **globs)
+    found = search.match(a, b, values=values, workers=resources.workers, include=select.include, exclude=select.exclude)
 
     def propose(order: Sequence[str]) -> Proposal:
         reordered = b.with_tensors({n: b[n] for n in order if n in b})

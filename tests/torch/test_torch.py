@@ -255,12 +255,23 @@ def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) ->
             into.load_into(module, tmp_path / "m.pt")
 
 
-def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each() -> None:
+TWO = {  # values and dtypes of two tied tensors, and what is lost of each
+    "alike": ([7e4, 1e-9], "f4", [7e4, 1e-9], "f4", {"a": (1, 1), "b": (1, 1)}),
+    "the second": ([np.inf, 1], "f2", [7e4, 1], "f4", {"b": (1, 0)}),
+    "the first": ([7e4, 1], "f4", [np.inf, 1], "f2", {"a": (1, 0)}),
+    "of two dtypes": ([7e4, 1], "f4", [7e9, 1], "f8", {"a": (1, 0), "b": (1, 0)}),
+    "the second more": ([np.inf, 0], "f4", [7e4, 1e-9], "f8", {"b": (1, 1)}),
+}
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each(case: str) -> None:
+    a, kind, b, other, loss = TWO[case]
     module = nn.Module()
     module.a = nn.Parameter(torch.zeros(2, dtype=torch.half))
     module.b = module.a
-    big = np.array([7e4, 1e-9], "f4")
-    assert into.load_into(module, checkpoint({"a": big, "b": big})).loss == {"a": (1, 1), "b": (1, 1)}
+    assert into.load_into(module, checkpoint({"a": np.array(a, kind), "b": np.array(b, other)})).loss == loss
+    assert module.a[0].item() == np.inf
 
 
 @pytest.mark.parametrize("kind", ["a span", "compressed"])
@@ -276,7 +287,40 @@ def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_p
             with pytest.raises(ckptconv.CkptError, match=r"weight: its content does not|by the file's own hashes"):
                 into.load_into(module, source, rules)
     assert torch.equal(module.bias, before)
-    assert into.load_into(module, path, verify=False).complete, "the hashes may be those of before an edit"
+    for source in (path, ckptconv.open(path)):  # the hashes may be those of before an edit
+        for rules in (None, str(tmp_path / "r.toml")):
+            assert into.load_into(module, source, rules, verify=False).complete
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.hdf5"])
+def test_another_file_under_the_same_names_is_not_loaded(
+    name: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was open, by its path, as it is or by rules; also if it is replaced while it is read."""
+    (tmp_path / "r.toml").write_text('[[rule]]\nnames = { "{x}" = "{x}" }\n')
+
+    def made(value: int) -> None:
+        ckptconv.save(
+            {"weight": np.full((2, 2), value, "f4"), "bias": np.full(2, value, "f4")}, tmp_path / "new" / name
+        )
+        (tmp_path / "new" / name).replace(tmp_path / name)
+
+    for rules in (None, str(tmp_path / "r.toml")):
+        module = nn.Linear(2, 2)
+        before = module.weight.detach().clone()
+        made(1)
+        source = ckptconv.open(tmp_path / name)
+        made(2)
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+            into.load_into(module, source, rules, verify=verify)
+        for when in ("check", "refuse_conflicts"):
+            do = getattr(into, when)
+            with monkeypatch.context() as m:
+                m.setattr(into, when, lambda *a, do=do: (do(*a), made(3))[0])
+                with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+                    into.load_into(module, tmp_path / name, rules, verify=verify)
+        assert torch.equal(module.weight, before)
 
 
 def damage(path: Path, name: str, *, compressed: bool) -> None:
