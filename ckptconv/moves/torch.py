@@ -220,7 +220,7 @@ def _refuse_parting(module: torch.nn.Module, names: Collection[str], device: tor
     for area in (*areas(moved), *(a for a in areas(bare) if not filled.isdisjoint(a.names))):
         if len({spot(both[n]) for n in area.names}) > 1:
             text = f"these share a part of their memory, and would not on {device}; nothing was loaded, make the module"
-            raise UsageError(f"{text} there and leave out device=:\n{listing(area.names)}")
+            raise UsageError(f"{text} there and leave out the device:\n{listing(area.names)}")
 
 
 # --- filling it -------------------------------------------------------------------------------------------------------
