@@ -766,6 +766,71 @@ class Wrapping(nn.Module):
         return self.wrap(self.a(x) * self.by)
 
 
+def sparse_but_kept(y: torch.Tensor) -> torch.Tensor:
+    return torch.where(y > 1, y, 0).to_sparse()
+
+
+ODD_OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {  # of a module, from a tensor of three rows
+    "conjugate": lambda y: torch.complex(y, y).conj(), "negative": lambda y: torch.complex(y, y).conj().imag,
+    "half complex": lambda y: torch.complex(y.half(), y.half()), "sparse": sparse_but_kept,
+    "by rows": lambda y: sparse_but_kept(y).to_dense().to_sparse_csr(),
+    "quantised": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8), "for a library": lambda y: y.to_mkldnn(),
+    **{
+        name: lambda y, name=name: y.to(getattr(torch, name))
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bool")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("case", ODD_OUTPUTS)
+def test_outputs_of_any_dtype_and_layout_are_compared(case: str) -> None:
+    """With themselves, and with what they stand for as an array."""
+    x = torch.tensor([[1.0, 1.0], [2.0, 4.0], [0.0, 8.0]])
+    one, other = Wrapping(1, ODD_OUTPUTS[case]), Wrapping(0, ODD_OUTPUTS[case])
+    assert into.compare(one, one, x).same
+    found = into.compare(one, other, x)
+    assert found.first == Step("", found.steps[-1].difference, False)
+    (array,) = _flat(ODD_OUTPUTS[case](x))
+    assert array.dtype.kind in "fiubc"
+    assert array.dtype.isnative
+    like = {"conjugate": x - 1j * x, "negative": -x, "half complex": x + 1j * x, "sparse": x * (x > 1), "bool": x > 0}
+    want = like.get(case, x if case != "by rows" else x * (x > 1)).numpy()
+    assert np.allclose(array, want, atol=1e-6 if "e8m0" not in case else 1e-30)
+    assert into.compare(one, {"": array.astype(array.dtype.newbyteorder(">"))}, x).same
+
+
+REFUSED_OUTPUTS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "nested": (lambda y: torch.nested.nested_tensor([y, y[:1]]), "it is nested"),
+    "jagged": (lambda y: torch.nested.nested_tensor([y, y[:1]], layout=torch.jagged), "it is nested"),
+    "without memory": (lambda y: y.to("meta"), "it is a Tensor of float32 on meta"),
+    "packed": (lambda y: y.to(torch.uint8).view(torch.float4_e2m1fn_x2), "it is a Tensor of float4_e2m1fn_x2 on cpu"),
+    "texts": (lambda y: np.array(["a", "b"]), "it is an array of <U1"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("case", REFUSED_OUTPUTS)
+def test_outputs_that_are_no_array_are_refused_by_the_name_of_the_submodule(case: str) -> None:
+    """Unless others are compared."""
+    wrap, words = REFUSED_OUTPUTS[case]
+    module, x = nn.Sequential(Wrapping(1, wrap)), torch.ones(3, 2)
+    for want, name in ((module, "0"), ({"": np.ones(1)}, "the whole module"), ({"0": np.ones(1)}, "0")):
+        with pytest.raises(UsageError, match=f"^an output of {name} cannot be compared: {words}"):
+            into.compare(module, want, x)
+    assert into.compare(module, {"0.a": x}, x).same
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f4", ">f8", ">i2", "?", "bfloat16", ">c8"])
+def test_inputs_of_any_byte_order(kind: str) -> None:
+    array = np.array([[0, 1], [1, 1]]).astype(getattr(ml_dtypes, kind, kind))
+    module = Wrapping(1, lambda y: y)
+    for x in (array, array.T, array[0, 1]):  # the last is a number of NumPy
+        assert into.compare(module, {"a": np.asarray(x)}, x).same
+    with pytest.raises(UsageError, match="an input is an array of <U1, of which torch has no tensors"):
+        into.compare(module, {"a": array}, np.array(["a"]))
+
+
 WHOLE = {  # what a module gives, what it is compared with (None: a module that computes something else), what is said
     "a distribution": (lambda y: torch.distributions.Normal(y, 1.0), None, "no tensors.*:\n  .the whole module.$"),
     "an object": (lambda y: SimpleNamespace(y=y), None, "no tensors.*:\n  .the whole module.$"),
