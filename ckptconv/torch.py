@@ -13,12 +13,9 @@ import importlib.util
 import inspect
 import os
 import sys
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 try:
     import torch
@@ -29,20 +26,30 @@ except ImportError as e:
 
 from torch.overrides import TorchFunctionMode
 
-from .api import Change, Select, prepare
+from .api import Change, Select, dated
+from .api.reading import list_of, seen
 from .api.result import Loaded
-from .checkpoint import Checkpoint, Tensor, contiguous, origin
-from .dtypes import DTYPES, castable
+from .checkpoint import Checkpoint, Tensor
+from .checkpoint.torch import (
+    apart,
+    is_shaped,
+    outline,
+    refuse_conflicts,
+    refuse_other_values,
+    refuse_unwritable,
+    shaped,
+    snapshot,
+    tied,
+    ties,
+)
 from .errors import ConversionError, UsageError
-from .messages import indented, listing
-from .moves.cast import limits
-from .moves.opened import stamps_of
-from .moves.part import Held
-from .moves.read import read_array
+from .messages import indented
+from .moves.opened import refuse_changed
 from .moves.sources import Sources
-from .moves.torch import areas, fill, kind_of, memory, place, refuse_conflicts, spot, state, to_array
+from .moves.torch import fill, kind_of, memory, place, state
 from .rules import library
-from .verification.hashes import guarded
+from .storage.files import Stamp
+from .verification.hashes import guarded, unwatched
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
@@ -133,53 +140,6 @@ def _called(made: Any, meta: bool) -> Any:
         return made()
 
 
-def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Groups of names that share one tensor of the module, or tensors that are the same memory."""
-    return _ties(_shaped(state(module)))
-
-
-def _ties(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
-    groups: dict[object, list[str]] = {}
-    for name, tensor in found.items():
-        groups.setdefault(spot(tensor), []).append(name)
-    return tuple(tuple(g) for g in groups.values() if len(g) > 1)
-
-
-def outline(module: torch.nn.Module) -> Checkpoint:
-    """Names, dtypes and shapes of a module, without values."""
-    found = _shaped(state(module))
-    made = {n: Tensor(n, kind_of(t), tuple(t.shape), ()) for n, t in found.items()}
-    return Checkpoint(made, ties=_ties(found), format="torch module", details={"kinds": _classes(module)})
-
-
-def _shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a module, which all have a shape; UsageError if not."""
-    if lazy := [n for n, t in found.items() if torch.nn.parameter.is_lazy(t)]:
-        raise UsageError(f"run the module once, so that these tensors get their shapes:\n{listing(lazy)}")
-    return found
-
-
-def _classes(module: torch.nn.Module) -> dict[str, str]:
-    """The class of the module that holds each tensor, in small letters; '' for one that is not torch's own."""
-    out = {}
-    for home, part in module.named_modules():
-        own = type(part).__name__.lower() if type(part).__module__.startswith("torch.nn.modules") else ""
-        for name in (*part._parameters, *part._buffers):
-            out[f"{home}.{name}" if home else name] = own
-    return out
-
-
-def snapshot(module: torch.nn.Module) -> Checkpoint:
-    """The module's state as a checkpoint that shares its memory, but for what the module's state_dict computes."""
-    made, seen, found = {}, dict[object, Held](), _shaped(state(module))
-    for name, t in found.items():
-        at = spot(t)
-        if at not in seen:
-            seen[at] = Held(to_array(t))
-        made[name] = contiguous(name, kind_of(t), tuple(t.shape), seen[at])
-    return Checkpoint(made, ties=_ties(found), format="torch module")
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
@@ -208,39 +168,54 @@ def load_into(
     computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
     ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, an expanded
     buffer, complex numbers for real ones, and values that the module's integers or bools do not have, such as 0.5. No
-    value is changed then. Also raises UsageError (unknown converter, a module on the meta device) and what reading
-    raises, such as VerifyError for hashes of other tensors; damage leaves the module partly loaded.
+    value is changed then, nor for a UsageError: of an unknown converter, a module on the meta device, a sparse or
+    distributed tensor, a state dict for `source`. Also raises what reading raises, such as VerifyError for hashes of
+    other tensors; damage leaves the module partly loaded.
     """
-    if isinstance(source, Checkpoint):
-        found = guarded(source) if verify else source
-        if converter or renames:
-            found = library.change(found, converter, renames, inverse=inverse, params=params)
-    else:
-        paths = [source] if isinstance(source, str | os.PathLike) else list(source)
-        found = prepare(paths, select, Change(converter, inverse, params or {}, renames), guard=verify)
+    found, stamps = _opened(source, select, Change(converter, inverse, params or {}, renames), verify=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     given = {n: found[n] for n in report.loaded}
-    with Sources(stamps=stamps_of(t.opened for t in given.values() if t.opened)) as sources:
+    refuse_changed(given.values(), stamps)
+    with Sources(stamps=stamps) as sources:
         own = memory(module)[0]
-        _refuse_changed(own, given, sources)
-        refuse_conflicts(own, given, sources, origin)
+        refuse_unwritable({n: own[n] for n in given}, placed=device is not None)
+        refuse_other_values(own, given, sources)
+        refuse_conflicts(own, given, sources)
         if device is not None:
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in given for m in shared.get(n, (n,))}, device)
             own = memory(module)[0]
-        return replace(report, loss=fill(own, _apart(own, given, sources), sources))
+        loss = fill(own, apart(own, given, sources), sources)
+    refuse_changed(given.values(), stamps)  # while it was read
+    return replace(report, loss=loss)
+
+
+def _opened(
+    source: Path | Sequence[Path] | Checkpoint, select: Select, change: Change, *, verify: bool
+) -> tuple[Checkpoint, Mapping[str, Stamp]]:
+    """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files."""
+    if isinstance(source, Checkpoint):
+        found = guarded(source) if verify else unwatched(source)[0]
+        if change.converter or change.renames:
+            named = change.converter, change.renames
+            found = library.change(found, *named, inverse=change.inverse, params=change.params)
+        return found, seen(source)  # what was changed no longer knows them
+    if isinstance(source, Mapping):
+        text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
+        raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
+    return dated(list_of(source), select, change, guard=verify)
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own, computed = memory(module)
     given = {n: t for n, t in found.items() if not t.role}
-    known = _shaped({n: t for n, t in own.items() if n in given or not torch.nn.parameter.is_lazy(t)})
-    shared = {n: g for g in _ties(known) for n in g}
+    known = shaped({n: t for n, t in own.items() if n in given or is_shaped(t)})
+    shared = {n: g for g in tied(known) for n in g}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
     fitting = [n for n in own if n in given and n not in mismatched]
     filled = {m for n in given if n in own for m in shared.get(n, (n,))}
@@ -256,45 +231,6 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
     return f"{name}: {list(here.shape)} in the source, {list(there.shape)} in the module"
-
-
-def _refuse_changed(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
-    """ConversionError if torch would cut off fractions or imaginary parts, wrap integers, or take a number for true."""
-    for name, source in given.items():
-        kind, to = source.dtype, kind_of(own[name])
-        if not castable(kind, to if to.kind != "b" else DTYPES["uint8"]):
-            raise ConversionError(f"{kind} cannot be cast to {to}; nothing was loaded", tensor=name)
-        if kind == to or to.kind not in "iub":
-            continue
-        a = read_array(source, sources)
-        low, high = limits(to) if to.kind != "b" else (0, 1)
-        if kind.kind in "iu":
-            held = (a >= low) & (a <= high)
-        else:  # high + 1 is a power of two, which is a float
-            a = a.astype("f8")
-            held = (a >= low) & (a < high + 1) & (a == np.floor(a))
-        if odd := np.count_nonzero(~held):
-            text = f"{odd} of {source.count} values are none that {to}, the module's dtype, has; nothing was loaded"
-            raise ConversionError(text, tensor=name)
-
-
-def _apart(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
-    """The sources, with a copy of each that is an array where another tensor will be filled."""
-    if not any(isinstance(p.data, Held) for t in given.values() for p in t.parts):
-        return dict(given)
-    filled = [a for a in areas({n: own[n] for n in given}) if a.space == "cpu"]
-    starts = [a.start for a in filled]
-
-    def is_overwritten(name: str, array: Any) -> bool:
-        start = array.ctypes.data
-        first, last = (bisect_right(starts, at) for at in (start, start + array.nbytes - 1))
-        return any(a.end > start and a.names != (name,) for a in filled[max(first - 1, 0) : last])
-
-    out = dict(given)
-    for name, t in given.items():
-        if any(isinstance(p.data, Held) and is_overwritten(name, p.data.array) for p in t.parts):
-            out[name] = contiguous(name, t.dtype, t.shape, Held(read_array(t, sources)))
-    return out
 
 
 __all__ = [

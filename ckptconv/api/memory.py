@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, Tensor, held
+from ..checkpoint import Checkpoint, Tensor, contiguous, held
 from ..errors import UsageError
 from ..messages import listing
 
@@ -41,7 +41,7 @@ def gathered(tensors: Any) -> Checkpoint:
                 made[name] = replace(made[known[shared]], name=name)
                 ties.setdefault(known[shared], [known[shared]]).append(name)
                 continue
-            made[name] = replace(value, name=name) if isinstance(value, Tensor) else held(name, _array(value))
+            made[name] = _tensor(name, value)
         except (TypeError, ValueError, RuntimeError, BufferError, UsageError) as e:
             bad[str(name)] = str(e)
             continue
@@ -94,13 +94,21 @@ def _storage(value: Any) -> object:
     return *seen, value.is_conj(), value.is_neg()
 
 
+def _tensor(name: str, value: Any) -> Tensor:
+    """A value as a tensor of its own dtype, which of torch's NumPy does not always have."""
+    if isinstance(value, Tensor):
+        return replace(value, name=name)
+    if not _is_torch(value):
+        return held(name, _array(value))
+    from ..moves.part import Held
+    from ..moves.torch import kind_of, to_array
+
+    return contiguous(name, kind_of(value), tuple(value.shape), Held(to_array(value)))
+
+
 def _array(value: Any) -> Any:
     import numpy as np
 
-    if _is_torch(value):
-        from ..moves.torch import to_array
-
-        return to_array(value)
     if isinstance(value, Mapping):
         raise TypeError("it is a mapping that holds itself or is nested too deeply")
     if isinstance(value, (str, bytes)) or value is None:
@@ -112,6 +120,11 @@ def _array(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
         raise TypeError(f"it is of type {type(value).__name__}")
+    for item in array.flat if array.dtype == object else ():
+        try:
+            item if isinstance(item, bytes) else item.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it holds half a surrogate pair, which UTF-8 cannot hold") from None
     return array
 
 

@@ -15,7 +15,7 @@ from ..errors import UsageError, VerifyError
 from ..formats import detect
 from ..formats.reading import Reading
 from ..messages import listing, printable
-from ..moves.opened import Opened
+from ..moves.opened import Opened, stamps_of
 from ..rules import passes, prefixes
 from ..rules.averages import averages
 from ..storage import files
@@ -47,11 +47,24 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
     taken = selected(found, chosen)
+    since(taken, stamps)
+    return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
+
+
+def since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
+    """Say to each tensor, which was just made, how the stamps of the files begin that were opened for it."""
     lasting = {url: stamp[: files.LASTING] for url, stamp in stamps.items()}
     plain = Opened(lasting)
-    for t in taken.values():
+    for t in found.values():
         t.since(replace(t.opened, stamps=lasting) if t.opened else plain)
-    return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
+
+
+def seen(found: Checkpoint) -> dict[str, files.Stamp]:
+    """The files that a checkpoint was read from, each with how its stamp began, () if that is not known.
+
+    CorruptCheckpoint if one was opened before and after it was changed.
+    """
+    return {**dict.fromkeys(found.urls, ()), **stamps_of(t.opened for t in found.values() if t.opened)}
 
 
 def opened(source: Path | Checkpoint, select: Select, *, guard: bool = False) -> Checkpoint:
@@ -134,6 +147,16 @@ def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change
     return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
 
 
+def dated(
+    sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False
+) -> tuple[Checkpoint, dict[str, files.Stamp]]:
+    """The same, and the stamps of all files that were opened for it, whose beginnings its tensors know."""
+    with files.record_stamps() as stamps:
+        found = prepare(sources, select, change, guard=guard)
+    since(found, stamps)
+    return found, stamps
+
+
 def url_of(source: Path | Checkpoint) -> str:
     """The path of a source; of an open checkpoint the first file, or '' if it is in memory."""
     return "".join(source.urls[:1]) if isinstance(source, Checkpoint) else text(source)
@@ -145,4 +168,16 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
 
 
-__all__ = ["list_of", "open", "opened", "prepare", "refuse_nameless", "selected", "url_of", "whole"]
+__all__ = [
+    "dated",
+    "list_of",
+    "open",
+    "opened",
+    "prepare",
+    "refuse_nameless",
+    "seen",
+    "selected",
+    "since",
+    "url_of",
+    "whole",
+]

@@ -23,7 +23,6 @@ from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import listing, redacted
 from ..moves.budget import Budget
-from ..moves.opened import stamps_of
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..rules import passes
@@ -32,7 +31,7 @@ from ..storage.lookups import once
 from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
-from .reading import list_of, prepare, refuse_nameless
+from .reading import list_of, prepare, refuse_nameless, seen
 from .result import Report
 from .values import Verify
 from .values import path as text
@@ -193,7 +192,7 @@ def write(
         map=resources.map or _engine(resources.engine),
         progress=resources.progress,
         metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
-        stamps=stamps,
+        stamps={**dict.fromkeys(checkpoint.urls, ()), **(stamps or {})},  # as private as all of them
         confirm=confirmed if target.verify != "none" else None,
         ahead=target.verify != "full",  # which reads every byte before anything is published
     )
@@ -301,7 +300,7 @@ def save(
     kept = made.metadata if metadata is None else dict(metadata)
     if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
-    stamps = stamps_of(t.opened for t in made.values() if t.opened)
+    stamps = seen(made)
     made, target = _compared(made, target)
     made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details)
     return write(made, path, target, found.resources, stamps=stamps)

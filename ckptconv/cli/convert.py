@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .. import Checkpoint, Plan
     from ..api import Report
 
-    Filled = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int]]  # a module's state, losses and casts
+    Stamps = Mapping[str, tuple[int, ...]]  # of the sources
+    Filled = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int], Stamps]  # state, losses, casts
 
 
 @takes(*READING, *CHANGING, *HOW, *COST)
@@ -95,26 +96,27 @@ def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
 
 
 def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Filled:
-    """The state of a module after the checkpoint was loaded into it, with the notes on both, the losses and casts."""
+    """The state of a module after the checkpoint was loaded into it, with the notes on both; losses, casts, stamps."""
     from .. import Note
     from ..torch import load_into, snapshot
 
-    found, module = _both(into, sources, options)
+    found, module, stamps = _both(into, sources, options)
     report = load_into(module, found)
     if not quiet:
         show.talk(f"{into}: {report.described('loaded')}")
     made = [Note("assumed", "not in the source: as the module makes them", report.missing)] * bool(report.missing)
     state = replace(snapshot(module), notes=(*found.notes, *made))
     casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in report.cast)
-    return state, report.loss, casts
+    return state, report.loss, casts, stamps
 
 
 def _written(loaded: Filled, output: str, sources: list[str], options: dict[str, Any]) -> Report:
     """Write a module's state; the report is of loading it as well, where all casts are."""
     from .. import api
 
-    (state, loss, casts), (_, _, target, resources) = loaded, api.bundle(options)
-    return replace(api.write(state, output, target, resources, tuple(sources)), loss=loss, casts=casts)
+    (state, loss, casts, stamps), (_, _, target, resources) = loaded, api.bundle(options)
+    done = api.write(state, output, target, resources, tuple(sources), stamps=stamps)
+    return replace(done, loss=loss, casts=casts)
 
 
 def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
@@ -123,7 +125,7 @@ def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: b
     from ..messages import indented
     from ..torch import check
 
-    found, module = _both(into, sources, options, meta=True)
+    found, module, _ = _both(into, sources, options, meta=True)
     fit = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if not replace(fit, missing=tuple(n for n in fit.missing if n in parameters)).complete:  # buffers may be missing
@@ -137,8 +139,10 @@ def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: b
     show.notes(found.notes)
 
 
-def _both(into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False) -> tuple[Checkpoint, Any]:
-    """The checkpoint, and the module that `--into` names; with `meta`, without memory."""
+def _both(
+    into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False
+) -> tuple[Checkpoint, Any, Stamps]:
+    """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
     from .. import api
     from ..api.values import names_code
     from ..errors import UsageError
@@ -149,8 +153,8 @@ def _both(into: str, sources: list[str], options: dict[str, Any], *, meta: bool 
     select, change, target, _ = api.bundle(options)
     if change.dtype:
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    found = api.prepare(sources, select, change, guard=target.verify != "none")
-    return replace(found, hashes={}), build(into, meta=meta)  # compared, or not to be compared
+    found, stamps = api.dated(sources, select, change, guard=target.verify != "none")
+    return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
 
 
 def _suggest(sources: list[str], options: dict[str, Any]) -> None:

@@ -117,8 +117,7 @@ def match(
     with files.record_stamps() as stamps:
         a = api.prepare([source], every, change)
         b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
-    globs = {"include": select.include, "exclude": select.exclude}
-    found = search.match(a, b, values=values, workers=resources.workers, **globs)
+    found = search.match(a, b, values=values, workers=resources.workers, include=select.include, exclude=select.exclude)
 
     def propose(order: Sequence[str]) -> Proposal:
         reordered = b.with_tensors({n: b[n] for n in order if n in b})
@@ -129,10 +128,11 @@ def match(
     names = [printable(_name(side)) for side in (source, target)]
     text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
-        own.refuse_source(os.fspath(output), stamps)
+        read = {*stamps, *a.urls, *b.urls}  # also of what was open before
+        own.refuse_source(os.fspath(output), read)
         folder, name = files.split(os.fspath(output))
         raw = text.encode()
-        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(stamps, folder)) as out:
+        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(read, folder)) as out:
             out.write(name, 0, raw)
             out.publish()
     return Match(found, text, proof)

@@ -44,18 +44,23 @@ class Opened:
         """Read a tensor whole; CorruptCheckpoint if its file was changed since, or if it does not match its hash."""
         with Sources(stamps=self.stamps) as sources:
             array = read_array(t, sources)
-        for url in {d.url for d in (p.data for p in t.parts) if self._unseen(d)} & self.stamps.keys():
-            with Reader(url) as now:
-                if now.stamp[: len(self.stamps[url])] != self.stamps[url]:
-                    raise CorruptCheckpoint("changed since it was opened", url=url)
+        refuse_changed([t], self.stamps)
         if (known := self.hash_of(t)) and hash_array(t, array) != known:
             raise CorruptCheckpoint("its content does not match its hash", tensor=t.name)
         return array
 
-    @staticmethod
-    def _unseen(data: Data) -> TypeGuard[Span | Coded]:
-        """Whether reading alone does not tell that a file was changed: a store names its version with each answer."""
-        return isinstance(data, Coded) or (isinstance(data, Span) and not is_remote(data.url))
+
+def refuse_changed(tensors: Iterable[Stored], stamps: Mapping[str, Stamp]) -> None:
+    """CorruptCheckpoint if a file that tensors are in is no longer the one that was opened."""
+    for url in {d.url for d in (p.data for t in tensors for p in t.parts) if _unseen(d)} & stamps.keys():
+        with Reader(url) as now:
+            if now.stamp[: len(stamps[url])] != stamps[url]:
+                raise CorruptCheckpoint("changed since it was opened", url=url)
+
+
+def _unseen(data: Data) -> TypeGuard[Span | Coded]:
+    """Whether reading alone does not tell that a file was changed: a store names its version with each answer."""
+    return isinstance(data, Coded) or (isinstance(data, Span) and not is_remote(data.url))
 
 
 def stamps_of(opened: Iterable[Opened]) -> Mapping[str, Stamp]:
@@ -68,4 +73,4 @@ def stamps_of(opened: Iterable[Opened]) -> Mapping[str, Stamp]:
     return known
 
 
-__all__ = ["Opened", "stamps_of"]
+__all__ = ["Opened", "refuse_changed", "stamps_of"]

@@ -5,9 +5,9 @@ Dtypes that NumPy lacks are passed as integers of the same width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .copy import Array
     from .sources import Sources
-
-S = TypeVar("S", bound=Stored)
 
 
 def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
@@ -119,6 +117,8 @@ def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors of a module's state dict by name; names that share a tensor map to the same object."""
     import torch
 
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"a torch.nn.Module is needed, not {type(module).__name__}")
     return {n: t for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
 
 
@@ -188,10 +188,11 @@ def areas(tensors: Mapping[str, torch.Tensor]) -> list[Area]:
 def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
     """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`.
 
-    Tensors that are the same memory stay that.
+    Tensors that are the same memory stay that; UsageError if some share only a part of theirs.
     """
     import torch
 
+    _refuse_parting(module, names, torch.empty(0, device=device).device)
     bare: dict[object, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
     for name, t in memory(module)[0].items():
@@ -210,86 +211,50 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
                     t.data = moved[at] if at in moved else moved.setdefault(at, t.data.to(device))
 
 
+def _refuse_parting(module: torch.nn.Module, names: Collection[str], device: torch.device) -> None:
+    """UsageError if tensors that share a part of their memory would each get memory of its own."""
+    kept = dict(chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)))
+    bare = {n: t for n, t in (memory(module)[0] | kept).items() if t.is_meta}
+    moved = {n: t for n, t in kept.items() if not t.is_meta and t.device != device}
+    filled, both = set(names), bare | moved
+    for area in (*areas(moved), *(a for a in areas(bare) if not filled.isdisjoint(a.names))):
+        if len({spot(both[n]) for n in area.names}) > 1:
+            text = f"these share a part of their memory, and would not on {device}; nothing was loaded, make the module"
+            raise UsageError(f"{text} there and leave out the device:\n{listing(area.names)}")
+
+
 # --- filling it -------------------------------------------------------------------------------------------------------
-
-
-def refuse_conflicts(
-    own: Mapping[str, torch.Tensor], given: Mapping[str, S], sources: Sources, origin: Callable[[S], object]
-) -> None:
-    """Refuse values that tensors cannot hold: those for the same memory are first written to other memory.
-
-    `origin` is equal for tensors of the same stored elements, which are not read. ConversionError names all tensors
-    that share memory if one of them would not hold its value, and tensors of a dtype that torch lacks.
-    """
-    import numpy as np
-
-    for name, source in given.items():
-        dtype_of(source.dtype, name)
-    for area in areas({n: own[n] for n in given}):
-        if len({(spot(own[n]), origin(given[n])) for n in area.names}) == 1:
-            continue
-        first, *others = area.names
-        if len({spot(own[n]) for n in area.names}) == 1:  # in no need of other memory
-            views = dict.fromkeys(others, _stored(given[first], own[first], sources))
-        else:
-            room, views = np.empty(area.end - area.start, "u1"), {}
-            for n in area.names:
-                where, value = box(own[n]), _stored(given[n], own[n], sources)
-                steps = tuple(s * value.itemsize for s in where.strides)
-                views[n] = np.ndarray(value.shape, value.dtype, room, where.start - area.start, steps)
-                views[n][...] = value
-        if any(not np.array_equal(view, _stored(given[n], own[n], sources)) for n, view in views.items()):
-            text = "the module ties these, which share memory, but the source has two values"
-            raise ConversionError(f"{text}:\n{listing(area.names)}")
-
-
-def _stored(source: Stored, target: torch.Tensor, sources: Sources) -> Array:
-    """The elements that memory has once a tensor there holds the source's values, as integers."""
-    value = to_torch(read_array(source, sources), source.dtype, source.name).to(target.dtype)
-    value = value.conj().resolve_conj() if target.is_conj() else value
-    word: Any = f"u{size}" if (size := target.element_size()) <= 8 else [("low", "u8"), ("high", "u8")]
-    return to_array(value.neg() if target.is_neg() else value).view(word)
 
 
 def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> dict[str, Loss]:
     """Read into tensors, by name, and return what casts lost; the same memory is filled once, see `refuse_conflicts`.
 
-    UsageError if one has no memory, ConversionError if one is expanded, both before any is changed.
+    No target is one of those that `checkpoint.torch.refuse_unwritable` refuses.
     """
     import torch
 
     from .cast import lost
 
-    _refuse_unwritable({n: own[n] for n in given})
     done, losses = dict[object, str](), dict[str, Loss]()
     with torch.no_grad(), Staged(sources) as staged:
         for name, source in given.items():
             target = own[name]
-            if (first := done.setdefault(spot(target), name)) != name:
-                losses[name] = losses.get(first, Loss())
-                continue
-            if _is_plain(target, source):
-                # a change in place, which autograd counts as it counts that of `copy_`
-                fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
-                torch.autograd.graph.increment_version(target)
-            elif kind_of(target) == source.dtype:
-                staged.send(source, target)
-            else:
+            first = done.setdefault(spot(target), name) == name
+            if kind_of(target) != source.dtype:  # the losses are those of each source, the memory is filled once
                 array = read_array(source, sources)
                 cast = to_torch(array, source.dtype, name).to(target.dtype)
                 losses[name] = lost(array, to_array(cast), kind_of(target))
-                target.copy_(cast)
+                if first:
+                    target.copy_(cast)
+            elif not first:
+                continue
+            elif _is_plain(target, source):
+                # a change in place, which autograd counts as it counts that of `copy_`
+                fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
+                torch.autograd.graph.increment_version(target)
+            else:
+                staged.send(source, target)
     return {name: loss for name, loss in losses.items() if any(loss)}
-
-
-def _refuse_unwritable(targets: Mapping[str, torch.Tensor]) -> None:
-    if bare := next((n for n, t in targets.items() if t.is_meta), ""):
-        raise UsageError(f"{bare} has no memory (device meta); give load_into a device=")
-    if wide := [n for n, t in targets.items() if t.numel() and 0 in box(t).strides]:
-        raise ConversionError(
-            "these are expanded: what are many elements is one in memory, which cannot hold them; nothing was loaded, "
-            f"give the module a clone() of each:\n{listing(wide)}"
-        )
 
 
 def _is_plain(target: torch.Tensor, source: Stored) -> bool:
@@ -305,6 +270,6 @@ def _is_plain(target: torch.Tensor, source: Stored) -> bool:
 
 
 __all__ = [
-    "Area", "Box", "Staged", "areas", "box", "dtype_of", "fill", "kind_of", "memory", "place", "refuse_conflicts",
-    "spot", "state", "to_array", "to_torch",
+    "Area", "Box", "Staged", "areas", "box", "dtype_of", "fill", "kind_of", "memory", "place", "spot",
+    "state", "to_array", "to_torch",
 ]  # fmt: skip

@@ -9,11 +9,13 @@ from dataclasses import fields, is_dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..dtypes import of_numpy
 from ..errors import UsageError
 from ..messages import listing
-from ..moves.torch import memory
+from ..moves.torch import memory, to_torch
 from .outputs import Comparison, departure
 
 ROUNDING = 1e-5  # of the largest value: outputs that differ by less may be the same
@@ -35,7 +37,8 @@ def compare(
     arguments. rtol, atol: outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. A
     submodule that a mapping names and that did not run differs. Tensors are compared, wherever they are in lists,
     mappings and fields of dataclasses; a submodule whose outputs hold none does not count. UsageError if the reference
-    names submodules that the module lacks, or none, or if there is no tensor in the output of the module itself.
+    names submodules that the module lacks, or none, if there is no tensor in the output of the module itself, or if one
+    is none that can be compared, such as a nested one.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
@@ -45,10 +48,10 @@ def compare(
         )
     if odd := set(want) - {n for n, _ in module.named_modules()}:
         raise UsageError(f"the module has no submodules with these names:\n{listing(sorted(odd))}")
-    got = outputs(module, arguments)
+    got = _run(module, arguments, {}, want)[0]
     if isinstance(reference, torch.nn.Module):  # what one of them computes with a function, the whole's output tells
         want = {n: x for n, x in want.items() if n in got}
-    flat = {n: _flat(x) for n, x in want.items()}
+    flat = {n: _flat(x, n) for n, x in want.items()}
     told = {n: x for n, x in flat.items() if x or got.get(n, [None])}
     if not told or "" in flat.keys() - told.keys():
         what = listing("(the whole module)" if n == "" else n for n in flat if n not in told)
@@ -80,7 +83,7 @@ def _run(
 
     def keep(name: str, out: Any) -> None:
         if name not in found:
-            found[name] = _flat(out)
+            found[name] = _flat(out, name)
 
     hooks = [
         m.register_forward_hook(lambda _m, _i, out, name=name: keep(name, out))
@@ -101,19 +104,29 @@ def _run(
 
 
 def _input(value: Any) -> Any:
-    return torch.from_numpy(value.copy()) if type(value).__module__ == "numpy" else value
+    """An array as a tensor with memory of its own, whatever its byte order; all else as it is."""
+    if type(value).__module__ != "numpy":
+        return value
+    array = np.array(value)
+    try:
+        kind = of_numpy(array.dtype)
+    except UsageError:
+        raise UsageError(f"an input is an array of {array.dtype}, of which torch has no tensors") from None
+    return to_torch(np.asarray(array, array.dtype.newbyteorder("="), order="C"), kind)
 
 
-def _flat(value: Any) -> list[Any]:
-    """All tensors in an output, however nested, as NumPy arrays with memory of their own."""
-    return [array for _, array in _leaves(value)]
+def _flat(value: Any, name: str = "") -> list[Any]:
+    """All tensors in a submodule's output, however nested, as NumPy arrays with memory of their own."""
+    try:
+        return [_numbers(leaf) if isinstance(leaf, torch.Tensor) else _array(leaf) for _, leaf in _leaves(value)]
+    except UsageError as e:
+        raise UsageError(f"an output of {name or 'the whole module'} cannot be compared: {e.message}") from e
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors in an output with their names: of keys and fields, the innermost; '' for those in order."""
+    """The tensors and arrays in an output by name: of keys and fields, the innermost; '' for those in order."""
     if isinstance(value, torch.Tensor):
-        whole = value.detach().cpu()
-        yield name, whole.to(torch.float64).numpy() if whole.dtype == torch.bfloat16 else whole.numpy().copy()
+        yield name, value
     elif is_dataclass(value) or hasattr(value, "_fields"):
         names = value._fields if hasattr(value, "_fields") else [f.name for f in fields(value)]
         yield from (leaf for n in names for leaf in _leaves(getattr(value, n), n))
@@ -122,9 +135,35 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from (leaf for v in value for leaf in _leaves(v, name))
     elif hasattr(value, "__array__"):  # of any framework; caches of keys and values, for one, are no outputs
-        import numpy as np
+        yield name, value
 
-        yield name, np.array(value)
+
+def _array(value: Any) -> Any:
+    """What is like an array as one of NumPy's own numbers; UsageError if it holds others."""
+    array = np.array(value)
+    try:
+        return array if array.dtype.kind in "fiubc" else array.astype("f8")
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"it is an array of {array.dtype}") from e
+
+
+def _numbers(value: torch.Tensor) -> Any:
+    """A tensor of any layout as an array of its own; UsageError if it is not one array of numbers."""
+    if value.is_nested:
+        raise UsageError("it is nested: tensors of several shapes")
+    try:
+        whole = value.detach().cpu()
+        whole = whole.dequantize() if whole.is_quantized else whole
+        whole = whole if whole.layout == torch.strided else whole.to_dense()
+        whole = whole.resolve_conj().resolve_neg()
+        if whole.is_complex() and whole.dtype not in (torch.complex64, torch.complex128):
+            return whole.to(torch.complex128).numpy()
+        if whole.is_floating_point() and whole.dtype not in (torch.float16, torch.float32, torch.float64):
+            return whole.to(torch.float64).numpy()
+        return whole.numpy().copy()
+    except (RuntimeError, TypeError) as e:
+        kind = str(value.dtype).removeprefix("torch.")
+        raise UsageError(f"it is a {type(value).__name__} of {kind} on {value.device}, which has no array") from e
 
 
 class Runner:

@@ -288,6 +288,11 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
         "  ('opt', 1): a name is a text\n  none: it is None\n"
         "  note: it is of type str\n  any: it is of type object"
     )
+    for name in ("m.npz", "m.hdf5", "m.h5", "m.ckpt", "m.pt"):
+        with pytest.raises(
+            ckptconv.UsageError, match=r"1 of 2 values (?s:.*)\n  x: a text in it holds half a surrogate"
+        ):
+            ckptconv.save({"x": np.array([b"\xff", "a", "\ud800"], object), "y": np.ones(2)}, tmp_path / name)
     inner: dict[str, Any] = {"w": np.ones(2)}
     inner["self"] = inner["again"] = inner
     for tensors, says in (
@@ -308,6 +313,33 @@ def test_tensors_that_have_no_array(tmp_path: Path) -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with pytest.raises(ckptconv.UsageError, match=r"2 of 3 values (?s:.*)\n  meta: (?s:.*)\n  nested: "):
         ckptconv.save({"w": np.ones(2), "meta": torch.ones(2, device="meta"), "nested": nested}, tmp_path / "m.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.*uantize")
+def test_each_dtype_of_torch_is_saved_as_it_is_converted(tmp_path: Path) -> None:
+    """NumPy lacks some; of what torch itself cannot save, and of what is refused, nothing becomes another dtype."""
+    torch = pytest.importorskip("torch")
+    kinds = {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    for kind in sorted(kinds, key=str):
+        raw = torch.arange(32, dtype=torch.uint8)
+        x = raw > 9 if kind is torch.bool else raw.view(kind).view(2, -1)
+        try:
+            torch.save({"x": x}, tmp_path / "x.pt")
+            ckptconv.convert(tmp_path / "x.pt", tmp_path / "converted.pt", force=True)
+        except (KeyError, ckptconv.CkptError):
+            try:
+                ckptconv.save({"x": x}, tmp_path / "no.pt", force=True)
+            except ckptconv.CkptError:
+                continue
+            pytest.fail(f"{kind} was saved, but not converted")
+        ckptconv.save({"x": x}, tmp_path / "saved.pt", force=True)
+        got, want = (ckptconv.open(tmp_path / f"{name}.pt")["x"] for name in ("saved", "converted"))
+        assert (got.dtype.name, got.shape) == (want.dtype.name, want.shape) == (str(kind)[6:], tuple(x.shape))
+        assert (
+            got.numpy().tobytes()
+            == want.numpy().tobytes()
+            == (raw.numpy() > 9 if kind is torch.bool else raw.numpy()).tobytes()
+        )
 
 
 def test_metadata_is_text(tmp_path: Path) -> None:

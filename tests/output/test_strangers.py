@@ -460,6 +460,52 @@ def test_what_is_private_stays_private(to: str, name: str, resume: bool, tmp_pat
         os.umask(before)
 
 
+RENAMED = api.Change(renames=("{x}=a.{x}",))
+WAYS: dict[str, Callable[[Path, Path], object]] = {  # from a checkpoint to another that has its values
+    "opened": lambda src, out: ckptconv.save(ckptconv.open(src), out),
+    "its tensors": lambda src, out: ckptconv.save(dict(ckptconv.open(src)), out),
+    "without hashes": lambda src, out: ckptconv.save(ckptconv.open(src), out, verify="none"),
+    "prepared": lambda src, out: ckptconv.save(api.prepare([src], api.Select(), api.Change()), out),
+    "renamed": lambda src, out: ckptconv.save(api.prepare([src], api.Select(), RENAMED, guard=True), out),
+    "written": lambda src, out: api.write(api.prepare([src], api.Select(), api.Change()), out),
+    "none of its tensors": lambda src, out: ckptconv.save(ckptconv.open(src).with_tensors({}), out, verify="none"),
+    "into a module": lambda src, out: converted(src, "-o", out, "--into", "private_net:net"),
+}
+NET = """
+import torch
+def net():
+    made = torch.nn.Module()
+    made.w = torch.nn.Parameter(torch.zeros(2))
+    return made
+"""
+
+
+def converted(*argv: object) -> None:
+    from ckptconv.cli.main import main
+
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as e:
+        main([*map(str, argv)])
+    assert not e.value.code
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_way_it_went_it_stays_private(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its values are a module's before they are written, or were in memory as soon as it was open."""
+    (tmp_path / "private_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = os.umask(0o022)
+    try:
+        for name in ("src.safetensors", "src.msgpack", "src.pt"):
+            ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / name)
+            for allowed in (0o600, 0o644):
+                (tmp_path / name).chmod(allowed)
+                WAYS[way](tmp_path / name, tmp_path / f"{name}.{allowed}.safetensors")
+                assert mode(tmp_path / f"{name}.{allowed}.safetensors") == allowed
+    finally:
+        os.umask(before)
+
+
 def test_what_a_stranger_laid_open_is_closed_before_it_is_filled(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "src.npz")
     (tmp_path / "src.npz").chmod(0o600)
@@ -523,7 +569,7 @@ def test_a_folder_that_is_a_link_is_not_written_into(to: str, force: bool, tmp_p
     assert os.listdir(tmp_path / "victim") == ["model-00001-of-00003.safetensors"]
 
 
-@pytest.mark.parametrize("verb", ["report", "match"])
+@pytest.mark.parametrize("verb", ["report", "match", "match open"])
 def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
     """They are as private as what they show, and lead nowhere else."""
     ckptconv.save(values(), tmp_path / "a.npz")
@@ -534,7 +580,8 @@ def test_pages_and_proposals_are_outputs_too(verb: str, tmp_path: Path) -> None:
         if verb == "report":
             ckptconv.report(tmp_path / "a.npz", output=out, force=force)
         else:
-            ckptconv.match(tmp_path / "a.npz", tmp_path / "b.npz", output=out, force=force)
+            source = ckptconv.open(tmp_path / "a.npz") if verb == "match open" else tmp_path / "a.npz"
+            ckptconv.match(source, tmp_path / "b.npz", output=out, force=force)
 
     before = os.umask(0o022)
     try:

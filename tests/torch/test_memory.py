@@ -345,6 +345,102 @@ def test_what_cannot_be_loaded_is_known_before_anything_is_changed() -> None:
             act(nn.LazyLinear(2))
 
 
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], layout=layout)
+
+
+class Wrapped(torch.Tensor):
+    """Keeps its elements in another tensor, as those do that are distributed over processes."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise RuntimeError("mixed with a plain tensor")
+
+
+def inferred() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
+UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "sparse": (
+        lambda: torch.zeros(3).to_sparse(),
+        "nothing was:\n  b: its layout is sparse_coo; give the module its to_",
+    ),
+    "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
+    "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped keeps its elements in other tensors"),
+    "nested": (lambda: nested(torch.strided), "are nested, and have no one shape:\n  b$"),
+    "jagged": (lambda: nested(torch.jagged), "are nested, and have no one shape:\n  b$"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("case", UNWRITABLE)
+def test_a_tensor_that_cannot_be_filled_is_named_before_another_is(case: str, device: str | None) -> None:
+    make, words = UNWRITABLE[case]
+    module = bare(a=nn.Parameter(torch.zeros(2)), b=make())
+    with pytest.raises(UsageError, match=words):
+        into.load_into(module, given({"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]}), device=device)
+    assert module.a.tolist() == [0, 0]
+    assert into.load_into(module, given({"a": [1.0, 2.0]}), strict=False).loaded == ("a",)
+
+
+def test_a_module_of_inference_mode_is_filled_in_inference_mode(tmp_path: Path) -> None:
+    """From memory and from a file."""
+    ckptconv.save({"b": np.ones(3, "f4")}, tmp_path / "a.safetensors")
+    for source in (given({"b": [1.0, 1.0, 1.0]}), tmp_path / "a.safetensors"):
+        module = bare(b=inferred())
+        with torch.inference_mode():
+            into.load_into(module, source)
+        assert module.b.tolist() == [1, 1, 1]
+
+
+def test_what_is_no_checkpoint_and_what_is_no_module_are_said_to_be_none(tmp_path: Path) -> None:
+    module = nn.Linear(1, 1)
+    ckptconv.save(module, tmp_path / "a.safetensors")
+    for source, words in (
+        (module.state_dict(), "the module's load_state_dict takes this OrderedDict, or ckptconv.save"),
+        ({"weight": 1}, "this dict"), (module, "a path is needed, not Linear"), (3, "a path is needed, not int"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=words):
+            into.load_into(module, source)  # type: ignore[arg-type]
+    for act in (into.outline, into.snapshot, lambda m: into.load_into(m, tmp_path / "a.safetensors")):
+        with pytest.raises(UsageError, match=r"a torch\.nn\.Module is needed, not dict"):
+            act({})
+
+
+class Flat(nn.Module):
+    """Its parameter is a part of its buffer."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.register_buffer("flat", torch.zeros(4, device=device))
+        self.w = nn.Parameter(self.flat[:2])
+
+
+@pytest.mark.parametrize("arrays", [{"flat": [1.0, 2.0, 3.0, 4.0], "w": [1.0, 2.0]}, {"w": [1.0, 2.0]}])
+def test_memory_that_is_shared_in_part_is_not_parted(arrays: dict[str, Any]) -> None:
+    module = Flat("meta")
+    with pytest.raises(
+        UsageError, match=r"a part of their memory, and would not on cpu(?s:.*)\n  (w\n  flat|flat\n  w)$"
+    ):
+        into.load_into(module, given(arrays), device="cpu")
+    assert module.w.is_meta
+    with pytest.raises(UsageError, match="a part of their memory, and would not on meta"):
+        place(Flat(), (), "meta")
+    here = Flat()
+    into.load_into(here, given(arrays), device="cpu")
+    here.flat[0] = 9
+    assert here.w.tolist() == [9, 2]
+
+
 # --- sources in the module's own memory -------------------------------------------------------------------------------
 
 MOVED = {

@@ -255,12 +255,23 @@ def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) ->
             into.load_into(module, tmp_path / "m.pt")
 
 
-def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each() -> None:
+TWO = {  # values and dtypes of two tied tensors, and what is lost of each
+    "alike": ([7e4, 1e-9], "f4", [7e4, 1e-9], "f4", {"a": (1, 1), "b": (1, 1)}),
+    "the second": ([np.inf, 1], "f2", [7e4, 1], "f4", {"b": (1, 0)}),
+    "the first": ([7e4, 1], "f4", [np.inf, 1], "f2", {"a": (1, 0)}),
+    "of two dtypes": ([7e4, 1], "f4", [7e9, 1], "f8", {"a": (1, 0), "b": (1, 0)}),
+    "the second more": ([np.inf, 0], "f4", [7e4, 1e-9], "f8", {"b": (1, 1)}),
+}
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each(case: str) -> None:
+    a, kind, b, other, loss = TWO[case]
     module = nn.Module()
     module.a = nn.Parameter(torch.zeros(2, dtype=torch.half))
     module.b = module.a
-    big = np.array([7e4, 1e-9], "f4")
-    assert into.load_into(module, checkpoint({"a": big, "b": big})).loss == {"a": (1, 1), "b": (1, 1)}
+    assert into.load_into(module, checkpoint({"a": np.array(a, kind), "b": np.array(b, other)})).loss == loss
+    assert module.a[0].item() == np.inf
 
 
 @pytest.mark.parametrize("kind", ["a span", "compressed"])
@@ -276,7 +287,40 @@ def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_p
             with pytest.raises(ckptconv.CkptError, match=r"weight: its content does not|by the file's own hashes"):
                 into.load_into(module, source, rules)
     assert torch.equal(module.bias, before)
-    assert into.load_into(module, path, verify=False).complete, "the hashes may be those of before an edit"
+    for source in (path, ckptconv.open(path)):  # the hashes may be those of before an edit
+        for rules in (None, str(tmp_path / "r.toml")):
+            assert into.load_into(module, source, rules, verify=False).complete
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.hdf5"])
+def test_another_file_under_the_same_names_is_not_loaded(
+    name: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was open, by its path, as it is or by rules; also if it is replaced while it is read."""
+    (tmp_path / "r.toml").write_text('[[rule]]\nnames = { "{x}" = "{x}" }\n')
+
+    def made(value: int) -> None:
+        ckptconv.save(
+            {"weight": np.full((2, 2), value, "f4"), "bias": np.full(2, value, "f4")}, tmp_path / "new" / name
+        )
+        (tmp_path / "new" / name).replace(tmp_path / name)
+
+    for rules in (None, str(tmp_path / "r.toml")):
+        module = nn.Linear(2, 2)
+        before = module.weight.detach().clone()
+        made(1)
+        source = ckptconv.open(tmp_path / name)
+        made(2)
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+            into.load_into(module, source, rules, verify=verify)
+        for when in ("check", "refuse_conflicts"):
+            do = getattr(into, when)
+            with monkeypatch.context() as m:
+                m.setattr(into, when, lambda *a, do=do: (do(*a), made(3))[0])
+                with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+                    into.load_into(module, tmp_path / name, rules, verify=verify)
+        assert torch.equal(module.weight, before)
 
 
 def damage(path: Path, name: str, *, compressed: bool) -> None:
@@ -720,6 +764,71 @@ class Wrapping(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.wrap(self.a(x) * self.by)
+
+
+def sparse_but_kept(y: torch.Tensor) -> torch.Tensor:
+    return torch.where(y > 1, y, 0).to_sparse()
+
+
+ODD_OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {  # of a module, from a tensor of three rows
+    "conjugate": lambda y: torch.complex(y, y).conj(), "negative": lambda y: torch.complex(y, y).conj().imag,
+    "half complex": lambda y: torch.complex(y.half(), y.half()), "sparse": sparse_but_kept,
+    "by rows": lambda y: sparse_but_kept(y).to_dense().to_sparse_csr(),
+    "quantised": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8), "for a library": lambda y: y.to_mkldnn(),
+    **{
+        name: lambda y, name=name: y.to(getattr(torch, name))
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bool")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("case", ODD_OUTPUTS)
+def test_outputs_of_any_dtype_and_layout_are_compared(case: str) -> None:
+    """With themselves, and with what they stand for as an array."""
+    x = torch.tensor([[1.0, 1.0], [2.0, 4.0], [0.0, 8.0]])
+    one, other = Wrapping(1, ODD_OUTPUTS[case]), Wrapping(0, ODD_OUTPUTS[case])
+    assert into.compare(one, one, x).same
+    found = into.compare(one, other, x)
+    assert found.first == Step("", found.steps[-1].difference, False)
+    (array,) = _flat(ODD_OUTPUTS[case](x))
+    assert array.dtype.kind in "fiubc"
+    assert array.dtype.isnative
+    like = {"conjugate": x - 1j * x, "negative": -x, "half complex": x + 1j * x, "sparse": x * (x > 1), "bool": x > 0}
+    want = like.get(case, x if case != "by rows" else x * (x > 1)).numpy()
+    assert np.allclose(array, want, atol=1e-6 if "e8m0" not in case else 1e-30)
+    assert into.compare(one, {"": array.astype(array.dtype.newbyteorder(">"))}, x).same
+
+
+REFUSED_OUTPUTS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "nested": (lambda y: torch.nested.nested_tensor([y, y[:1]]), "it is nested"),
+    "jagged": (lambda y: torch.nested.nested_tensor([y, y[:1]], layout=torch.jagged), "it is nested"),
+    "without memory": (lambda y: y.to("meta"), "it is a Tensor of float32 on meta"),
+    "packed": (lambda y: y.to(torch.uint8).view(torch.float4_e2m1fn_x2), "it is a Tensor of float4_e2m1fn_x2 on cpu"),
+    "texts": (lambda y: np.array(["a", "b"]), "it is an array of <U1"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("case", REFUSED_OUTPUTS)
+def test_outputs_that_are_no_array_are_refused_by_the_name_of_the_submodule(case: str) -> None:
+    """Unless others are compared."""
+    wrap, words = REFUSED_OUTPUTS[case]
+    module, x = nn.Sequential(Wrapping(1, wrap)), torch.ones(3, 2)
+    for want, name in ((module, "0"), ({"": np.ones(1)}, "the whole module"), ({"0": np.ones(1)}, "0")):
+        with pytest.raises(UsageError, match=f"^an output of {name} cannot be compared: {words}"):
+            into.compare(module, want, x)
+    assert into.compare(module, {"0.a": x}, x).same
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f4", ">f8", ">i2", "?", "bfloat16", ">c8"])
+def test_inputs_of_any_byte_order(kind: str) -> None:
+    array = np.array([[0, 1], [1, 1]]).astype(getattr(ml_dtypes, kind, kind))
+    module = Wrapping(1, lambda y: y)
+    for x in (array, array.T, array[0, 1]):  # the last is a number of NumPy
+        assert into.compare(module, {"a": np.asarray(x)}, x).same
+    with pytest.raises(UsageError, match="an input is an array of <U1, of which torch has no tensors"):
+        into.compare(module, {"a": array}, np.array(["a"]))
 
 
 WHOLE = {  # what a module gives, what it is compared with (None: a module that computes something else), what is said
