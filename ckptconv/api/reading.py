@@ -107,7 +107,7 @@ def selected(found: Checkpoint, select: Select) -> Checkpoint:
         found = prefixes.at(found, select.at)
     found = passes.roles(found)
     if select.ema:
-        found = averages(found)
+        found = averages(found, passes.wanted(exclude=select.exclude))
     if select.strip_prefix:
         found = prefixes.strip(found, select.strip_prefix)
     found = passes.select(found, select.include, select.exclude)

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, Note, Tensor, contiguous
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous, training
 from ..dtypes import DTYPES
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import listing
@@ -64,6 +65,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         Note("assumed", "Python's numbers, read as tensors without axes", tuple(numbers)),
         Note("skipped", "values that are not tensors", tuple(skipped)),
     )
+    tensors |= {n: replace(tensors[n], role=role) for n, role in training.of_names(tensors).items()}
     return Checkpoint(tensors, format="flax", urls=(url,), notes=tuple(n for n in notes if n.names))
 
 

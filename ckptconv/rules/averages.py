@@ -6,7 +6,7 @@
     ema.shadow_params.0 ...              a list in the order of model.parameters(): matched by order and shape
 
 A weight without an average has that of a weight to which it is tied, or stays as it is, with a note; an average without
-a weight is an error.
+a weight is an error, and so are two averages of one weight (of two decays, say): `exclude` leaves one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ LISTED = re.compile(r"(?:.*\.)?(?:shadow_params|params|collected_params)\.(\d+)"
 TOKEN = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)
 
 
-def averages(checkpoint: Checkpoint) -> Checkpoint:
-    """Put each moving average under its weight's name and those that are tied to it; UsageError if there is none."""
+def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name: True) -> Checkpoint:
+    """Put each moving average under its weight's name and those that are tied to it; UsageError if there is none.
+
+    wanted: whether a name is not excluded, which decides between several averages of one weight.
+    """
     about = checkpoint.details.get("entry", {})
     if about.get("average"):
         return replace(
@@ -42,6 +45,7 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
             "model_ema, state_dict_ema or g_ema"
         )
     tensors = checkpoint.tensors
+    shadow = _of_one(shadow, tensors, wanted)
     bad = [base for n, base in shadow.items() if base in tensors and tensors[base].shape != tensors[n].shape]
     if bad:
         raise UsageError(f"these averages differ from their weights in shape:\n{listing(bad)}")
@@ -55,6 +59,27 @@ def averages(checkpoint: Checkpoint) -> Checkpoint:
     if unaveraged:
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
     return checkpoint.with_tensors(out, *notes)
+
+
+def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, str]:
+    """The averages without those that are excluded beside another of their weight; UsageError if several are left."""
+
+    def differ(names: Sequence[str]) -> bool:
+        return len(names) > 1 and len({origin(tensors[n]) for n in names}) > 1
+
+    claims: dict[str, list[str]] = {}
+    for name, base in shadow.items():
+        if base:
+            claims.setdefault(base, []).append(name)
+    several = {base: names for base, names in claims.items() if differ(names)}
+    left = {base: [n for n in names if wanted(n)] for base, names in several.items()}
+    unclear = {base: names for base, names in left.items() if differ(names)}
+    if unclear:
+        rows = [f"{base}: {', '.join(names)}" for base, names in unclear.items()]
+        text = f"several moving averages claim one weight; exclude={next(iter(unclear.values()))[-1]!r} leaves one out"
+        raise UsageError(f"{text}:\n{listing(rows)}")
+    gone = {n for base, names in several.items() for n in names if n not in left[base]}
+    return {n: base for n, base in shadow.items() if n not in gone}
 
 
 def _of_ties(ties: Iterable[Sequence[str]], by_base: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
-from ..checkpoint import Checkpoint, Details, Note, Role, Tensor
+from ..checkpoint import Checkpoint, Details, Note, Role, Tensor, training
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
@@ -42,13 +42,16 @@ STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|go
 
 
 def roles(checkpoint: Checkpoint) -> Checkpoint:
-    """Recognise slots, steps and averages by name, unless the format gives roles; a slot needs its variable."""
+    """Recognise slots, steps and averages by name, unless the format gives roles; a slot needs its variable.
+
+    A training state of JAX may have a parameter called `learning_rate`: below its `params`, no name is looked at.
+    """
     tensors = checkpoint.tensors
     tails = _Tails(tensors)
     found = {}
     for name, t in tensors.items():
         role = t.role or _role(name, tails)
-        if role != t.role:
+        if role != t.role and not training.in_model(checkpoint.format, name):
             found[name] = replace(t, role=role)
     return checkpoint.with_tensors({n: found.get(n, t) for n, t in tensors.items()}) if found else checkpoint
 

@@ -845,18 +845,6 @@ def test_keys_of_an_array() -> None:
             items._chunks(found, {key: value})
 
 
-@pytest.mark.parametrize(
-    ("path", "role"),
-    [
-        ("step", "step"), ("count", "step"), ("steps", ""), ("a/step", ""), ("a/count", ""), ("", ""),
-        ("opt_state/0/count", "step"), ("opt_state/0/mu/w", "slot"), ("optimizer/step", "step"),
-        ("params/w", ""), ("ema_params/w", "average"), ("ema_params", ""), ("params/ema", ""),
-    ],
-)  # fmt: skip
-def test_roles_by_path(path: str, role: str) -> None:
-    assert tree.role(tuple(path.split("/")) if path else ()) == role
-
-
 # --- what is written --------------------------------------------------------------------------------------------------
 
 

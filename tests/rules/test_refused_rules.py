@@ -286,6 +286,7 @@ def made(about: dict[str, Any], **named: tuple[int, ...]) -> Checkpoint:
 
 ONE = {"name": "model", "averages": ["ema"]}
 SEVERAL = {"name": "", "averages": ["g_ema"]}
+TWO_DECAYS = ("w", "w/ExponentialMovingAverage", "w/ExponentialMovingAverage_1")
 
 
 @pytest.mark.parametrize(
@@ -331,6 +332,14 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
             "x has no moving average, and those of the weights it is tied to may differ:\n *ema.a\n *ema.h",
         ),
         (made({}, w=(2,)), "this checkpoint has no moving averages"),
+        (
+            made({}, **dict.fromkeys(TWO_DECAYS, (2,))),
+            "several moving averages claim one weight; exclude='w/Exp.*_1' leaves one out:\n *w: w/Exp.*e, w/Exp.*_1$",
+        ),
+        (
+            made(ONE, fc__w=(2,), ema__module__fc__w=(2,), ema__fc__w=(2,)),
+            "exclude='ema.fc.w' leaves one out:\n *fc.w: ema.module.fc.w, ema.fc.w$",
+        ),
         (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
         (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),
         (made(ONE, w=(2,), ema__v=(2,)), "at='ema' takes them alone"),
@@ -348,6 +357,25 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
 def test_averages_that_have_no_weights(before: Checkpoint, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         averages(before)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "after"),
+    [
+        ("*_1", {"w": 1, "w/ExponentialMovingAverage_1": 2}), ("*Average", {"w": 2, "w/ExponentialMovingAverage": 1}),
+        ("w/*", {"w": 0, "w/ExponentialMovingAverage": 1, "w/ExponentialMovingAverage_1": 2}),
+    ],
+)  # fmt: skip
+def test_one_of_two_averages_may_be_excluded(exclude: str, after: dict[str, float]) -> None:
+    """It stays here, for the pass `select` to leave out."""
+    before = made({}, **dict.fromkeys(TWO_DECAYS, (2,)))
+    assert shown(averages(before, passes.wanted(exclude=[exclude]))) == after
+
+
+def test_two_names_of_one_average_are_one() -> None:
+    before = made(ONE, fc__w=(2,), ema__module__fc__w=(2,))
+    again = before["ema.module.fc.w"].renamed("ema.fc.w")
+    assert shown(averages(replace(before, tensors={**before.tensors, "ema.fc.w": again}))) == {"fc.w": 1}
 
 
 def test_weights_that_are_averages_already() -> None:

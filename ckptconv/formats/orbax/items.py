@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Note, Tensor, training
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
 from ...moves.part import FILL_RATIO, MAX_AXES
@@ -29,6 +29,8 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
     room = Room(next(iter(place.items.values())))
     found = [_item(at, name, how, room) for name, at in place.items.items()]
     tensors = {n: t for one in found for n, t in one.items()}
+    roles = training.of_names(tensors)  # of all items: one may hold the model, and another the optimizer
+    tensors |= {n: replace(tensors[n], role=role) for n, role in roles.items()}
     notes = [note for one in found for note in one.notes]
     if place.step:
         notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
@@ -119,7 +121,7 @@ class _Names:
         name = tensor.name
         if name in self.tensors:
             self.twice.append(name)
-        self.tensors[name] = replace(tensor, role=tree.role(leaf.path))
+        self.tensors[name] = tensor
         if absent:
             self.absent.append(name)
         if tree.SEQUENCE in leaf.kinds or any("/" in key for key in leaf.path):

@@ -15,21 +15,19 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...checkpoint import Role, Tensor
+from ...checkpoint import Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...storage.files import join, names, read_all
 from ...storage.json import parse_json
 from .. import flax
 from ..containers.msgpack import Other
-from ..pytorch.entries import is_average
 from .values import inside
 
 MAX_JSON = 2**28  # bytes
 MAX_PROCESSES = 64  # whose descriptions of arrays are read; all of a run's processes have the same names
 MAX_PATH = 100  # keys of a path
 DICT, SEQUENCE = 2, 1
-OPTIMIZERS = {"opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state"}
 
 Path = tuple[str, ...]
 
@@ -119,13 +117,3 @@ def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
         else:
             inline[at] = flax.tensor("/".join(at), leaf, url)
     return Tree(leaves, inline, False, {})
-
-
-def role(path: Path) -> Role:
-    """The role of a leaf by its path: optimizer state, a counter, a moving average, or '' for a weight."""
-    top, last = path[0] if path else "", path[-1] if path else ""
-    if last in ("step", "count") and (len(path) == 1 or top in OPTIMIZERS):
-        return "step"
-    if top in OPTIMIZERS and "params" not in path[1:2]:
-        return "slot"
-    return "average" if len(path) > 1 and is_average(top) else ""

@@ -30,7 +30,7 @@ from ..signatures import DISTRIBUTED
 from ..tiling import overlap
 from .archive import enter
 from .dense import densified
-from .entries import Leaf, unwrap
+from .entries import OPTIMIZER, Leaf, unwrap
 from .flatten import Made, jsonable
 from .known import TORCH
 from .pickle import load
@@ -82,7 +82,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         folder = Folder(path, how.opaque, files)
         for name, about in described.items():
             at = _described(name, planned, described, path)
-            role: Role = ("step" if name.endswith(".step") else "slot") if at[0].startswith("optim") else ""
+            role = _role(name, planned, at)
             if type(about) is Inert and "TensorStorageMetadata" in about.path:
                 found, first = folder.tensor(name, about, places)
                 leaves.append(Leaf(name, first, role, at[0]))
@@ -119,6 +119,14 @@ def _described(name: Any, planned: Any, described: Mapping[Any, Any], url: str) 
     if (to := ".".join(at)) != name and to in described:
         raise CorruptCheckpoint(f"was saved as {printable(brief(to))}, which is another's name", url=url, tensor=name)
     return at
+
+
+def _role(name: str, planned: Any, at: tuple[str, ...]) -> Role:
+    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots."""
+    keys = at if type(planned) is dict and name in planned else tuple(name.split("."))
+    if len(keys) == 1 or not OPTIMIZER.match(keys[0]):
+        return ""
+    return "step" if name.endswith(".step") else "slot"
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:

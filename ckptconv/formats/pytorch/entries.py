@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from ...checkpoint import Details, Entry, Note, Role
+from ...checkpoint.training import COLLECTIONS, is_average
 from ...messages import brief, printable
 from .arrays import PickledArray
 from .views import Pieces, View
@@ -24,9 +25,21 @@ MODELS = (
     "state_dict", "model_state_dict", "model", "module", "net", "network", "params", "weights", "weight", "student",
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
-AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
+OPTIMIZER = re.compile(r"[Oo]ptim(?:i[sz]er|s?(?![a-z]))|OPTIM")  # optimizer_states, g_optim; not optimal_query
+STATES = ("params", "state")  # Haiku's two halves of a model
 TENSORS = (View, Pieces, PickledArray)
 SHOWN = 6  # entries that a note names
+
+
+def role_of(entry: str) -> Role:
+    """What a container at the root is for, by its name; a name with dots is that of a weight."""
+    if "." in entry:
+        return ""
+    if is_average(entry):
+        return "average"
+    if OPTIMIZER.search(entry):
+        return "slot"
+    return "state" if "rng_state" in entry else ""
 
 
 class Leaf(NamedTuple):
@@ -36,11 +49,6 @@ class Leaf(NamedTuple):
     value: Any
     role: Role
     top: str
-
-
-def is_average(key: str) -> bool:
-    """Whether an entry is a moving average by its name: ema, model_ema, state_dict_ema, g_ema, shadow_params ..."""
-    return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
 
 
 class _Entries:
@@ -81,7 +89,7 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     about |= {"beside": [n for n in found.counts if n != found.chosen], "average": is_average(found.chosen)}
     size = len(found.chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if found.taken(leaf)}
-    made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found.averages) for leaf in leaves]
+    made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found) for leaf in leaves]
     text = f"the weights are the entry {found.chosen!r}; their names are given without it"
     if about["beside"]:
         text += f"; beside it {'is' if len(about['beside']) == 1 else 'are'} {_listed(about['beside'], found)}"
@@ -92,10 +100,16 @@ def _inside(leaf: Leaf, size: int) -> Leaf:
     return leaf._replace(name=leaf.name[size:], role="" if leaf.role == "average" else leaf.role)
 
 
-def _beside(leaf: Leaf, names: set[str], averages: list[str]) -> Leaf:
-    """What is not the model has a role; a tensor that is called as one of the model's stands under another name."""
+def _beside(leaf: Leaf, names: set[str], found: _Entries) -> Leaf:
+    """What is not the model has a role, unless it is a collection of one.
+
+    A tensor that is called as one of the model's stands under another name.
+    """
     name = f"beside.{leaf.name}" if leaf.name in names and type(leaf.value) in TENSORS else leaf.name
-    return leaf._replace(name=name, role=leaf.role or ("average" if leaf.top in averages else "state"))
+    role: Role = "average" if leaf.top in found.averages else "state"
+    if leaf.name != leaf.top and (leaf.top in COLLECTIONS or (found.chosen, leaf.top) == STATES):
+        role = ""  # batch_stats beside params: the other half of a JAX model
+    return leaf._replace(name=name, role=leaf.role or role)
 
 
 def _choose(models: list[str]) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from ...checkpoint import Note, Role
+from ...checkpoint.training import STEPS, TELLING, WEIGHT, Settled, of_group, of_leaf
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .arrays import PickledArray
-from .entries import Leaf, is_average
+from .entries import Leaf, role_of
 from .plain import SCALARS, Inert, Known, Ordered
 from .rebuild import JAGGED, bare
 from .values import HARMLESS
@@ -27,10 +28,11 @@ MAX_DEPTH = 100
 SHARING = 4  # visits per byte of pickle: a container may occur at several places, but not without bound
 NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
 VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
-WalkRole = Literal[Role, "attribute"]
+WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Absent)
+CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
 
 class Walk:
@@ -70,16 +72,16 @@ class Walk:
             self.cyclic.append(name)
             return
         self.open.add(id(value))
-        slots: Role = "slot" if type(value) in (dict, Ordered) and "param_groups" in value and "state" in value else ""
+        within = Within(value, role, root=not depth)
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
             self.room -= len(child_name)
             if self.room < 0:
                 raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
-            child_role = role or own_role or slots or ("" if depth else _top_role(key))
+            child_role = within.role(key, child, own_role)
             if type(child) is View and child_role != ATTRIBUTE:  # the common case, without another generator
                 self.left -= 1
-                yield Leaf(child_name, child, _step_role(key, child_role), top or key)
+                yield Leaf(child_name, child, _plain(child_role), top or key)
             else:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
@@ -97,7 +99,7 @@ class Walk:
         if role == ATTRIBUTE and type(value) in TENSORS:
             self.attributes.append(name)
         else:
-            yield Leaf(name, value, "" if role == ATTRIBUTE else role, top)
+            yield Leaf(name, value, _plain(role), top)
 
     def tags(self, tensor: Tagged, name: str, role: WalkRole, top: str, depth: int) -> Iterator[Leaf]:
         """Tensors among the attributes of a tensor, under its name; other attributes are only noted."""
@@ -193,16 +195,46 @@ def segment(key: Any) -> str:
     return str(key)
 
 
-def _top_role(key: str) -> Role:
-    if is_average(key):
-        return "average"
-    if "optim" in key.casefold():
-        return "slot"
-    return "state" if "rng_state" in key else ""
+# --- roles --------------------------------------------------------------------------------------------------------
 
 
-def _step_role(key: str, role: Role) -> Role:
-    return "step" if key == "step" and role == "slot" else role
+class Within:
+    """What the children of a container are for, by their keys and by what lies beside them.
+
+    A module says nothing: its keys are names of submodules. Nor does a key that is the whole name of a weight: of the
+    root, only its containers are entries.
+    """
+
+    def __init__(self, value: Any, role: WalkRole, *, root: bool) -> None:
+        keyed = type(value) in (dict, Ordered)
+        self.named = not is_module(value)
+        self.root = root and self.named
+        self.settled = role
+        if role in ("", WEIGHT):
+            slots = keyed and "param_groups" in value and "state" in value
+            self.settled = "slot" if slots else role if self.named else ""
+        self.beside: set[str] = set()
+        if not self.settled and self.named:
+            parts = [value] if keyed else _states(value) if type(value) is Inert else []
+            self.beside = {key for part in parts for key in TELLING if type(part.get(key)) in CONTAINERS}
+
+    def role(self, key: str, child: Any, own: WalkRole) -> WalkRole:
+        role = self.settled or own or (self._of(key, child) if self.named else "")
+        return "step" if role == "slot" and key in STEPS and type(child) in TENSORS else role
+
+    def _of(self, key: str, child: Any) -> WalkRole:
+        if type(child) in CONTAINERS:
+            inside = child if type(child) in (dict, Ordered) else ()
+            return of_group(key, inside, self.beside) or (role_of(key) if self.root and key not in TELLING else "")
+        if self.root and "rng_state" in key and "." not in key:
+            return "state"
+        return of_leaf(key, self.beside)
+
+
+def _plain(role: WalkRole) -> Role:
+    if role == ATTRIBUTE:
+        return ""
+    return "" if role == WEIGHT else role
 
 
 # --- recorded objects ---------------------------------------------------------------------------------------------

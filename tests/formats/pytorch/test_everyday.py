@@ -377,6 +377,58 @@ def test_what_is_called_as_a_weight_changes_nothing(tmp_path: Path) -> None:
         assert list(ckptconv.open(tmp_path / "a.pt", weights_only=True)) == ["step", "fc.weight"]
 
 
+class Mega(nn.Module):
+    """Parameters with the words that entries of a training state have, as MEGA's moving average has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("ema_gate", "swa", "optimal_query", "optimizer", "ema", "opt_state", "params", "model")
+        self.layer = nn.ModuleDict({name: nn.Linear(1, 1) for name in names})
+        self.ema = nn.Linear(1, 1)
+        self.optimizer = nn.Linear(1, 1)
+        for name in ("ema_expansion_matrix", "optim_scale", "step", "params", "count"):
+            self.register_parameter(name, nn.Parameter(torch.ones(1)))
+
+    def forward(self, x: Any) -> Any:
+        for layer in (*self.layer.values(), self.ema, self.optimizer):
+            x = layer(x)
+        return x * self.ema_expansion_matrix * self.optim_scale * self.step * self.params * self.count
+
+
+def in_chunks(net: Any, at: Path) -> None:
+    pytest.importorskip("torch.distributed.checkpoint").save(net.state_dict(), checkpoint_id=at, no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda net, at: saved(net.state_dict(), at),
+        lambda net, at: saved(net.state_dict(), at, _use_new_zipfile_serialization=False),
+        lambda net, at: saved({n: t.numpy() for n, t in net.state_dict().items()}, at),
+        lambda net, at: saved({"state_dict": net.state_dict()}, at),
+        lambda net, at: saved(net, at),
+        lambda net, at: saved({"model": net, "step": torch.ones(1)}, at),
+        lambda net, at: torch.jit.save(torch.jit.trace(net, torch.ones(1, 1)), str(at)),
+        in_chunks,
+    ],
+    ids=["flat", "older", "arrays", "an entry", "a module", "an entry that is a module", "TorchScript", "DCP"],
+)  # fmt: skip
+def test_no_weight_is_dropped_for_a_word_in_its_name(save: Callable[[Any, Path], Any], tmp_path: Path) -> None:
+    net = Mega()
+    save(net, tmp_path / "pytorch_model.bin")
+    got = ckptconv.open(tmp_path / "pytorch_model.bin", opaque=True, weights_only=True)
+    assert set(got) == {*net.state_dict()}
+
+
+def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
+    saved(Mega().state_dict(), tmp_path / "a.pt")
+    net = Mega()
+    nn.init.zeros_(net.ema.weight)
+    ckptconv.torch.load_into(net, tmp_path / "a.pt")
+    assert net.ema.weight.item() != 0
+
+
 def test_a_stray_tensor_changes_nothing(tmp_path: Path) -> None:
     net = Net()
     names = []
@@ -455,6 +507,17 @@ def test_averages_that_do_not_fit_are_errors(tmp_path: Path) -> None:
         saved(what, tmp_path / "a.pt")
         with pytest.raises(ckptconv.UsageError, match=words):
             ckptconv.open(tmp_path / "a.pt", ema=True)
+
+
+def test_an_average_that_is_not_meant_is_excluded(tmp_path: Path) -> None:
+    """A wrapper's prefix and none: which of the two is the average of fc.weight, only the user knows."""
+    two = {"module.fc.weight": torch.ones(2), "fc.weight": torch.full((2,), 9.0)}
+    saved({"state_dict": {"fc.weight": torch.zeros(2)}, "state_dict_ema": two}, tmp_path / "a.pt")
+    with pytest.raises(ckptconv.UsageError, match=r"exclude='state_dict_ema\.fc\.weight' leaves one out"):
+        ckptconv.open(tmp_path / "a.pt", ema=True)
+    for exclude, value in (("state_dict_ema.fc.*", 1), ("state_dict_ema.module.*", 9)):
+        got = ckptconv.open(tmp_path / "a.pt", ema=True, exclude=exclude)
+        assert {n: t.numpy().tolist() for n, t in got.items()} == {"fc.weight": [value] * 2}
 
 
 def test_settings_need_no_opaque(fake: Any, tmp_path: Path) -> None:

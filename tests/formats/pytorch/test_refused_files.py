@@ -574,6 +574,21 @@ def test_what_a_folder_may_hold(tmp_path: Path) -> None:
     assert got["w"].numpy().shape == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "planned", "role"),
+    [
+        ("optimizer.state.w.exp_avg", None, "slot"), ("optim.w.step", None, "step"), ("optimal_query.w", None, ""),
+        ("optim", None, ""), ("optimizer.w", {"optimizer.w": ("optimizer.w",)}, ""),
+        ("optimizer.w", {"optimizer.w": ("optimizer", "w")}, "slot"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_a_folder_is_an_entry_and_no_weight(name: str, planned: Any, role: str, tmp_path: Path) -> None:
+    """A name that was one key, or is longer than the word, is that of a weight."""
+    places = ((index(name=name), info()), (index((1, 0), name), info(start=len(CHUNK))))
+    got = ckptconv.open(folder(tmp_path, described([TOP, BOTTOM], name=name), places, planned=planned))
+    assert {n: t.role for n, t in got.items()} == {name: role}
+
+
 # --- exported programs --------------------------------------------------------------------------------------------
 
 WEIGHTS = "m/data/weights/model_weights_config.json"

@@ -1,0 +1,111 @@
+"""What a tensor of a training state is for, by the keys that lead to it, as JAX programs call them.
+
+    params/dense/kernel, batch_stats/bn/mean      collections of Flax: the model, whatever the names below
+    opt_state/0/mu/..., state/param_states/...    slots of an optimizer; `step` and `count` among them are counters
+    optimizer/target/..., optimizer/state/...     flax.optim and T5X: the model, and the slots
+    step, ema_params/...                          a counter and averages, but only beside a model or an optimizer
+
+The same words decide in every container (Orbax, Flax's msgpack, a pickle), and below any top, as in state/params/w.
+What is not known is a weight: bare parameters have names of all kinds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from typing import Final, Literal
+
+from .tensor import Role
+
+Settled = Literal[Role, "weight"]
+WEIGHT: Final = "weight"  # of what lies below a model: its names decide nothing more
+COLLECTIONS = frozenset({"batch_stats", "model_state", "flax_mutables", "buffers", "_overwrite_with_gradient"})
+MODEL = COLLECTIONS | {"params", "target"}
+SLOTS = frozenset({
+    "opt_state", "opt_states", "optimizer", "optimizer_state", "optimizer_states", "param_states",
+})  # fmt: skip
+STEPS = frozenset({"step", "count"})
+MARKS = SLOTS | {"params", "model"}  # a map that has one of these is a training state
+TELLING = MARKS | {"target"}  # keys on which something depends that lies beside them or around them
+FORMATS = frozenset({"flax", "orbax"})  # whose names are such keys, joined by '/'
+LEVELS = 8  # a training state lies near the top; a hostile name may have thousands of keys
+AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
+
+
+def is_average(key: str) -> bool:
+    """Whether an entry is a moving average by its name: ema, model_ema, state_dict_ema, g_ema, shadow_params ..."""
+    return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
+
+
+def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Settled:
+    """What all that lies in a group is for, '' if the keys in it decide.
+
+    inside: keys of the group. beside: those of `TELLING` that are groups beside it, or itself.
+    """
+    if key in MODEL:
+        return WEIGHT
+    if key == "optimizer" and any(k in inside for k in ("target", "model", "params")):
+        return ""
+    if key in SLOTS or (key == "state" and "target" in beside):
+        return "slot"
+    if MARKS.isdisjoint(beside):
+        return ""
+    if key in STEPS:  # flax.nnx: step/value
+        return "step"
+    return "slot" if key == "opt" else "average" if is_average(key) else ""
+
+
+def of_leaf(key: str, beside: Collection[str]) -> Role:
+    """What a tensor is for that lies beside such groups."""
+    return "step" if key in STEPS and not MARKS.isdisjoint(beside) else ""
+
+
+def of_names(names: Collection[str]) -> dict[str, Role]:
+    """The roles of tensors whose names are keys joined by '/'; weights are left out.
+
+    Only groups on which something depends are held: hostile names may have more groups than a file has bytes.
+    """
+    groups: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for home, _ in groupby(names, _home):
+        keys = _keys(home)
+        for i, key in enumerate(keys):
+            if key in TELLING:
+                groups[keys[:i]].add(key)
+    found: dict[str, Role] = {}
+    for home, inside in groupby(names if groups else (), _home):  # else all are weights
+        keys = _keys(home)
+        settled: Settled = next((s for i in range(len(keys)) if (s := _settled(keys[: i + 1], groups))), "")
+        if settled != WEIGHT:
+            found |= _of_leaves(inside, len(home), settled, groups.get(keys, ()) if len(keys) < LEVELS else ())
+    return found
+
+
+def _settled(keys: tuple[str, ...], groups: dict[tuple[str, ...], set[str]]) -> Settled:
+    return of_group(keys[-1], groups.get(keys, ()), groups.get(keys[:-1], ()))
+
+
+def _of_leaves(names: Iterable[str], start: int, settled: Role, beside: Collection[str]) -> dict[str, Role]:
+    """The roles of the tensors of one group, whose own keys begin at `start`."""
+    found: dict[str, Role] = {}
+    for name in names:
+        key = name[start:]
+        role = "step" if settled == "slot" and key in STEPS else settled or of_leaf(key, beside)
+        if role:
+            found[name] = role
+    return found
+
+
+def _home(name: str) -> str:
+    """The groups that a tensor lies in: a/b/ of a/b/c."""
+    return name[: name.rfind("/") + 1]
+
+
+def _keys(home: str) -> tuple[str, ...]:
+    return tuple(home.split("/", LEVELS)[:-1])
+
+
+def in_model(checkpoint_format: str, name: str) -> bool:
+    """Whether a tensor lies in what such a format calls the model, where no name decides what it is for."""
+    return checkpoint_format in FORMATS and not MODEL.isdisjoint(name.split("/")[:-1])
