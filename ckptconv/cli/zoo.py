@@ -40,8 +40,14 @@ def zoo(
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="Format of all outputs.", autocompletion=complete.writable)
-    ] = "safetensors",
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix).",
+            autocompletion=complete.writable,
+        ),
+    ] = "",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",
@@ -75,7 +81,7 @@ def zoo(
         return
     from ..bulk import zoo as many
 
-    options |= {"to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
+    options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
     options |= {"ledger": ledger, "follow_links": follow_links, "shard": shard}
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)

@@ -148,6 +148,11 @@ def by_suffix(url: str) -> set[str]:
     return {f.name for _, f in _fitting(TABLE, url)}
 
 
+def is_said(url: str) -> bool:
+    """Whether a destination's suffix says a format, ours or another package's, also one that is not written."""
+    return bool(_fitting(TABLE, url) or url.lower().endswith(tuple(UNWRITTEN)) or _fitting(table().values(), url))
+
+
 def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:
     """Formats whose suffix the name has, with the length of the suffix."""
     return [(len(s), f) for f in rows if f.writes for s in f.suffixes if url.lower().endswith(s)]
