@@ -79,6 +79,7 @@ def zoo(
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
+    meant.refuse_fleeting(output)
     from ..bulk import zoo as many
 
     options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
