@@ -1,9 +1,9 @@
 """What a run takes away where it writes: files of an older output, and sources among them; and what it says of both.
 
-    ckptconv s/model.safetensors.index.json -o s/model.safetensors --include a --force
+    convert("s/model.safetensors.index.json", "s/model.safetensors", include="a", force=True)
 
-replaces shards that it reads by one file with a part of them: what is left out would be nowhere. To write a checkpoint
-over itself, under the name by which it was given, is what was asked for, as with `cp`.
+would replace shards that it reads by one file with a part of them: what is left out would be nowhere. To write a
+checkpoint over itself, under the name by which it was given, is what was asked for, as with `cp`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ EXAMPLES = """Examples:
   ckptconv zoo status out/                            how far it is, and what failed
   ckptconv zoo report out/ --force                    the same as a page to look at, out.zoo.html
 """
+FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix)."
 
 
 @takes(
@@ -39,15 +40,7 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix).",
-            autocompletion=complete.writable,
-        ),
-    ] = "",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=complete.writable)] = "",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",

@@ -135,7 +135,7 @@ def _claim(row: Format, seen: Seen) -> int:
     except (CkptError, AttributeError) as e:
         if row in TABLE:
             raise
-        plugins.warn(f"the format {row.name}: {e}")
+        plugins.leave_out(f"the format {row.name}: {e}")
         return 0
     try:
         return int(sniff(seen))

@@ -49,13 +49,13 @@ def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
         except Exception as e:  # it is code of others: anything can be wrong
             broken.append(f"{_described(point)}: {_said(e)}")
     for text in broken:
-        warn(text)
+        leave_out(text)
     return Installed(tuple(found), tuple(broken))
 
 
 @cache
-def warn(text: str) -> None:
-    """Warn of something broken, once."""
+def leave_out(text: str) -> None:
+    """Say once that something broken is left out."""
     LOG.warning("left out, since it cannot be used: %s", printable(text))
 
 
@@ -68,4 +68,4 @@ def _said(e: Exception) -> str:
     return cut(f"{type(e).__name__}: {e}".partition("\n")[0])
 
 
-__all__ = ["Installed", "installed", "warn"]
+__all__ = ["Installed", "installed", "leave_out"]

@@ -451,7 +451,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], Non
         points.setdefault("ckptconv.formats", []).append(Point())  # type: ignore[arg-type]
         monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: points.get(group, []))
         plugins.installed.cache_clear()
-        plugins.warn.cache_clear()
+        plugins.leave_out.cache_clear()
         library._installed.cache_clear()
 
     yield install
