@@ -72,7 +72,7 @@ CAUSES = many(
 )
 REMARKS = many(
     record(
-        "", kind=text("", "damaged", "lossy", "skipped", "dropped"), text=text("In words."),
+        "", kind=text("", "damaged", "lossy", "skipped", "unread", "dropped", "hint"), text=text("In words."),
         checkpoints=count("How many of them."),
         examples=many(text(), "Some of them, each with the tensors that it concerns."),
     ),

@@ -29,6 +29,7 @@ from ..rules import passes
 from ..storage import files
 from ..storage.lookups import once
 from ..verification.readback import confirm
+from . import replacing
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
 from .reading import list_of, prepare, refuse_nameless, seen
@@ -116,7 +117,10 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     found = bundle(given)
     row, checkpoint = _prepared(list_of(sources), destination, found)
     made = passes.texts(order.fitted(checkpoint, row.name))
-    return plan_for(made, destination, found.target, found.resources, list_of(sources))[0]
+    plan = plan_for(made, destination, found.target, found.resources, list_of(sources))[0]
+    if not found.target.force:
+        return plan
+    return replacing.foretold(plan, made.urls, [os.fspath(s) for s in list_of(sources)], text(destination))
 
 
 @takes(*CONVERT)
@@ -196,7 +200,8 @@ def write(
         confirm=confirmed if target.verify != "none" else None,
         ahead=target.verify != "full",  # which reads every byte before anything is published
     )
-    outcome = execute(made, writer, how)
+    with replacing.sparing(made, {*checkpoint.urls, *(stamps or ())}, sources, url):
+        outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:
             confirmed(outcome)
@@ -229,7 +234,7 @@ def _report(
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
         files=tuple(f.name for f in made.placement.files),
-        notes=(*made.notes, *_left(outcome)),
+        notes=(*made.notes, *replacing.found(outcome)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
         verify=verify,
@@ -266,18 +271,6 @@ def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
         return checkpoint.metadata | hash_metadata.entries(made.tensors, found)
 
     return metadata
-
-
-DOUBTED = (
-    "what an earlier run seems to have left was not resumed, but done again: it was not made at this place, or the "
-    "file system has given its files other numbers since (some network file systems do so when they are mounted)"
-)
-
-
-def _left(outcome: Outcome) -> list[Note]:
-    """What killed runs had left at the destination, and what became of it."""
-    notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
-    return [*notes, *[Note("hint", DOUBTED)] * outcome.doubted]
 
 
 @takes(*(k for k in TARGET if k != "to"), *RESOURCES)

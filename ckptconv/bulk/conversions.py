@@ -11,7 +11,7 @@ from ..errors import CkptError
 from ..formats import table
 from .found import FoundCheckpoint, Packed, newest, pack, parts, repeated, unpack
 from .ledger import LedgerEntry
-from .manifest import Settings
+from .manifest import FORMAT, Settings
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
 
@@ -92,11 +92,10 @@ class Conversions(Sequence[Conversion]):
     def outputs(self) -> Iterator[tuple[str, str]]:
         """The paths of all outputs, and their formats; '' for torch if it has no shards."""
         targets = [way.settings.target for way in self._all]
-        formats = [table.get(t.format or "safetensors").name for t in targets]
-        formats = [
-            "" if f == "torch" and t.max_shard_size is None else f for f, t in zip(formats, targets, strict=True)
-        ]
-        yield from zip(self.paths(), (formats[number] for number in self._ways), strict=True)
+        formats = [table.get(t.format).name if t.format else "" for t in targets]
+        for path, number in zip(self.paths(), self._ways, strict=True):
+            format = formats[number] or min(table.by_suffix(path), default=FORMAT)
+            yield path, "" if format == "torch" and targets[number].max_shard_size is None else format
 
     def lengthen(self, k: int) -> None:
         """Keep the suffix of the source in the path of the output, unless that path was given."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,22 +28,42 @@ def lines(url: str) -> Iterator[dict[str, Any]]:
         return
     with files.fileobj(url) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as text:
         if suffix == "csv":
-            yield from csv.DictReader(text)
+            rows = csv.DictReader(text)
+            names = [name or f"column {k}" for k, name in enumerate(rows.fieldnames or (), 1)]  # tables end in commas
+            rows.fieldnames = list(_distinct([(name, None) for name in names]))
+            yield from rows
             return
-        for found in _listed(text.read()) if suffix == "json" else (json.loads(n) for n in text if n.strip()):
+        for found in _listed(text.read()) if suffix == "json" else (value(n) for n in text if n.strip()):
             if not isinstance(found, dict):
                 raise ValueError(f"every {'element' if suffix == 'json' else 'line'} must be an object")
             yield found
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, or a header, in which no key is given twice: only the last would count, in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has {', '.join(map(repr, twice))} more than once")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
+def value(text: str) -> Any:
+    """What a text in JSON says; ValueError also where an object gives one key twice."""
+    return _DECODER.decode(text)
+
+
 def _listed(text: str) -> Iterator[Any]:
     """The elements of a JSON list, of which only one at a time is in memory as objects."""
-    decoder, at = json.JSONDecoder(), _behind(text, 0)
+    at = _behind(text, 0)
     if text[at : at + 1] != "[":
         raise ValueError("it is not a list")
     at = _behind(text, at + 1)
     while text[at : at + 1] != "]":
-        found, at = decoder.raw_decode(text, at)
+        found, at = _DECODER.raw_decode(text, at)
         yield found
         at = _behind(text, at)
         if text[at : at + 1] == ",":
@@ -80,4 +101,4 @@ def _parquet(url: str) -> Iterator[dict[str, Any]]:
             raise ValueError(str(e).partition("\n")[0] or type(e).__name__) from e
 
 
-__all__ = ["SUFFIXES", "lines"]
+__all__ = ["SUFFIXES", "lines", "value"]

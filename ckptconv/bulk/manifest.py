@@ -6,14 +6,13 @@
     {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
 
 Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
-those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. What the Hub
-says of a model is a line as well (hub.py).
+those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. Where no
+`to` is given, the suffix of a destination says the format. What the Hub says of a model is a line as well (hub.py).
 """
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,10 +22,10 @@ from ..api.reading import refuse_nameless
 from ..errors import UnsafeCheckpoint, UsageError
 from ..messages import did_you_mean, listing, many
 from ..storage import files
-from . import hub
+from . import hub, lines
 from .groups import INDEXES
-from .lines import SUFFIXES, lines
 
+FORMAT = "safetensors"  # that is written where nothing says another
 MISTAKES = 100  # after which a manifest is read no further
 
 
@@ -62,7 +61,7 @@ KEYS: dict[str, tuple[str, str, type[Any]]] = {
 
 
 def is_manifest(source: str) -> bool:
-    return source.lower().endswith(SUFFIXES) and not source.endswith(INDEXES)
+    return source.lower().endswith(lines.SUFFIXES) and not source.endswith(INDEXES)
 
 
 def read(url: str, default: Settings) -> Iterator[Row]:
@@ -70,7 +69,7 @@ def read(url: str, default: Settings) -> Iterator[Row]:
     bad = list[str]()
     folder, shared = files.split(url)[0], dict[str, Settings]()
     try:
-        for number, line in enumerate(lines(url), 1):
+        for number, line in enumerate(lines.lines(url), 1):
             try:
                 some = list(_of_hub(line, default)) if hub.is_model(line) else [_row(line, folder, default)]
             except (ValueError, TypeError, UsageError) as e:
@@ -97,16 +96,18 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
         raise ValueError("it has more cells than the header")
     given = {k: v for k, v in line.items() if v not in (None, "")}
     options = given.pop("options", {})
-    options = json.loads(options) if isinstance(options, str) else options
+    options = lines.value(options) if isinstance(options, str) else options
     if not isinstance(options, dict):
         raise ValueError("options must be an object")
+    if twice := sorted(given.keys() & options.keys()):
+        raise ValueError(f"{', '.join(twice)} is given beside its options, and in them")
     given |= options
     source, destination = given.pop("source", ""), given.pop("destination", "")
     if not source:
         raise ValueError(f"it has no source, but {', '.join(given)}" if given else "it has no source")
     if not isinstance(source, str) or not isinstance(destination, str):
         raise ValueError(f"source and destination must be text, not {source!r} and {destination!r}")
-    if not files.is_remote(source) and not source.startswith("/"):
+    if not files.is_remote(source) and not source.startswith(("/", "file:")):
         source = files.join(folder, source)
     for path in (source, destination):
         refuse_nameless(path)
@@ -125,7 +126,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
 
 def _value(key: str, value: Any, kind: type[Any]) -> Any:
     if isinstance(value, str) and kind is not str:
-        value = json.loads(value.lower() if kind is bool else value)
+        value = lines.value(value.lower() if kind is bool else value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{key} must be of type {kind.__name__}, not {value!r}")
     return tuple(str(v) for v in value) if kind is list else value

@@ -15,7 +15,7 @@ from ..storage.paths import inside
 from . import footprints
 from .conversions import Conversions
 from .found import repeated
-from .manifest import Settings
+from .manifest import FORMAT, Settings
 
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
@@ -24,7 +24,7 @@ LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists fold
 
 def ending(settings: Settings) -> str:
     """What the name of an output ends with."""
-    row = table.get(settings.target.format or "safetensors")
+    row = table.get(settings.target.format or FORMAT)
     return BARE.get(row.name, row.suffixes[0] if row.suffixes else "." + row.name)
 
 

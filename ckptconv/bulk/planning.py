@@ -15,6 +15,7 @@ from itertools import chain, islice
 from zlib import crc32
 
 from ..errors import CkptError, UsageError
+from ..formats import table
 from ..messages import many, redacted, version
 from ..rules.library import texts
 from ..storage import files
@@ -27,7 +28,7 @@ from .discover import discover, fits, packed
 from .found import FoundCheckpoint, Packed, pack, parts
 from .identity import asked, content, identity, written
 from .ledger import NAME, Ledger, LedgerEntry
-from .manifest import Row, Settings, is_manifest
+from .manifest import FORMAT, Row, Settings, is_manifest
 from .manifest import read as read_manifest
 
 DEFAULT = Settings()
@@ -91,9 +92,9 @@ def _found(
     """The checkpoints of all sources, those of manifests last; `ours`: whether one is an output of a zoo."""
 
     @cache
-    def way(number: int) -> Way | CkptError:
+    def way(number: int, named: bool) -> Way | CkptError:
         try:
-            return _way(used[number])
+            return _way(used[number], named=named)
         except CkptError as e:
             return e
 
@@ -108,7 +109,7 @@ def _found(
         count += 1
         if not pattern or fits(pack(found), pattern):
             used[id(line.settings)], none = line.settings, False
-            how = way(id(line.settings))
+            how = way(id(line.settings), bool(line.destination) and table.is_said(line.destination))
             if isinstance(how, CkptError):  # a format or a converter that cannot be: of this row alone
                 found, how = found._replace(problem=found.problem or how), usual
             if not found.problem and ours(found.source):
@@ -118,7 +119,10 @@ def _found(
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
 
 
-def _way(settings: Settings) -> Way:
+def _way(settings: Settings, *, named: bool = False) -> Way:
+    """How to convert what has these settings; `named`: the suffix of its destination says a format, if they do not."""
+    if settings.target.format is None and not named:
+        settings = settings._replace(target=replace(settings.target, format=FORMAT))
     return Way(places.ending(settings), settings, options=options(settings))
 
 

@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..formats import table
 from ..messages import cut, listing, many, printable, scrubbed, shortened
 
 if TYPE_CHECKING:
     from ..api import Report
 
-KINDS = ("damaged", "lossy", "skipped", "dropped")  # of the notes of a report, the most serious first
+KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # the most serious first
+OF_NOTES = KINDS[:-1]  # of the hints of a report only what is said below: most concern whoever looks at one output
 MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
 CAUSES, EXAMPLES = 100, 20  # that are told apart, and checkpoints that are kept of each
 SHOWN = 5  # damaged checkpoints that are listed of a cause; of what is less serious one will do
@@ -58,13 +60,16 @@ def of(report: Report) -> tuple[Remark, ...]:
     """The remarks on a conversion, those of one cause together, the most serious first."""
     groups: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for note in report.notes:
-        if note.kind in KINDS:
+        if note.kind in OF_NOTES:
             groups.setdefault((note.kind, pattern(note.text)), (note.text, []))[1].extend(note.names)
     found = [
         (kind, text, shortened(names, 4 if kind == "damaged" else 2)) for (kind, _), (text, names) in groups.items()
     ]
     if report.lost:
         found.append(("lossy", "values did not survive the cast", f"{report.lost}: {shortened(list(report.loss), 2)}"))
+    if (named := table.by_suffix(report.destination)) and report.target_format not in named:
+        text = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {report.target_format}"
+        found.append(("hint", text, ""))
     found.sort(key=lambda one: KINDS.index(one[0]))
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in found[:MOST])
 

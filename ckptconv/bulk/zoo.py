@@ -29,7 +29,7 @@ def zoo(
     sources: Path | Sequence[Path],
     output: Path,
     *,
-    to: str = "safetensors",
+    to: str | None = None,
     pattern: str = "",
     latest: bool = False,
     resume: bool = False,
@@ -42,13 +42,14 @@ def zoo(
 ) -> Summary:
     """Convert many checkpoints into an output tree that mirrors the sources, and record each result in a ledger.
 
-    sources: one or several folders, globs, files and manifests. output: the folder to write to. to: the target format.
-    pattern: a glob; only checkpoints whose path or name matches. latest: only the newest of each training series.
-    resume: continue after an earlier run; convert only what is not done or has changed. by_content: compare sources by
-    a hash of their bytes, not by time and size. follow_links: read files that links outside the source folders lead
-    to; otherwise those are failures. ledger: the path of the ledger, if not in `output`. shard: "2/8" converts the
-    second of eight shares, for eight machines that each convert one; each share has a ledger of its own. each: a
-    function that is called with each ledger entry. The other options are those of `convert`, for every checkpoint.
+    sources: one or several folders, globs, files and manifests. output: the folder to write to. to: the target format
+    (default: safetensors; in a manifest, that of the destination's suffix). pattern: a glob; only checkpoints whose
+    path or name matches. latest: only the newest of each training series. resume: continue after an earlier run;
+    convert only what is not done or has changed. by_content: compare sources by a hash of their bytes, not by time and
+    size. follow_links: read files that links outside the source folders lead to; otherwise those are failures. ledger:
+    the path of the ledger, if not in `output`. shard: "2/8" converts the second of eight shares, for eight machines
+    that each convert one; each share has a ledger of its own. each: a function that is called with each ledger entry.
+    The other options are those of `convert`, for every checkpoint.
 
     Returns a Summary: counts, bytes, seconds, and in `failed` the ledger entries of the failures; one checkpoint that
     fails does not stop the others. Raises what concerns all of them: UsageError (an option, a manifest, a pattern that
@@ -69,7 +70,7 @@ def zoo_plan(
     sources: Path | Sequence[Path],
     output: Path,
     *,
-    to: str = "safetensors",
+    to: str | None = None,
     pattern: str = "",
     latest: bool = False,
     resume: bool = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import show
+from . import meant, show
 from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
@@ -66,6 +66,7 @@ def convert(
     """
     from .. import api
 
+    meant.refuse_fleeting(output)
     if dry_run and into:
         _show_fit(into, sources, options, as_json)
         return

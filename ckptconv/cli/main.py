@@ -198,6 +198,8 @@ def _run(argv: list[str]) -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with command.make_context("ckptconv", argv) as context:
+            if not {"-q", "--quiet"} & set(argv):
+                show.warnings()
             command.invoke(context)
     except MISUSED as e:
         if not argv:  # prints the help

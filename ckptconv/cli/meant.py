@@ -34,6 +34,7 @@ OPTIONS = {
     **dict.fromkeys(("--input", "--src", "--source", "-i"), "the source without an option"),
     "--depth": "--tree", "-f": "--json", "--recursive": "the verb zoo", "-r": "the verb zoo",
 }  # fmt: skip
+FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
 
@@ -72,6 +73,12 @@ def option(name: str, known: Sequence[str]) -> str:
     if os.path.exists(name):
         return f"; a file that is called so is ./{name}"
     return did_you_mean(name, flags.values(), count=3)
+
+
+def refuse_fleeting(output: str) -> None:
+    """UsageError for a destination that nobody could read after the command."""
+    if output.startswith(FLEETING):
+        raise UsageError(f"{printable(output)} is in the memory of this command, and gone when it ends; name a file")
 
 
 def glob_safe(word: str) -> str:

@@ -116,6 +116,17 @@ def failure(e: CkptError, kind: str, *, machine: bool) -> None:
     print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
 
 
+def warnings() -> None:
+    """Print what the library warns of that no report and no error says: packages that are broken."""
+    import logging
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            talk(f"warning: {record.getMessage()}")
+
+    logging.getLogger("ckptconv.plugins").handlers[:] = [Told()]  # once, however often `main` is called
+
+
 def crash() -> None:
     """Print the traceback of a defect of ours, indented and without secrets: what it quotes may be a stranger's."""
     import traceback

@@ -28,6 +28,7 @@ EXAMPLES = """Examples:
   ckptconv zoo status out/                            how far it is, and what failed
   ckptconv zoo report out/ --force                    the same as a page to look at, out.zoo.html
 """
+FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix)."
 
 
 @takes(
@@ -39,9 +40,7 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="Format of all outputs.", autocompletion=complete.writable)
-    ] = "safetensors",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=complete.writable)] = "",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",
@@ -73,9 +72,10 @@ def zoo(
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
+    meant.refuse_fleeting(output)
     from ..bulk import zoo as many
 
-    options |= {"to": to, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
+    options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
     options |= {"ledger": ledger, "follow_links": follow_links, "shard": shard}
     if dry_run:
         _show_items(many.zoo_plan(sources, output, **options), as_json)

@@ -52,7 +52,9 @@ class Journal:
         self._names.check_possible()
         path = self._names.beside("journal")
         self._force = force
-        if not (force or os.path.lexists(path)):
+        if force:
+            self._names.check_replaceable()
+        elif not os.path.lexists(path):
             self._names.check_free()
         self.receipts: list[Receipt] = []
         self.publishing = False  # all is written, and files were renamed

@@ -20,8 +20,8 @@ from ..moves.part import Held
 from ..moves.prefetch import fetched
 from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Sources
-from ..output import own
-from ..output.destination import Destination
+from ..output import own, upload
+from ..output.destination import Destination, OutputNames
 from ..output.staging import Output
 from ..output.upload import Upload
 from ..storage import checksum
@@ -43,6 +43,7 @@ class Outcome:
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
     cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
+    removed: tuple[str, ...] = ()  # files of an older output there
     confirmed: bool = False  # it was read back before it was published
     resumed: bool = False  # bytes that an earlier run wrote are among it
     doubted: bool = False  # what seemed to be an earlier run of this plan was not proved to be one, and not resumed
@@ -154,7 +155,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         journal.publish(out)
         out.publish(sync=how.sync)
         journal.remove()
-    return replace(outcome, cleared=tuple(out.cleared), doubted=journal.doubted)
+    return replace(outcome, cleared=tuple(out.cleared), removed=tuple(out.removed), doubted=journal.doubted)
 
 
 def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
@@ -169,6 +170,19 @@ def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destinat
         plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode, mark=MARK,
         kept=bool(journal.receipts) or journal.publishing, whole=journal.publishing,
     )  # fmt: skip
+
+
+def older(plan: Plan) -> list[str]:
+    """The names of files of an older output at the destination, which `force` removes.
+
+    In a folder that is one checkpoint there are none: what is not replaced there is refused.
+    """
+    files, stale = plan.placement.files, plan.placement.stale
+    if plan.placement.unit:
+        return []
+    if is_remote(plan.folder):
+        return upload.older(plan.folder, [f.name for f in files], stale)
+    return OutputNames(plan.folder, files, stale=stale).older()
 
 
 def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:

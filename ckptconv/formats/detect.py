@@ -31,6 +31,7 @@ from ..errors import (
     UsageError,
 )
 from ..messages import did_you_mean, printable
+from ..storage import plugins
 from ..storage.faults import SCARCE, refused
 from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
@@ -38,7 +39,7 @@ from ..storage.paths import join, sibling
 from . import foreign, shard_index, signatures
 from .hash_metadata import hashes_of, unhashed
 from .reading import Reading
-from .table import TABLE, Format, get, table
+from .table import TABLE, Format, get, missing, table
 from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
@@ -89,7 +90,7 @@ def detect(url: str, *, but: str = "") -> Format:
     if not candidates:
         _refuse_damaged(seen)
         what = foreign.other(seen) or f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
-        raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read", url=url)
+        raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read{missing()}", url=url)
     return get(candidates[0])
 
 
@@ -125,8 +126,17 @@ def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
 
 
 def _claim(row: Format, seen: Seen) -> int:
-    """How certain a format is; 0 if looking at the file raises an unexpected exception."""
-    sniff = row.load().sniff
+    """How certain a format is; 0 if looking at the file raises an unexpected exception.
+
+    Of another package's format that cannot be loaded the file need not be: the others are asked all the same.
+    """
+    try:
+        sniff = row.load().sniff
+    except (CkptError, AttributeError) as e:
+        if row in TABLE:
+            raise
+        plugins.leave_out(f"the format {row.name}: {e}")
+        return 0
     try:
         return int(sniff(seen))
     except CkptError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MissingExtra, UsageError
 from ..messages import did_you_mean, nearest
+from ..storage import plugins
 from ..storage.files import is_dir
 from .foreign import UNWRITTEN
 
@@ -33,11 +33,18 @@ class Format(NamedTuple):
     proves: bool = False
 
     def load(self) -> Any:
-        """Import the module that implements the format; MissingExtra if a package is missing."""
+        """Import the module that implements the format.
+
+        MissingExtra if a package is missing; UsageError if the module, which may be another package's, is broken.
+        """
         try:
             return import_module(self.module)
         except ImportError as e:
             raise MissingExtra(f"the format {self.name} needs a package that is not installed: {e}") from e
+        except Exception as e:
+            raise UsageError(
+                f"the format {self.name} cannot be used: importing {self.module}: {type(e).__name__}: {e}"
+            ) from e
 
 
 _HERE = "ckptconv.formats."
@@ -71,16 +78,33 @@ ALIASES = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1)
 def table() -> dict[str, Format]:
     """All formats by name: ours and those of installed packages."""
-    from importlib.metadata import entry_points
-
     rows = {f.name: f for f in TABLE}
-    for point in entry_points(group="ckptconv.formats"):
-        row = point.load()
+    for _, row in _installed().found:
         rows.setdefault(row.name, row)
     return rows
+
+
+def missing() -> str:
+    """The end of a message that a format is unknown: those of broken packages are."""
+    return _installed().hint()
+
+
+def _installed() -> plugins.Installed:
+    return plugins.installed("ckptconv.formats", _checked)
+
+
+def _checked(_: str, row: Any) -> Format:
+    """The row of a package; TypeError if it is none, or if something in it is of another type."""
+    if not isinstance(row, Format):
+        raise TypeError(f"it gives a {type(row).__name__}, not a Format")
+    kinds = zip(Format._fields, row, (str, str, str, tuple, bool, bool, str, bool), strict=True)
+    if odd := [f"{name} is {value!r}" for name, value, kind in kinds if not isinstance(value, kind)]:
+        raise TypeError(f"in its Format {', '.join(odd)}")
+    if not all(isinstance(s, str) and s for s in row.suffixes):  # every name ends with an empty one
+        raise TypeError(f"its Format has the suffixes {row.suffixes!r}")
+    return row
 
 
 def get(name: str) -> Format:
@@ -92,7 +116,7 @@ def get(name: str) -> Format:
     try:
         return table()[name]
     except KeyError:
-        raise UsageError(f"unknown format {name!r}{did_you_mean(name, table(), 'formats')}") from None
+        raise UsageError(f"unknown format {name!r}{did_you_mean(name, table(), 'formats')}{missing()}") from None
 
 
 def target(url: str, name: str | None = None, source: str = "") -> Format:
@@ -115,13 +139,18 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         tail = "." + url.rpartition(".")[2] if "." in url else ""
         if near := nearest(tail, [s for f in table().values() if f.writes for s in f.suffixes]) if tail else []:
             raise UsageError(f"the name {url!r} does not determine the format; did you mean {near[0]}?")
-        raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}")
+        raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}{missing()}")
     return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
 
 
 def by_suffix(url: str) -> set[str]:
     """The names of the formats that a destination's suffix stands for."""
     return {f.name for _, f in _fitting(TABLE, url)}
+
+
+def is_said(url: str) -> bool:
+    """Whether a destination's suffix says a format, ours or another package's, also one that is not written."""
+    return bool(_fitting(TABLE, url) or url.lower().endswith(tuple(UNWRITTEN)) or _fitting(table().values(), url))
 
 
 def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:

@@ -50,6 +50,10 @@ class Destination(Protocol):
     def cleared(self) -> Sequence[str]:
         """Names of what killed runs had left here and this one removed."""
 
+    @property
+    def removed(self) -> Sequence[str]:
+        """Names of what was published here before, and is removed because it is not replaced."""
+
     def write(self, name: str, start: int, data: Any) -> None:
         """Write bytes at a position of a file."""
 

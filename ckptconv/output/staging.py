@@ -42,6 +42,7 @@ class Output:
         refuse_remote(folder, "what is written here")
         self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
         self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
+        self.removed: Sequence[str] = ()
         self._fds: dict[str, int] = {}
         self._ready: list[str] = []  # files that are there to be written and renamed
         self._few = len(files) <= min(OPEN, own.share_of_open_files())
@@ -221,7 +222,7 @@ class Output:
                 self._sync(sync)
         finally:
             self._stays = self._stays or bool(steps)  # neither done nor undone: the next run needs what is left
-        self._ready = []
+        self._ready, self.removed = [], todo.last
 
     def _sync_stages(self) -> None:
         for folder in self._to.stages:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import CkptError, StorageError
@@ -85,7 +85,7 @@ class Upload:
         self._kept |= {f.name for f in self._files if f.shared and join(folder, f.name) in self._there}
         if taken and not self.force:
             raise replaceable.taken("already exists; force=True replaces it", taken[0])
-        self._older = [url for url in sorted(self._there) if self._is_older(url)]
+        self._older = _older(self._there, folder, self._names, self._stale)
         if self._older and self._unit:
             raise foreign([redacted(url) for url in self._older], folder)
         if self._older and not self.force:
@@ -114,6 +114,10 @@ class Upload:
     @property
     def cleared(self) -> Sequence[str]:
         return ()
+
+    @property
+    def removed(self) -> Sequence[str]:
+        return [_name(url, self.folder) for url in self._older]
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
         """The files here are copies that nobody needs to be durable."""
@@ -152,10 +156,6 @@ class Upload:
         for url in self._older:
             remove(url)
 
-    def _is_older(self, url: str) -> bool:
-        name = url[len(self.folder.rstrip("/")) + 1 :]
-        return bool(self._stale) and name not in self._names and bool(re.fullmatch(self._stale, name))
-
     def discard(self) -> None:
         shutil.rmtree(self._stage, ignore_errors=True)
 
@@ -175,6 +175,22 @@ def _present(folder: str, files: Sequence[str], unit: bool) -> set[str]:
     begins = {join(folder, above).rstrip("/"): begin for above, begin in beginnings(files, unit=unit).items()}
     with lookups.fresh():
         return {join(at, n) for at, begin in begins.items() for n in names(at, begin)}
+
+
+def _older(there: Iterable[str], folder: str, files: Sequence[str], stale: str) -> list[str]:
+    """Those urls that are of an older output of this name, and that are not written now."""
+    names = {url: _name(url, folder) for url in sorted(there)} if stale else {}
+    return [url for url, name in names.items() if name not in files and re.fullmatch(stale, name)]
+
+
+def _name(url: str, folder: str) -> str:
+    return url[len(folder.rstrip("/")) + 1 :]
+
+
+def older(folder: str, files: Sequence[str], stale: str) -> list[str]:
+    """The names of the files in a remote folder that an output of these files would remove."""
+    there = _present(folder, files, False) if stale else ()
+    return [_name(url, folder) for url in _older(there, folder, files, stale)]
 
 
 def _quietly(url: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
 from ..messages import Fold, did_you_mean, fold, listing
+from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import assign, resembles, takes
@@ -23,15 +24,26 @@ from .templates import Matcher, template
 from .toml import MAX_FILE, beside, included, parse, read, shipped
 
 
+def _plugins() -> plugins.Installed:
+    return plugins.installed("ckptconv.converters", _checked)
+
+
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, Path]:
     """Files of converters by name: those shipped, and those of packages with the entry point `ckptconv.converters`."""
-    from importlib.metadata import entry_points
-
     found = {p.stem: p for p in sorted(shipped().glob("*.toml")) if not p.name.startswith("_")}
-    for point in entry_points(group="ckptconv.converters"):
-        found.setdefault(point.name, Path(str(point.load())))
+    for name, path in _plugins().found:
+        found.setdefault(name, path)
     return found
+
+
+def _checked(name: str, given: Any) -> Path:
+    """The path of a package's converter, which can be parsed; whatever is wrong with it is raised."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"it gives a {type(given).__name__}, not the path of a converter")
+    path = Path(given)
+    parse(read(path), name, folder=path.parent)
+    return path
 
 
 def names() -> list[str]:
@@ -48,7 +60,7 @@ def load(name: str | Path) -> Converter:
     found = _installed()
     if str(name) not in found:
         hint = did_you_mean(str(name), found, "converters", count=3)
-        raise UsageError(f"no converter is called {str(name)!r}, and it is not a .toml file{hint}")
+        raise UsageError(f"no converter is called {str(name)!r}, and it is not a .toml file{hint}{_plugins().hint()}")
     path = found[str(name)]
     return _kept(path) if path.parent == shipped() else parse(read(path), str(name), folder=path.parent)
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
@@ -53,7 +55,7 @@ class RemoteFile:
         said = {**found.get("told", {}), **{k: v for k, v in found.items() if v}}
         version = [next(filter(None, map(said.get, VERSIONS)), None)]  # listings and answers agree, but not in times
         lasting = bool(version[0]) or is_http(url)  # which lists nothing
-        version = version if version[0] else [said.get(k) for k in TIMES]
+        version = version if version[0] else [_seconds(said.get(k)) for k in TIMES]
         digest = int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest(), "little")
         self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
         self._is_known = any(version)
@@ -220,6 +222,11 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
                 continue
         out.append((start, size))
     return out
+
+
+def _seconds(time: Any) -> Any:
+    """A time as all answers spell it: memory:// tells it as a number in listings, and as a datetime of one file."""
+    return time.timestamp() if isinstance(time, datetime) else time
 
 
 def _sized(data: bytes, start: int, size: int, url: str) -> bytes:

@@ -19,6 +19,7 @@ from ..errors import CkptError, UsageError
 from ..messages import printable, redacted
 from .faults import causes, failure, network, status, wished
 
+LIMIT = 10**7  # seconds of CKPTCONV_TIMEOUT, a quarter of a year
 RATE = 2**16  # bytes a second: what is slower has stalled
 TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one they may take together
 FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
@@ -31,9 +32,12 @@ def seconds(size: int) -> float:
     """The time in seconds that a request for `size` bytes may take."""
     given = os.environ.get("CKPTCONV_TIMEOUT", "60")
     try:
-        return max(1.0, float(given)) + size / RATE
+        limit = float(given)
     except ValueError:
-        raise UsageError(f"CKPTCONV_TIMEOUT is a number of seconds, not {given!r}") from None
+        limit = 0.0
+    if not 0 < limit < LIMIT:  # also of NaN; clocks and sockets take no endless times
+        raise UsageError(f"CKPTCONV_TIMEOUT is a number of seconds above 0 and below {LIMIT}, not {given!r}")
+    return max(1.0, limit) + size / RATE
 
 
 def passes(e: Exception, *, known: bool) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv.bulk import hub, lines, manifest, planning, run
@@ -79,6 +80,16 @@ def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
         ("m.csv", b"source\n" + b"x" * 200_000, "field larger than field limit"),
         ("m.csv", b'source,options\na,"{\n', "cannot be parsed"),
         ("m.csv", b"source\na,b,c\n", "row 1: it has more cells than the header"),
+        ("m.csv", b"source,dtype,dtype\na,float16,\n", "it has 'dtype' more than once"),
+        ("m.csv", b"source,,\na,b,\n", "unknown key 'column 2'"),
+        (
+            "m.csv",
+            b'source,dtype,options\na,float16,"{""dtype"": ""float32""}"\n',
+            "row 1: dtype is given beside its options",
+        ),
+        ("m.csv", b'source,options\na,"{""at"": ""x"", ""at"": ""y""}"\n', "row 1: it has 'at' more than once"),
+        ("m.jsonl", b'{"source": "a", "dtype": "float16", "dtype": ""}', "it has 'dtype' more than once"),
+        ("m.json", b'[{"source": "a", "source": "b"}]', "it has 'source' more than once"),
         ("m.parquet", b"PAR1 and no more", "is not a manifest"),
         ("m.parquet", b"", "is not a manifest"),
         ("m.jsonl", b'{"source": 3}', "must be text, not 3"),
@@ -93,6 +104,50 @@ def test_what_is_no_manifest(name: str, raw: bytes, says: str, tmp_path: Path) -
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(UsageError, match=f"(?s){says}"):
         planning.plan([str(tmp_path / name)], str(tmp_path / "out"))
+
+
+def test_columns_without_a_name_may_be_empty(tmp_path: Path) -> None:
+    """As tables end that a spreadsheet wrote."""
+    (tmp_path / "m.csv").write_text("source,,\na.npz,,\n")
+    assert [row.source for row in manifest.read(str(tmp_path / "m.csv"), Settings())] == [str(tmp_path / "a.npz")]
+
+
+NAMED = {  # destination: what is written, or why nothing is, and what is said; without `to`, then with `to` = npz
+    "k.npz": ("npz", "", "npz", ""),
+    "k.pt": ("torch", "", "npz", "stands for torch; what is written is npz"),
+    "k.H5": ("hdf5", "", "npz", "stands for hdf5 or keras; what is written is npz"),
+    "x/k.ckpt": ("tf", "", "npz", "stands for tf; what is written is npz"),
+    "k": ("safetensors", "", "npz", ""),
+    "k.v2": ("safetensors", "", "npz", ""),
+    "k.gguf": ("", ".gguf files are not written", "npz", ""),
+}
+
+
+@pytest.mark.parametrize("to", [0, 1], ids=["by its name", "with to"])
+@pytest.mark.parametrize("destination", NAMED)
+def test_the_suffix_of_a_destination_says_the_format(destination: str, to: int, cli: Run, tmp_path: Path) -> None:
+    """As it does for `convert`; one that contradicts `to` is a remark."""
+    wanted, said = NAMED[destination][2 * to :][:2]
+    ckptconv.save({"w": [1.0]}, tmp_path / "a.npz")
+    WRITERS["jsonl"](tmp_path / "m.jsonl", [{"source": "a.npz", "destination": destination}])
+    done = cli("zoo", "m.jsonl", "-o", "out", "-j", "1", *["--to", "npz"] * to)
+    assert done.returncode == (0 if wanted else 1), done.stderr
+    assert said in done.stderr
+    assert ("hint: " in done.stderr) == bool(said and wanted)
+    if wanted:
+        assert ckptconv.open(tmp_path / "out" / destination).format == wanted
+    again = cli("zoo", "m.jsonl", "-o", "out", "-j", "1", "--resume", *["--to", "npz"] * to)
+    assert f"{int(bool(wanted))} up to date" in again.stderr
+
+
+def test_outputs_meet_by_what_their_suffixes_say(tmp_path: Path) -> None:
+    """A bundle replaces the shards of its prefix; an index and a bundle of one name are one output."""
+    for name in ("a.npz", "b.npz"):
+        ckptconv.save({"w": [1.0]}, tmp_path / name)
+    rows = [{"source": "a.npz", "destination": "k.ckpt"}, {"source": "b.npz", "destination": "k.ckpt.index"}]
+    WRITERS["jsonl"](tmp_path / "m.jsonl", rows)
+    plan = planning.plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    assert ["would meet" in str(i.found.problem) for i in plan] == [True, True]
 
 
 def test_parquet_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,24 @@ def test_what_is_left_out_or_changed_is_said(what: str, cli: Run, tmp_path: Path
     assert concerned in text
 
 
+def test_a_cut_file_whose_selected_tensors_are_whole(cli: Run, tmp_path: Path) -> None:
+    """As `convert` says it: not damage of what was selected, but a part that was not read."""
+    ckptconv.save({"good": np.arange(50, dtype="f4"), "other": np.ones(500, "f4")}, tmp_path / "in" / "m.pt")
+    raw = (tmp_path / "in" / "m.pt").read_bytes()
+    (tmp_path / "in" / "m.pt").write_bytes(raw[:-1000])
+    line = ["-o", "out", "--keep-going", "--include", "good"]
+    said = (
+        "unread: 1 checkpoint: the end of the file is gone; what is whole was found without its directory (in/m.pt)\n"
+    )
+    for done in (cli("zoo", "in", *line, "-j", "1"), cli("zoo", "status", "out")):
+        assert done.returncode == 0
+        assert said in done.stderr
+    assert (
+        said.replace("1 checkpoint: ", "").replace(" (in/m.pt)", "")
+        in cli("in/m.pt", *line[:1], "a.npz", *line[2:]).stderr
+    )
+
+
 def test_remarks_are_few_and_brief() -> None:
     notes = [Note("damaged", f"{'why ' * 200} {n}", (f"{'n' * 999}{n}",)) for n in range(99)]  # type: ignore[arg-type]
     notes += [Note("skipped", chr(97 + n) * 3, ("x",)) for n in range(20)] + [Note("hint", "no", ("y",))]
@@ -79,7 +97,7 @@ def test_remarks_are_few_and_brief() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [[["hint", "a", "b"]], [["damaged", "a"]], [["damaged", 3, "b"]], [["damaged", "a" * 301, ""]], 3,
+    [[["tied", "a", "b"]], [["damaged", "a"]], [["damaged", 3, "b"]], [["damaged", "a" * 301, ""]], 3,
      [["damaged", "a", "b"]] * 11, [["damaged", "a", None]]],
 )  # fmt: skip
 def test_remarks_that_no_run_writes_are_refused(wrong: Any, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import inspect
 import json
 import re
 import runpy
+from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
 import pytest
-from kit import ROOT
+from kit import ROOT, Run
 
 import ckptconv
 from ckptconv.api import options, values
@@ -86,6 +87,21 @@ def test_options_of_two_words_are_known_by_words_of_other_programs() -> None:
 def test_what_a_verb_of_other_programs_leads_to(command: str, words: str) -> None:
     for word in words.split():
         assert misspelt([word, "A"], VERBS).endswith(f"`ckptconv {command}` does that"), word
+
+
+@pytest.mark.parametrize(
+    "call", [("a.npz", "-o"), ("convert", "a.npz", "-n", "-o"), ("zoo", ".", "--ledger", "l", "-o")]
+)
+def test_nothing_is_written_to_the_memory_of_a_command(call: tuple[str, ...], cli: Run, tmp_path: Path) -> None:
+    """It said what it had written, which was gone when it ended; a program of one's own can go on with it."""
+    ckptconv.save({"a": np.arange(3.0)}, tmp_path / "a.npz")
+    done = cli(*call, "memory://gone/x.npz")
+    assert done.returncode == 2
+    assert "memory://gone/x.npz is in the memory of this command, and gone when it ends" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz"]
+    kept = f"memory://kept/{len(call)}{call[0]}.npz"
+    ckptconv.convert(tmp_path / "a.npz", kept)
+    assert list(ckptconv.open(kept)) == ["a"]
 
 
 def test_the_format_of_what_is_only_read() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import Run
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
@@ -25,6 +26,7 @@ from ckptconv.formats.table import Format
 from ckptconv.moves.part import Span, checked_count
 from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
+from ckptconv.storage import plugins
 from ckptconv.storage.files import Reader, Seen, split
 from ckptconv.testing import NAMES, FormatTests, Subject, bits, edges, files_of, odd_names, write, zoo
 
@@ -86,6 +88,8 @@ def writer(url: str, max_shard_size: int | None = None) -> LineWriter:
 class Point:
     """What importlib.metadata gives for an installed entry point."""
 
+    name, group, value, dist = "line", "ckptconv.formats", f"{__name__}:ROW", None
+
     def load(self) -> Format:
         return ROW
 
@@ -96,9 +100,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return [Point()] if group == "ckptconv.formats" else []
 
     monkeypatch.setattr("importlib.metadata.entry_points", points)
-    table.table.cache_clear()
+    plugins.installed.cache_clear()
     yield
-    table.table.cache_clear()
+    plugins.installed.cache_clear()
 
 
 class TestLine(FormatTests):
@@ -384,7 +388,7 @@ def test_it_takes_part(tmp_path: Path) -> None:
 def test_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package cannot take the place of a built-in format."""
     monkeypatch.setattr(Point, "load", lambda self: ROW._replace(name="safetensors"))
-    table.table.cache_clear()
+    plugins.installed.cache_clear()
     assert table.get("safetensors").module == "ckptconv.formats.safetensors"
 
 
@@ -401,6 +405,7 @@ def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     points = [EntryPoint(name, f"test:{name}", "ckptconv.converters") for name in ("mine", "bert")]
     monkeypatch.setattr(EntryPoint, "load", lambda self: file)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [p for p in points if p.group == group])
+    plugins.installed.cache_clear()
     library._installed.cache_clear()
     try:
         assert library.names().count("mine") == 1
@@ -410,3 +415,97 @@ def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert len(library.load("bert").rules) > 1  # ours, not the package's
     finally:
         library._installed.cache_clear()
+
+
+# --- and what is broken takes no part --------------------------------------------------------------------------
+
+# what an entry point names, and what is said of it
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no module": (ModuleNotFoundError("No module named 'gone'"), "ModuleNotFoundError: No module named 'gone'"),
+    "an error of its own": (ZeroDivisionError("in its module"), "ZeroDivisionError: in its module"),
+    "not a format": ({"name": "line"}, "TypeError: it gives a dict, not a Format"),
+    "a format of another type": (ROW._replace(suffixes=".line"), "TypeError: in its Format suffixes is '.line'"),
+    "a suffix of every file": (ROW._replace(suffixes=("",)), "TypeError: its Format has the suffixes ('',)"),
+}
+
+
+class Broken:
+    """An entry point of a package that cannot be used, and of another that can."""
+
+    def __init__(self, group: str, gives: Any) -> None:
+        self.name, self.group, self.value, self.gives = "mine", group, "mine:IT", gives
+        self.dist = type("Dist", (), {"name": "their-package", "version": "1.0"})
+
+    def load(self) -> Any:
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
+    """Install an entry point that gives something, before the format above."""
+
+    def install(group: str, gives: Any) -> None:
+        points = {group: [Broken(group, gives)]}
+        points.setdefault("ckptconv.formats", []).append(Point())  # type: ignore[arg-type]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: points.get(group, []))
+        plugins.installed.cache_clear()
+        plugins.leave_out.cache_clear()
+        library._installed.cache_clear()
+
+    yield install
+    library._installed.cache_clear()
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_format_is_left_out(what: str, broken: Any, cli: Run, tmp_path: Path) -> None:
+    """Every verb goes on without it and says so once; who asks for it is told why it is not there."""
+    gives, why = BROKEN[what]
+    broken("ckptconv.formats", gives)
+    listed = cli("formats")
+    assert listed.returncode == 0
+    assert "line " in listed.stdout  # what is sound is there
+    said = f"warning: left out, since it cannot be used: their-package 1.0: ckptconv.formats: mine = mine:IT: {why}\n"
+    assert listed.stderr == said
+    ckptconv.save({"a": np.arange(3)}, tmp_path / "zoo" / "a.npz")
+    (tmp_path / "zoo" / "x.bin").write_bytes(b"nothing that is known")
+    assert cli("zoo", tmp_path / "zoo", "-o", tmp_path / "out", "--jobs", "1").stdout == ""
+    assert list(ckptconv.open(tmp_path / "out" / "a.safetensors")) == ["a"]
+    for argv in (["inspect", tmp_path / "zoo" / "x.bin"], ["zoo/a.npz", "-o", "b", "--to", "mine"]):
+        done = cli(*argv)
+        assert done.returncode in (2, 3)
+        assert why in done.stderr, argv
+
+
+def test_a_format_whose_module_is_broken_claims_nothing(broken: Any, cli: Run, tmp_path: Path) -> None:
+    """Its row is sound; the module is imported when a file is looked at that nothing else claims."""
+    broken("ckptconv.formats", ROW._replace(name="mine", module="ckptconv.there_is_none", suffixes=(".mine",)))
+    (tmp_path / "x.line").write_bytes(MAGIC + b"[]}\n")
+    done = cli("inspect", tmp_path / "x.line")
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: left out, since it cannot be used: the format mine: ")
+    named = cli("inspect", tmp_path / "x.line", "--from", "mine")
+    assert (named.returncode, "there_is_none" in named.stderr) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [
+        (ModuleNotFoundError("No module named 'gone'"), "ModuleNotFoundError: No module named 'gone'"),
+        (7, "it gives a int, not the path of a converter"),
+        (Path("nothing.toml"), "no such file or directory"),
+        (Path(__file__), "not valid TOML"),
+    ],
+)
+def test_a_broken_converter_is_left_out(gives: Any, why: str, broken: Any, cli: Run, tmp_path: Path) -> None:
+    broken("ckptconv.converters", gives)
+    listed = cli("converters")
+    assert (listed.returncode, listed.stderr.count("warning: ")) == (0, 1)
+    assert why in listed.stderr
+    ckptconv.save({"a": np.arange(3)}, tmp_path / "a.npz")
+    for name in ("auto", "mine"):
+        done = cli("convert", tmp_path / "a.npz", "-o", tmp_path / "b.npz", "-c", name)
+        assert done.returncode == 2
+        assert "defect" not in done.stderr
+        assert (why in done.stderr) == (name == "mine")

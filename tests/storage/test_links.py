@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import zipfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import FIXTURES
+from kit import FIXTURES, Run
 
 import ckptconv
 from ckptconv.errors import CkptError, UnsafeCheckpoint
@@ -178,6 +179,11 @@ PARTS = {  # folder, base name, and the name of the file itself
     "b/a": ("b", "a", "a"),
     "b/a?x#y": ("b", "a?x#y", "a?x#y"),
     "file:///b/a": ("/b", "a", "a"),
+    "file:/b/a": ("/b", "a", "a"),
+    "file://localhost/b/a": ("/b", "a", "a"),
+    "file://LOCALHOST/a%20b?x#y": ("/", "a%20b?x#y", "a%20b?x#y"),
+    "./file:a": (".", "file:a", "file:a"),
+    "b/file://a": ("b/file://", "a", "a"),
     "s3://k/b/a": ("s3://k/b", "a", "a"),
     "s3://k/b/a?x": ("s3://k/b", "a?x", "a?x"),
     "s3://k/a": ("s3://k", "a", "a"),
@@ -199,6 +205,38 @@ def test_paths_are_split_and_joined(url: str) -> None:
     assert paths.file_name(url) == name
     assert paths.is_remote(url) is ("://" in url and not url.startswith("file:"))
     assert paths.is_http(url) is url.startswith("http")
+
+
+@pytest.mark.parametrize(
+    "url", ["file:c.npz", "file://c.npz", "file://host/c.npz", "file://./c.npz", "file://", "file:"]
+)
+def test_urls_of_files_elsewhere(url: str, cli: Run, tmp_path: Path) -> None:
+    """They were paths below the working folder: ./host/c.npz, and a file that is called file:c.npz."""
+    ckptconv.save(ARRAYS, tmp_path / "a.npz")
+    (tmp_path / "m.jsonl").write_text(json.dumps({"source": url}))
+    for call in (
+        ["a.npz", "-o", url, "--to", "npz"],
+        ["inspect", url],
+        ["zoo", url, "-o", "o"],
+        ["zoo", "a.npz", "-o", url],
+    ):
+        done = cli(*call)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is no file on this machine: that is file:///PATH" in done.stderr
+    assert "is no file on this machine" in cli("zoo", "m.jsonl", "-o", "out").stderr
+    made = {p.name for p in tmp_path.iterdir()} - {"a.npz", "m.jsonl"}
+    assert made <= {"o", "out"}  # with the ledgers of the zoos
+
+
+@pytest.mark.parametrize("url", ["file://{}/", "file:{}/", "file://localhost{}/"])
+def test_urls_of_files_here(url: str, cli: Run, tmp_path: Path) -> None:
+    ckptconv.save(ARRAYS, tmp_path / "a.npz")
+    url = url.format(tmp_path)
+    assert cli(f"{url}a.npz", "-o", f"{url}b%20c.npz").returncode == 0
+    (tmp_path / "m.jsonl").write_text(json.dumps({"source": f"{url}b%20c.npz"}))
+    assert cli("zoo", f"{url}m.jsonl", "-o", f"{url}out").returncode == 0
+    assert {*ckptconv.open(tmp_path / "out" / "b%20c.safetensors")} == {*ARRAYS}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz", "b%20c.npz", "m.jsonl", "out"]
 
 
 @pytest.mark.parametrize(

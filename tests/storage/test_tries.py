@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.errors import CorruptCheckpoint, StorageError
+from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
 from ckptconv.storage import remote, tries
 from ckptconv.storage.faults import wished
 
@@ -212,6 +212,16 @@ def test_who_refuses_is_asked_again_only_if_known() -> None:
         with pytest.raises(ConnectionRefusedError):
             tries.again("http://x", 0, request, known=known)
         assert len(calls) == times
+
+
+@pytest.mark.parametrize("given", ["inf", "1e400", "nan", "-1", "0", "1e300", "soon", ""])
+def test_a_time_that_is_none_is_named(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is asked: endless ones were refused by the client, as if there were no such file."""
+    monkeypatch.setenv("CKPTCONV_TIMEOUT", given)
+    with pytest.raises(
+        UsageError, match=f"CKPTCONV_TIMEOUT is a number of seconds above 0 and below .*, not '{given}'"
+    ):
+        ckptconv.open("http://127.0.0.1:9/x.safetensors")
 
 
 def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,62 @@
+"""What a run takes away where it writes: files of an older output, and sources among them; and what it says of both.
+
+    convert("s/model.safetensors.index.json", "s/model.safetensors", include="a", force=True)
+
+would replace shards that it reads by one file with a part of them: what is left out would be nowhere. To write a
+checkpoint over itself, under the name by which it was given, is what was asked for, as with `cp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ..checkpoint import Note
+from ..engine.plan import Plan
+from ..engine.run import Outcome, older
+from ..output import replaceable
+from ..storage import files
+
+LEFT = ("damaged", "skipped", "unread", "dropped")  # the notes on what of a source is not written
+OLDER = "files of an older checkpoint of this name, which force=True {}"
+DOUBTED = (
+    "what an earlier run seems to have left was not resumed, but done again: it was not made at this place, or the "
+    "file system has given its files other numbers since (some network file systems do so when they are mounted)"
+)
+
+
+@contextmanager
+def sparing(plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str) -> Iterator[None]:
+    """In here no file that was read is replaced or removed while something in the sources is left out.
+
+    sources: as they were given. The files of the output itself are replaced if it has the name of one of them.
+    """
+    left = [str(n) for n in plan.notes if n.kind in LEFT and n not in plan.placement.notes]
+    named = replaceable.place(destination) in map(replaceable.place, sources)
+    own = {replaceable.place(url) for url in _own(plan)} if named else set[str]()
+    with replaceable.sparing({*map(replaceable.place, read)} - own if left else (), left):
+        yield
+
+
+def foretold(plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str) -> Plan:
+    """The plan, with a note on what `force` would remove; an error if that is not spared."""
+    gone = older(plan)
+    with sparing(plan, read, sources, destination):
+        replaceable.check([*_own(plan), *(files.join(plan.folder, name) for name in gone)])
+    note = Note("hint", OLDER.format("removes"), tuple(gone))
+    return replace(plan, notes=(*plan.notes, note)) if gone else plan
+
+
+def _own(plan: Plan) -> list[str]:
+    return [files.join(plan.folder, f.name) for f in plan.placement.files if not f.shared]
+
+
+def found(outcome: Outcome) -> list[Note]:
+    """What was at the destination, and what became of it."""
+    notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+    notes += [Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else []
+    return [*notes, *[Note("hint", DOUBTED)] * outcome.doubted]
+
+
+__all__ = ["foretold", "found", "sparing"]

@@ -1,0 +1,71 @@
+"""What installed packages bring: the entry points of a group, each loaded by itself.
+
+    [project.entry-points."ckptconv.formats"]     mine = "mine:ROW"
+    [project.entry-points."ckptconv.converters"]  mine = "mine:PATH"
+
+A package that is broken (half updated, without one that it needs) takes nothing else with it: what it would bring is
+left out, the logger `ckptconv.plugins` warns of it once, and the error for a name that is unknown says it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..messages import cut, listing, printable
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+LOG = logging.getLogger("ckptconv.plugins")
+
+
+class Installed(NamedTuple):
+    """What a group brings, as (name of the entry point, object), and for what cannot be used why."""
+
+    found: tuple[tuple[str, Any], ...]
+    broken: tuple[str, ...]
+
+    def hint(self) -> str:
+        """The end of the message that a name is unknown: it may be that of something broken."""
+        return f"; of what packages bring this cannot be used:\n{listing(self.broken)}" if self.broken else ""
+
+
+@cache
+def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
+    """Load all entry points of a group; `check` gives what is made of one, or raises what is wrong with it."""
+    from importlib.metadata import entry_points
+
+    found, broken = list[tuple[str, Any]](), list[str]()
+    try:
+        points = list(entry_points(group=group))
+    except Exception as e:  # the metadata of some package cannot be parsed
+        points, broken = [], [f"the list of installed packages: {_said(e)}"]
+    for point in points:
+        try:
+            found.append((point.name, check(point.name, point.load())))
+        except Exception as e:  # it is code of others: anything can be wrong
+            broken.append(f"{_described(point)}: {_said(e)}")
+    for text in broken:
+        leave_out(text)
+    return Installed(tuple(found), tuple(broken))
+
+
+@cache
+def leave_out(text: str) -> None:
+    """Say once that something broken is left out."""
+    LOG.warning("left out, since it cannot be used: %s", printable(text))
+
+
+def _described(point: EntryPoint) -> str:
+    package = f"{point.dist.name} {point.dist.version}: " if point.dist else ""
+    return f"{package}{point.group}: {point.name} = {point.value}"
+
+
+def _said(e: Exception) -> str:
+    return cut(f"{type(e).__name__}: {e}".partition("\n")[0])
+
+
+__all__ = ["Installed", "installed", "leave_out"]
