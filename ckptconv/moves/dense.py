@@ -65,6 +65,13 @@ def _data(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: 
     return Coded(__name__, recorded.url(list(pieces.values())), key, prod(shape) * kind.itemsize)
 
 
+def of(data: Data) -> list[Stored]:
+    """The pieces of which the data is computed; none if it is other data."""
+    if not isinstance(data, Coded) or data.module != __name__:
+        return []
+    return recorded.tensors(json.loads(data.key)[-1])
+
+
 def _odd_entries(shape: tuple[int, ...], pieces: Pieces) -> str:
     """What does not fit of (axes, n) indices and (n, ...) values, or ''."""
     indices, values = pieces["indices"].shape, pieces["values"].shape
@@ -90,9 +97,9 @@ def _odd_blocks(shape: tuple[int, ...], pieces: Pieces) -> str:
 
 def decode(coded: Coded) -> Iterator[Array]:
     """Yield the dense elements in order."""
-    name, shape, axis, rows = json.loads(coded.key)
+    name, shape, axis, _ = json.loads(coded.key)
     with Sources(SPOOL) as sources:
-        pieces = {t.name: t for t in recorded.tensors(rows)}
+        pieces = {t.name: t for t in of(coded)}
         check_reads((), sources, spans_of({k: t for k, t in pieces.items() if k}))  # '' is checked as it is read
         held = {k: replace(t, parts=whole(t.parts, sources.mine(Pool))) for k, t in pieces.items()}
         reader = Reader(name, tuple(shape), held, sources)
@@ -295,4 +302,4 @@ def _majors(reader: Reader, part: str) -> Iterator[tuple[int, int, Array]]:
         raise reader.bad(RISING)
 
 
-__all__ = ["decode", "quantised", "sparse"]
+__all__ = ["decode", "of", "quantised", "sparse"]
