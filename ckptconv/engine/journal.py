@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import StorageError, UsageError
 from ..messages import version
-from ..moves import copies, padding, sums
+from ..moves import copies, dense, padding, sums
 from ..moves.log import CHUNK, Loss, Read, Written
 from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
@@ -252,10 +252,10 @@ def _raw(array: Any) -> Any:
 
 
 def _urls(data: Data) -> Iterator[str]:
-    """The files that data is in: what is compared, added or cut off can be in several."""
+    """The files that data is in: what is compared, added, cut off or made dense can be in several."""
     if not isinstance(data, Held):
         yield data.url
-        for tensor in (*copies.of(data), *sums.of(data), *padding.of(data)):
+        for tensor in (*copies.of(data), *sums.of(data), *padding.of(data), *dense.of(data)):
             for part in tensor.parts:
                 yield from _urls(part.data)
 

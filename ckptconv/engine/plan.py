@@ -18,7 +18,7 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves import copies, padding, sums
+from ..moves import copies, dense, padding, sums
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
 from ..moves.log import CHUNK
@@ -153,6 +153,8 @@ def how(t: Tensor) -> str:
         words.append(f"add {count}")
     elif word := next(filter(None, (padding.how(p.data) for p in t.parts)), ""):
         words.append(word)
+    elif any(dense.of(p.data) for p in t.parts):
+        words.append("make dense")
     elif any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
     parts = [p for p in t.parts if not padding.is_constant(p)]
@@ -182,7 +184,7 @@ def sources(t: Stored) -> list[str]:
     """Where the tensor's bytes come from, for people: 'file@start+size'."""
     out = []
     for p in t.parts:
-        if several := copies.of(p.data) or sums.of(p.data) or padding.of(p.data):
+        if several := copies.of(p.data) or sums.of(p.data) or padding.of(p.data) or dense.of(p.data):
             out += [at for one in several for at in sources(one)]
         elif isinstance(p.data, Span):
             out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")

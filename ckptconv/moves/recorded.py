@@ -1,17 +1,22 @@
-"""Tensors as text, so that data which is made of them can be read by any process: see copies.py and padding.py."""
+"""Tensors as text, so that any process can read data that is made of them: see copies.py, padding.py and dense.py."""
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Any
 
 from ..dtypes import DTYPES
-from .part import Coded, Held, Part, Span, Stored
+from .part import Coded, Data, Held, Part, Span, Stored
 
 
 def rows(tensors: Sequence[Stored]) -> list[Any]:
-    """Tensors of which none is in memory as values that JSON can hold."""
-    return [[t.name, t.dtype.name, t.shape, [[*p[:1], p.dtype.name, *p[2:]] for p in t.parts]] for t in tensors]
+    """Tensors as values that JSON can hold; arrays in memory with all their bytes, so they should be few numbers."""
+    return [[t.name, t.dtype.name, t.shape, [[_data(p[0]), p.dtype.name, *p[2:]] for p in t.parts]] for t in tensors]
+
+
+def _data(data: Data) -> object:
+    return [b64encode(data.array.tobytes()).decode()] if isinstance(data, Held) else data
 
 
 def tensors(found: Sequence[Any]) -> list[Stored]:
@@ -21,7 +26,11 @@ def tensors(found: Sequence[Any]) -> list[Stored]:
 
 def _part(row: Any) -> Part:
     data, kind, shape, offset, strides, start, steps, ops = row
-    stored = Span(*data) if isinstance(data[1], int) else Coded(*data)  # the second field: a start, or a url
+    stored: Data
+    if len(data) == 1:
+        stored = Held.of(b64decode(data[0]))
+    else:
+        stored = Span(*data) if isinstance(data[1], int) else Coded(*data)  # the second field: a start, or a url
     return Part(stored, DTYPES[kind], tuple(shape), offset, tuple(strides), start, tuple(steps), tuple(ops))
 
 

@@ -11,6 +11,7 @@ import pytest
 from kit import Run
 
 import ckptconv
+from ckptconv.moves import dense as blocks
 
 torch = pytest.importorskip("torch", reason="torch writes the sparse tensors")
 
@@ -53,13 +54,16 @@ def test_what_is_called_like_a_piece_is_none(whole: torch.Tensor, beside: str, t
     torch.save({"w": whole, f"w.{beside}": OTHER}, tmp_path / "m.pt")
     got = ckptconv.open(tmp_path / "m.pt", densify=True)
     expected = whole.dequantize() if whole.is_quantized else whole.to_dense()
+    if whole.is_quantized and beside != "indices":
+        with pytest.raises(ckptconv.NameCollision, match=rf"would get one name:\n *w\.{beside}"):
+            ckptconv.open(tmp_path / "m.pt")
     assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": expected.tolist(), f"w.{beside}": OTHER.tolist()}
 
 
 def test_names_that_meet(tmp_path: Path) -> None:
     torch.save({"a.b": SPARSE, "a": {"b": OTHER}}, tmp_path / "m.pt")
     assert {"a.b", "a.b.indices"} < set(ckptconv.open(tmp_path / "m.pt"))
-    with pytest.raises(ckptconv.NameCollision, match=r"(?s)beside sparse tensors of the same names:.*a\.b"):
+    with pytest.raises(ckptconv.NameCollision, match=r"(?s)would get one name:.*a\.b"):
         ckptconv.open(tmp_path / "m.pt", densify=True)
 
 
@@ -137,6 +141,62 @@ def test_what_has_an_index_twice_adds_up_as_in_torch(layout: str, kind: str, tmp
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["coo", "hybrid", "csr", "csc", "bsr", "bsc", "rows", "columns", "middle"])
+def test_what_is_computed_in_many_blocks(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of all blocks in any order, through the temporary file; more channels than are read at once, and fewer."""
+    for what, size in {"BLOCK": 8, "WINDOW": 4, "WAYS": 3, "SPOOL": 16}.items():
+        monkeypatch.setattr(blocks, what, size)
+    torch.manual_seed(1)
+    x = torch.randn(6, 10) * (torch.rand(6, 10) > 0.4)
+    mixed = torch.sparse_coo_tensor(
+        torch.stack([torch.randint(0, n, (90,)) for n in x.shape]), torch.randn(90), x.shape
+    )
+    made = {
+        "coo": lambda: mixed,
+        "hybrid": lambda: torch.sparse_coo_tensor(torch.tensor([[5, 0, 5, 2]]), torch.randn(4, 5, 2), (6, 5, 2)),
+        "csr": x.to_sparse_csr,
+        "csc": x.to_sparse_csc,
+        "bsr": lambda: x.half().to_sparse_bsr((2, 5)),
+        "bsc": lambda: x.to_sparse_bsc((3, 2)),
+        "rows": lambda: channels(x, 0),
+        "columns": lambda: channels(x, 1),
+        "middle": lambda: channels(x.reshape(2, 10, 3), 1),
+    }[layout]()
+    torch.save({"w": made}, tmp_path / "m.pt")
+    wanted = made.dequantize() if made.is_quantized else made.to_dense()
+    got = ckptconv.open(tmp_path / "m.pt", densify=True)["w"]
+    assert np.array_equal(got.numpy(), wanted.numpy())
+    assert np.array_equal(got[1:3, 2:], wanted[1:3, 2:])
+
+
+def channels(x: torch.Tensor, axis: int) -> torch.Tensor:
+    count = x.shape[axis]
+    return torch.quantize_per_channel(x, torch.rand(count).double() + 0.1, torch.arange(count), axis, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pieces_tell_apart_what_is_not_the_same(cli: Run, tmp_path: Path) -> None:
+    """Of equal stored tensors: another scale, zero point, axis or dense shape. A conversion keeps it."""
+    q, scales, zeros = QUANTISED.int_repr()[:, :2].contiguous(), torch.tensor([0.1, 0.2]).double(), torch.tensor([0, 0])
+    pairs = {
+        "scale": [torch._make_per_tensor_quantized_tensor(q, scale, 3) for scale in (0.03, 0.5)],
+        "zero_point": [torch._make_per_tensor_quantized_tensor(q, 0.5, zero) for zero in (7, 0)],
+        "axis": [torch._make_per_channel_quantized_tensor(q, scales, zeros, axis) for axis in (0, 1)],
+        "shape": [torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], size) for size in ((2, 2), (50, 70))],
+    }
+    for what, (one, other) in pairs.items():
+        torch.save({"w": one}, tmp_path / "one.pt")
+        torch.save({"w": other}, tmp_path / f"{what}-other.pt")
+        assert [p.name for p in ckptconv.diff(tmp_path / "one.pt", tmp_path / f"{what}-other.pt").pairs] == [
+            f"w.{what}"
+        ]
+        ckptconv.convert(tmp_path / "one.pt", tmp_path / f"{what}.safetensors")
+        assert ckptconv.diff(tmp_path / "one.pt", tmp_path / f"{what}.safetensors").same
+    assert cli("scale.safetensors", "-o", "back.pt").returncode == 0
+    assert cli("diff", "back.pt", "scale-other.pt").returncode == 1
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_torchscript(tmp_path: Path) -> None:
     """Attributes and constants."""
     whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
@@ -175,7 +235,7 @@ def test_what_is_damaged_is_left_out(zipped: bool, cli: Run, tmp_path: Path) -> 
     raw[bytes(raw).find(content)] ^= 1
     (tmp_path / "m.pt").write_bytes(raw if zipped else raw[:-8])
     with pytest.raises(ckptconv.CorruptCheckpoint):
-        ckptconv.open(tmp_path / "m.pt", densify=True)
+        {n: t.numpy() for n, t in ckptconv.open(tmp_path / "m.pt", densify=True).items()}
     whole, pieces = (ckptconv.open(tmp_path / "m.pt", keep_going=True, densify=d) for d in (True, False))
     lost = {name.partition(".")[0] for n in pieces.notes if n.kind == "damaged" for name in n.names}
     assert [n.names for n in whole.notes if n.kind == "damaged"] == [(name,) for name in sorted(lost)]

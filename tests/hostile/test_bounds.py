@@ -99,6 +99,50 @@ def test_a_transpose_stays_within_max_memory(tmp_path: Path) -> None:
     assert f"of the {(16_000_000 + BASE_MEMORY) / 1e6:.0f} MB allowed" in done.stdout
 
 
+DENSIFY = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from ckptconv.cli.main import main
+try:
+    main(sys.argv[2:])
+except SystemExit as e:
+    print(e.code, file=sys.stderr)
+with open("/proc/self/status") as f:
+    print(1024 * int(f.read().split("VmHWM:")[1].split()[0]))
+"""
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["coo", "bsr", "quantised"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert", "a.pt", "-o", "x.safetensors", "--max-memory", "16MB", "--jobs", "1"),
+        ("convert", "a.pt", "-o", "x.safetensors", "--max-memory", "16MB", "--jobs", "1", "--dtype", "bfloat16"),
+        ("inspect", "a.pt", "--stats"),
+        ("diff", "a.pt", "b.pt"),
+    ],
+)
+def test_what_is_densified_is_never_held_whole(words: tuple[str, ...], layout: str, tmp_path: Path) -> None:
+    """2 kB that claim 128 to 256 MB."""
+    torch = pytest.importorskip("torch")
+    n, none = 8192, torch.tensor([], dtype=torch.long)
+    for i, file in enumerate(("a.pt", "b.pt")):
+        values = torch.full((1,), 1.0 + i)
+        made = {
+            "coo": lambda v: torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), v, (n, n)),
+            "bsr": lambda v: torch.sparse_bsr_tensor(none.new_zeros(2), none, v.new_empty(0, n, n).half(), (n, n)),
+            "quantised": lambda v: torch.quantize_per_tensor(v, 0.5, 0, torch.quint8).expand(n, n),
+        }[layout](values)
+        torch.save({"w": made}, tmp_path / file)
+    home = str(Path(ckptconv.__file__).parents[1])
+    command = [sys.executable, "-c", DENSIFY, home, *words, "--densify"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=tmp_path)
+    assert int(done.stdout.splitlines()[-1]) < 32_000_000 + BASE_MEMORY, done.stderr  # of diff, two windows
+
+
 @pytest.mark.parametrize("layout", ["i o -> o i", "h w i o -> o i h w"])
 def test_time_is_linear_in_bytes(layout: str, tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(f'[[rule]]\nfrom = "w"\nto = "w"\nlayout = "{layout}"\n')

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -472,6 +473,26 @@ def saved(folder: Path, n: int) -> Path:
     return folder / "x.pt"
 
 
+def quantised(folder: Path, n: int) -> Path:
+    """Many quantised tensors, of which each is three."""
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = {f"w{i}": torch.quantize_per_tensor(torch.ones(1), 0.5 + i, 1, torch.qint8) for i in range(2_000 * n)}
+    torch.save(made, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def names_of_one(folder: Path, n: int) -> Path:
+    """One quantised tensor under many names."""
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one = torch.quantize_per_tensor(torch.ones(1), 0.5, 1, torch.qint8)
+    torch.save(dict.fromkeys(range(50_000 * n), one), folder / "x.pt")
+    return folder / "x.pt"
+
+
 def legacy(folder: Path, n: int) -> Path:
     torch = pytest.importorskip("torch")
     many = {f"w{i}": torch.zeros(1) for i in range(8_000 * n)}
@@ -551,6 +572,8 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "orbax: chunks": (orbax, "orbax"),
     "orbax: absent chunks": (orbax_absent, "orbax"),
     "torch: tensors": (saved, "torch"),
+    "torch: quantised tensors": (quantised, "torch"),
+    "torch: names of one quantised tensor": (names_of_one, "torch"),
     "torch-legacy: tensors": (legacy, "torch-legacy"),
     "torchscript: tensors": (script, "torchscript"),
     "pt2: tied names": (exported, "pt2"),

@@ -29,7 +29,6 @@ from ..reading import Reading
 from ..signatures import DISTRIBUTED
 from ..tiling import overlap
 from .archive import enter
-from .dense import densified
 from .entries import OPTIMIZER, Leaf, unwrap
 from .flatten import Made, jsonable
 from .known import TORCH
@@ -75,7 +74,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     described, stored = _get(root, "state_dict_metadata", dict, path), _get(root, "storage_data", dict, path)
     planned = root.state.get("planner_data")
     places = _places(stored, path)
-    walked, made = Walk(0, path), Made(path)
+    walked, made = Walk(0, path), Made(path, how)
     leaves: list[Leaf] = []
     chunks: list[Chunks | None] = []  # of the tensors that are described; None for a leaf of an object
     with ExitStack() as files:
@@ -108,7 +107,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     details |= made.details()
     notes += (*walked.notes(), *made.notes())
     urls = (path, *folder.opened)
-    return densified(Checkpoint(made.tensors, {}, made.ties(), "dcp", urls, tuple(notes), details), how)
+    return Checkpoint(made.tensors, {}, made.ties(), "dcp", urls, tuple(notes), details)
 
 
 def _described(name: Any, planned: Any, described: Mapping[Any, Any], url: str) -> tuple[str, ...]:

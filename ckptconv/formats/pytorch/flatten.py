@@ -1,7 +1,8 @@
 """Turn the contents of a pickle into a checkpoint: named leaves become tensors, and everything else is accounted for.
 
     fc.weight  View of a storage        -> a tensor;  two equal views -> a tie;  two that overlap -> a note
-    q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note
+    q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note;
+                                           with densify=True one tensor, computed when it is read (dense.py)
     epoch      3                        -> details["values"], and a note that names it
 
 Prefixes that wrappers left on all names (`module.`) stay: only `strip_prefix` removes them.
@@ -14,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from math import isfinite, prod
 from typing import Any
 
-from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held, view
-from ...errors import CkptError, NameCollision, UnsafeCheckpoint
+from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, held
+from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import listing
-from ...moves.part import MAX_FILL, c_strides
+from ...moves.part import MAX_FILL
 from ..reading import Reading
 from .arrays import ArrayType, PickledArray
-from .dense import densified
+from .dense import Numbers, Wholes, stored
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
@@ -49,12 +50,12 @@ def checkpoint(
     details = Details()
     if not is_module(root):  # whose attribute may be called `model` as well
         leaves, unwrapped, details = unwrap(leaves)
-    made = Made(url)
+    made = Made(url, how)
     for leaf in leaves:
         made.add(leaf)
     details |= made.details(quiet=quiet)
     state = root.state if type(root) is Ordered else {}
-    found = Checkpoint(
+    return Checkpoint(
         made.tensors,
         _metadata(state.get(METADATA)),
         ties=made.ties(),
@@ -63,7 +64,6 @@ def checkpoint(
         notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet=quiet)),
         details=details,
     )
-    return densified(found, how)
 
 
 def _metadata(found: Any) -> dict[str, str]:
@@ -78,13 +78,18 @@ def _metadata(found: Any) -> dict[str, str]:
 class Made:
     """The tensors made so far, and the account of everything else."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, how: Reading = PLAIN) -> None:
+        self.url, self.how = url, how
         self.left = MAX_FILL  # bytes that all views may have beyond their storages'
         self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
         self.pieces: dict[str, Any] = {}
+        self.known: dict[int, dict[str, Any]] = {}  # what is said of pieces
+        self.numbers = Numbers()
+        self.wholes = Wholes(self.numbers)
+        self.computed: list[str] = []
+        self.damaged: list[Note] = []
         self.skipped: dict[str, list[str]] = defaultdict(list)  # why -> names
         self.clashes: list[str] = []
         self.groups: dict[Any, list[str]] = defaultdict(list)
@@ -116,10 +121,9 @@ class Made:
         if v.row is None or data is None:
             self.skipped[f"of dtype {v.torch}, which nothing else can hold"].append(name)
             return
+        self.put(stored(name, v, role))
         if 0 in v.shape:
-            self.put(view(name, v.row, v.shape, data, offset=0, strides=c_strides(v.shape), role=role))
             return
-        self.put(view(name, v.row, v.shape, data, offset=v.offset, strides=v.strides, ops=v.ops, role=role))
         same = self.groups[id(v.storage), v.offset, v.shape, v.strides, v.torch, v.ops]
         same.append(name)
         if len(same) == 1:
@@ -148,10 +152,28 @@ class Made:
         if odd is not None:
             self.view(name, odd, role)
             return
+        if (about := self.known.get(id(p))) is None:  # one tensor may have any number of names
+            numbers = {k: jsonable(v) for k, v in p.details.items()}
+            about = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **numbers}
+            self.known[id(p)] = about
+        self.pieces[name] = about
+        if self.how.densify and p.kind != "nested":
+            self.whole(name, p, role)
+            return
         for part, v in p.parts.items():
             self.view(f"{name}.{part}" if part else name, v, role)
-        numbers = {k: jsonable(v) for k, v in p.details.items()}
-        self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **numbers}
+        for part, t in self.numbers.of(p).items():
+            self.put(Tensor(f"{name}.{part}", t.dtype, t.shape, t.parts, role))
+
+    def whole(self, name: str, p: Pieces, role: Role) -> None:
+        """The dense tensor in place of its pieces; what does not fit together is an error, or salvaged without."""
+        try:
+            self.put(self.wholes.tensor(name, p, role))
+            self.computed.append(name)
+        except CorruptCheckpoint as e:
+            if not self.how.salvage:
+                raise
+            self.damaged.append(Note("damaged", " ".join(e.message.split()), (name,)))
 
     def ties(self) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(names) for names in self.groups.values() if len(names) > 1)
@@ -173,11 +195,16 @@ class Made:
             )  # fmt: skip
         for why, names in self.skipped.items():
             yield Note("skipped", why, tuple(names))
-        if self.pieces:
-            kinds = ", ".join(sorted({p["kind"] for p in self.pieces.values()}))
-            yield Note(
-                "assumed", f"{kinds} tensors are given as their pieces; densify=True computes them", tuple(self.pieces)
-            )
+        yield from self.damaged
+        if apart := {
+            name: p["kind"] for name, p in self.pieces.items() if not self.how.densify or p["kind"] == "nested"
+        }:
+            kinds = {*apart.values()}
+            hint = "" if kinds == {"nested"} else "; densify=True computes them"
+            text = f"{', '.join(sorted(kinds))} tensors are given as their pieces{hint}"
+            yield Note("assumed", text, tuple(apart))
+        if self.computed:
+            yield Note("assumed", "sparse or quantised in the source, computed in full here", tuple(self.computed))
         if self.values and not quiet:
             yield Note("skipped", "values that are not tensors; inspect with graph=True shows them", tuple(self.values))
         shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))

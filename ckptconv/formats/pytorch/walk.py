@@ -27,7 +27,9 @@ from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 MAX_DEPTH = 100
 SHARING = 4  # visits per byte of pickle: a container may occur at several places, but not without bound
 NAMING = 64  # characters of names per byte of pickle: those of containers stand before all that they hold
+NUMBERS = 3  # at most, that belong to the pieces of a tensor and become tensors as they do
 VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
+PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
@@ -75,9 +77,7 @@ class Walk:
         within = Within(value, role, root=not depth)
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
-            self.room -= len(child_name)
-            if self.room < 0:
-                raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
+            self.name(child_name)
             child_role = within.role(key, child, own_role)
             if type(child) is View and child_role != ATTRIBUTE:  # the common case, without another generator
                 self.left -= 1
@@ -86,6 +86,12 @@ class Walk:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
 
+    def name(self, name: str, times: int = 1) -> None:
+        """Count the characters of a name, which may be that of several tensors."""
+        self.room -= len(name) * times
+        if self.room < 0:
+            raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
+
     def leaf(self, name: str, value: Any, role: WalkRole, top: str) -> Iterator[Leaf]:
         """Yield one leaf, or none if it is left out or refused."""
         if type(value) is Hollow:
@@ -93,9 +99,12 @@ class Walk:
             if value is None:
                 self.refused.append(f"{name}: a tensor made without data, which no state fills")
                 return
+        if type(value) is Pieces:
+            self.name(name, len(value.parts) + NUMBERS)
+            self.values -= PIECES
         self.values -= type(value) not in TENSORS
         if self.values < 0:
-            raise UnsafeCheckpoint("it holds values without end that are not tensors", url=self.url)
+            raise UnsafeCheckpoint("it holds values without end that are not plain tensors", url=self.url)
         if role == ATTRIBUTE and type(value) in TENSORS:
             self.attributes.append(name)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import pickle
@@ -689,7 +688,7 @@ SPARSE: dict[str, tuple[bytes, str]] = {
 def test_sparse(what: str, tmp_path: Path) -> None:
     raw, words = SPARSE[what]
     with refused(words):
-        opened(tmp_path / "a.pt", raw, densify=True)
+        opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy()
 
 
 @pytest.mark.parametrize(
@@ -707,12 +706,25 @@ def test_sparse_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
     assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == expected
 
 
-def test_a_sparse_shape_costs_nothing_to_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MAX_DENSE", 24)
-    assert opened(tmp_path / "a.pt", sparse(*CSR), densify=True)["w"].shape == (2, 3)
-    monkeypatch.setattr(dense, "MAX_DENSE", 23)
-    with refused(r"sparse of shape \[2, 3\]: more than 23 bytes when dense"):
-        opened(tmp_path / "a.pt", sparse(*CSR), densify=True)
+@pytest.mark.parametrize(
+    ("raw", "size"),
+    [
+        (sparse(*CSR), 48),  # its pieces; 24 bytes when dense
+        (sparse("sparse_coo", np.zeros((2, 0)), shape=(5, 3), values=[]), 60),
+        (sparse("sparse_coo", np.zeros((1, 0)), shape=(2, 2**28, 2), values=np.zeros((0, 2**28, 2))), 2**32),
+    ],
+)
+def test_a_sparse_shape_costs_nothing_to_claim(
+    raw: bytes, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "FILL_RATIO", 0)
+    monkeypatch.setattr(dense, "MAX_FILL", size)
+    assert len(opened(tmp_path / "a.pt", raw, densify=True)) == 1
+    monkeypatch.setattr(dense, "MAX_FILL", size - 1)
+    with refused(
+        rf"w: its tensors are more than 0 times what is stored and {size - 1} bytes when dense; without densify"
+    ):
+        opened(tmp_path / "a.pt", raw, densify=True)
 
 
 def quantised(scheme: str, *numbers: Any) -> bytes:
@@ -727,6 +739,12 @@ def quantised(scheme: str, *numbers: Any) -> bytes:
 SCALES = tensor(stored("s"))
 
 
+def _in_floats() -> Any:
+    """Of lists torch makes float32 here, whatever they hold."""
+    scale, zero = np.array([0.1, 2], "f4"), np.array([0, 16777217], "f4")
+    return ((np.arange(6, dtype="f4").reshape(2, 3) - zero[:, None]) * scale[:, None]).tolist()
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
@@ -736,10 +754,54 @@ SCALES = tensor(stored("s"))
         (quantised("per_channel_affine_float_qparams", SCALES, SCALES, 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
         (quantised("per_channel_affine_float_qparams", [0.5, 2.0], [0.5, 2], 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
         (quantised("per_channel_affine", SCALES, SCALES, 0), [[-0.25, 0.25, 0.75], [2, 4, 6]]),
+        (quantised("per_channel_affine_float_qparams", [0.1, 2], [0, 16777217], 0), _in_floats()),
     ],
 )
 def test_quantised_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
     assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (quantised("per_tensor_affine", 0.5, 1), {"w.scale": ("float64", 0.5), "w.zero_point": ("int64", 1)}),
+        (
+            quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0),
+            {"w.scale": ("float64", [0.5, 2]), "w.zero_point": ("int64", [1, 3]), "w.axis": ("int64", 0)},
+        ),
+        (
+            quantised("per_channel_affine_float_qparams", [0.5, 2, 1], [0, 1, 2], 1),
+            {"w.scale": ("float32", [0.5, 2, 1]), "w.zero_point": ("float32", [0, 1, 2]), "w.axis": ("int64", 1)},
+        ),
+        (quantised("per_channel_affine", SCALES, SCALES, 0), {"w.axis": ("int64", 0)}),
+        (sparse(*CSR), {"w.shape": ("int64", [2, 3])}),
+        (sparse("sparse_coo", np.zeros((0, 1)), shape=(), values=[1]), {"w.shape": ("int64", [])}),
+    ],
+)
+def test_numbers_of_pieces_are_tensors(raw: bytes, expected: Any, tmp_path: Path) -> None:
+    got = opened(tmp_path / "a.pt", raw)
+    assert {n: (t.dtype.name, t.numpy().tolist()) for n, t in got.items() if n in expected} == expected
+    assert list(got)[-len(expected) :] == [*expected]
+    assert not opened(tmp_path / "a.pt", raw, densify=True).keys() & expected.keys()
+
+
+@pytest.mark.parametrize("densify", [False, True])
+def test_a_zero_point_that_no_element_holds(densify: bool, tmp_path: Path) -> None:
+    with refused("a number of a quantised tensor does not fit int64"):
+        opened(tmp_path / "a.pt", quantised("per_tensor_affine", 0.5, 2**63), densify=densify)
+
+
+def test_lists_of_scales_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of tensors may have the same; what is computed of them carries it each time."""
+    raw = quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0)
+    monkeypatch.setattr(dense, "MAX_LISTED", 32)
+    assert opened(tmp_path / "a.pt", raw, densify=True)["w"].shape == (2, 3)
+    monkeypatch.setattr(dense, "MAX_LISTED", 31)
+    with refused("w: the scales of its tensors are lists of more than 31 bytes"):
+        opened(tmp_path / "a.pt", raw, densify=True)
+    scales, made = [0.5, 2.0], dense.Numbers()
+    assert made.held(scales, "float64") is made.held(scales, "float64") is not made.held(scales, "float32")
+    assert made.held(-0.0, "float64") is not made.held(0.0, "float64")
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -765,16 +827,14 @@ def test_numbers_of_which_torch_makes_others(scheme: str, numbers: Any, words: s
         opened(tmp_path / "a.pt", quantised(scheme, *numbers))
 
 
-def test_pieces_that_repeat_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_that_repeat_what_is_stored(tmp_path: Path) -> None:
+    """They take time, but no memory: they count as what they are, and are read in windows."""
     held = (stored("q", 1, Global("torch.QInt8Storage")), 0, (2, 3), (0, 0))
     value = Call(
         Global("torch._utils._rebuild_qtensor"), (*held, (Global("torch.per_tensor_affine"), 0.5, 1), False, ORDERED)
     )
-    raw = archive({"w": value}, {"q": b"\3"})
-    for room, refuses in ((5, False), (4, True)):
-        monkeypatch.setattr(dense, "MAX_REPEATED", room)
-        with refused("w: the pieces of tensors repeat more than 4 bytes") if refuses else contextlib.nullcontext():
-            assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == [[1, 1, 1], [1, 1, 1]]
+    got = opened(tmp_path / "a.pt", archive({"w": value}, {"q": b"\3"}), densify=True)
+    assert got["w"].numpy().tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 # --- TorchScript --------------------------------------------------------------------------------------------------
