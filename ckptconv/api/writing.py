@@ -303,7 +303,7 @@ def save(
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
     stamps = stamps_of(t.opened for t in made.values() if t.opened)
     made, target = _compared(made, target)
-    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details)
+    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details, moved=made.moved)
     return write(made, path, target, found.resources, stamps=stamps)
 
 

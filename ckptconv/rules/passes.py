@@ -21,7 +21,7 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
-from ..checkpoint import Checkpoint, Details, Note, Role, Tensor
+from ..checkpoint import Checkpoint, Details, Move, Note, Role, Tensor, onward
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
@@ -198,7 +198,7 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Put all names under `name`, joined with the separator that the names use, '/' or '.'."""
     sep = separator(checkpoint)
-    return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
+    return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}", f"scope={name}")
 
 
 def separator(names: Collection[str]) -> str:
@@ -207,19 +207,21 @@ def separator(names: Collection[str]) -> str:
     return "." if dotted else "/"
 
 
-def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:
-    """Rename all tensors; NameCollision lists every pair that would get one name."""
+def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Checkpoint:
+    """Rename all tensors by `rule`; NameCollision lists every pair that would get one name."""
     out: dict[str, Tensor] = {}
+    moved: dict[str, Move] = {}
     clashes = []
     for old, t in checkpoint.tensors.items():
         name = new(old)
         if name in out:
             clashes.append(f"{old} and another tensor both become {name}")
         out[name] = t if name == old else t.renamed(name)
+        moved[name] = Move(rule if name != old else "", (old,))
     if clashes:
         raise NameCollision(f"{len(clashes)} names would collide:\n{listing(clashes)}")
     ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
-    return replace(checkpoint, tensors=out, ties=ties)
+    return replace(checkpoint, tensors=out, ties=ties, moved=onward(checkpoint.moved, moved))
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
@@ -246,6 +248,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         urls=tuple(u for c in checkpoints for u in c.urls),
         notes=(*(n for c in checkpoints for n in c.notes), *notes),
         hashes={k: v for c in checkpoints for k, v in c.hashes.items()},
+        moved={n: c.moved[n] for c in checkpoints for n in c if n in c.moved},
     )
 
 

@@ -44,7 +44,7 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     details.pop("entry", None)
     notes = damage((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: found.get(n, ""))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
-    made = renamed(only, found.__getitem__)
+    made = renamed(only, found.__getitem__, f"at={entry}")
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
 
 
@@ -85,7 +85,8 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     unused = [p for p in wanted if p not in used]
     if unused:
         raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
-    return renamed(replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__)), new.__getitem__)
+    noted = replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__))
+    return renamed(noted, new.__getitem__, f"strip_prefix={','.join(wanted)}")
 
 
 def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Move
+from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from .passes import renamed
 
@@ -39,8 +38,7 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
         if "" in made.values():
             raise UsageError(f"rename_regex= {pair!r} leaves nothing of a name")
         new = made
-    moved = {new[old]: Move(", ".join(pairs), (old,)) for old in new}
-    return replace(renamed(checkpoint, new.__getitem__), moved=moved)
+    return renamed(checkpoint, new.__getitem__, ", ".join(pairs))
 
 
 class Step(NamedTuple):

@@ -210,7 +210,7 @@ def test_a_way_back_that_nothing_remembers() -> None:
 
 def test_names_that_collide() -> None:
     with pytest.raises(NameCollision, match=r"1 names would collide:\n *b and another tensor both become x"):
-        passes.renamed(tensors((1,), (1,)), lambda n: "x")
+        passes.renamed(tensors((1,), (1,)), lambda n: "x", "all=x")
     with pytest.raises(NameCollision, match=r"1 names are in more than one source(.|\n)*a"):
         passes.merge([tensors((1,)), tensors((1,), (1,))])
     merged = passes.merge([tensors((1,)), tensors(c=(2,))])
