@@ -25,6 +25,7 @@ from ..checkpoint import Checkpoint, Details, Move, Note, Role, Tensor, onward
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
+from . import quantised
 from .averages import AVERAGE
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -281,11 +282,20 @@ def _by_tensor(several: Sequence[Details]) -> Details:
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
-    """Change the dtype of floating-point tensors; integers, booleans and complex numbers stay."""
+    """Change the dtype of floating-point tensors; integers, booleans, complex numbers and what is quantised stay.
+
+    UsageError if all that would change is quantised weights and their scales: what was meant is another computation.
+    """
     if to.kind != "f":
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
-    out = {n: replace(t, dtype=to) if t.dtype.kind == "f" and t.dtype != to else t for n, t in checkpoint.items()}
-    return checkpoint.with_tensors(out)
+    others = {n: t for n, t in checkpoint.items() if t.dtype.kind == "f" and t.dtype != to}
+    kept = others.keys() & quantised.scaled(checkpoint) if others else ()
+    out = {n: t if n in kept else replace(t, dtype=to) for n, t in others.items()}
+    names = tuple(n for n in others if n in kept)
+    if kept and not out.keys() - kept:
+        raise UsageError(f"dtype='{to}' would cast nothing but {quantised.ALONE}:\n{listing(names)}")
+    notes = [Note("lossy", f"not cast to {to}: {quantised.WHY}", names)] if kept else []
+    return checkpoint.with_tensors({**checkpoint.tensors, **out}, *notes)
 
 
 def texts(checkpoint: Checkpoint) -> Checkpoint:
