@@ -198,6 +198,8 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Put all names under `name`, joined with the separator that the names use, '/' or '.'."""
+    if not name.strip("/."):
+        raise UsageError(f"scope={name!r} is not a name")
     sep = separator(checkpoint)
     return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}", f"scope={name}")
 
@@ -282,10 +284,7 @@ def _by_tensor(several: Sequence[Details]) -> Details:
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
-    """Change the dtype of floating-point tensors; integers, booleans, complex numbers and what is quantised stay.
-
-    UsageError if all that would change is quantised weights and their scales: what was meant is another computation.
-    """
+    """Change the dtype of floating-point tensors, except what is quantised; UsageError if nothing else would change."""
     if to.kind != "f":
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
     others = {n: t for n, t in checkpoint.items() if t.dtype.kind == "f" and t.dtype != to}

@@ -76,6 +76,8 @@ def _absent(checkpoint: Checkpoint, entry: str) -> str:
 def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     """Remove prefixes from all names, repeatedly and in any order; UsageError for one that no name has."""
     wanted = [p for text in prefixes for p in text.split(",") if p]
+    if not wanted:
+        raise UsageError(f"strip_prefix= takes prefixes, not {','.join(prefixes)!r}")
     used: set[str] = set()
     head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
     new = {

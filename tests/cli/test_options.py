@@ -18,7 +18,7 @@ from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.main import VERBS
 from ckptconv.cli.meant import misspelt, option
-from ckptconv.cli.options import SPELLINGS, spelled
+from ckptconv.cli.options import SPELLINGS, TEXT, TEXTS, spelled
 from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
 
@@ -144,6 +144,12 @@ def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
         ({"verify": "sometimes"}, "verify is one of none, receipts, full; not 'sometimes'"),
         ({"max_memory": "much"}, "'much' is not a size; write it like 512MB"),
         ({"param": "heads"}, "takes NAME=VALUE, not 'heads'"),
+        *(
+            ({k: given}, f"^{k}='' is empty: give a value, or leave it out$")
+            for k in options.KNOWN
+            for given in ("", ["a", ""] if k in ("include", "exclude", "strip_prefix", "rename", "scope") else "")
+            if k in SPELLINGS and SPELLINGS[k].kind in (TEXT, TEXTS)
+        ),
     ],
 )
 def test_a_mistaken_keyword_is_a_usage_error(given: dict[str, object], says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,14 @@ def test_names_that_collide() -> None:
         passes.merge([tensors((1,)), tensors((1,), (1,))])
     merged = passes.merge([tensors((1,)), tensors(c=(2,))])
     assert list(merged) == ["a", "c"]
+
+
+def test_passes_on_names_that_are_given_no_name() -> None:
+    with pytest.raises(UsageError, match="strip_prefix= takes prefixes, not ','"):
+        prefixes.strip(tensors((1,)), [","])
+    for name in ("/", ".", ""):
+        with pytest.raises(UsageError, match=f"scope='{re.escape(name)}' is not a name"):
+            passes.scope(tensors((1,)), name)
 
 
 def test_casts() -> None:
