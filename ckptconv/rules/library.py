@@ -13,13 +13,13 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
-from ..messages import Fold, did_you_mean, fold, listing
+from ..messages import Fold, brief, did_you_mean, fold, listing
 from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import assign, resembles, takes
 from .converter import Converter, Rule
 from .lint import lint
-from .templates import Matcher, template
+from .templates import MAX_NAME, Matcher, template
 from .toml import MAX_FILE, beside, included, parse, read, shipped
 
 
@@ -155,6 +155,12 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
             else:
                 hint = did_you_mean(text, checkpoint, count=3)
             lost.append(source.text + hint)
+        first = source.parts[0] if isinstance(source.parts[0], str) else ""
+        if not source.simple and (
+            far := next((n for n in checkpoint if len(n) > MAX_NAME and n.startswith(first)), "")
+        ):
+            text = f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters"
+            raise UsageError(f"{text}; rename_regex= takes any: {brief(far, 80)}")
     if lost:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,32 @@ def test_of_several_steps_the_names_are_those_before_the_first(steps: list[Step]
     for step in steps:
         found = step(found)
     assert {name: " ".join(found.sources(name)) for name in found} == came
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("pair", "name", "new"),
+    [
+        ("a/=b/", LONG, LONG), ("a/=b/", f"a/{LONG}", f"b/{LONG}"), ("a/=b/", f"c.{LONG}/", f"c.{LONG}/"),
+        ("{x}/k=k.{x}", f"{LONG}/k", f"k.{LONG}"), ("{x...}/k={x...}/w", f"{LONG}/y/k", f"{LONG}/y/w"),
+        ("{x}/k{y...}=z/{y...}/{x}", f"{LONG}/k", ""), ("a/{x...}k{y}=z/{y}/{x...}", LONG, LONG),
+        (f"{LONG}=x", LONG, "x"),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_long_name_is_in_the_way_of_no_rename(pair: str, name: str, new: str) -> None:
+    """Of several captures, whose time would not be linear, it is said."""
+    before = checkpoint({"a/k": [1], "a/ky": [1], name: [1]})
+    began = time.process_time()
+    with (
+        nullcontext()
+        if new
+        else pytest.raises(UsageError, match="has several captures, which take names of up to 500 c")
+    ):
+        assert new in library.change(before, None, [pair])
+    assert time.process_time() - began < 2
 
 
 def test_of_several_steps_the_rules_are_those_that_did_something() -> None:
