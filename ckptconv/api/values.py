@@ -67,7 +67,9 @@ def several(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     """One or several 'FROM=TO', or a mapping, as texts."""
-    return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
+    if not isinstance(value, Mapping):
+        return several(value)
+    return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from .passes import renamed
+from .templates import halves
 
 MAX_STEPS = 5000  # of a program: counted repetitions are written out
 MAX_DEPTH = 50  # of groups in groups
@@ -27,7 +28,7 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
     """Replace in all names what regular expressions match: 'FROM=TO', one after the other; each must change a name."""
     new = {name: name for name in checkpoint.tensors}
     for pair in pairs:
-        pattern, equals, to = pair.partition("=")
+        pattern, equals, to = halves(pair)
         if not (pattern and equals):
             raise UsageError(f"rename_regex= takes FROM=TO, not {pair!r}")
         regex = Regex(pattern)

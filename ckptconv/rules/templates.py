@@ -142,6 +142,12 @@ def template(text: Any) -> Template:
     return Template(text, tuple(_whole(parts)))
 
 
+def halves(pair: str) -> tuple[str, str, str]:
+    """FROM=TO in two, as `str.partition` would, at the first = that has no backslash before it: names may hold one."""
+    m = re.fullmatch(r"((?:[^\\=]|\\.)*)(=)(.*)", pair, re.DOTALL)
+    return (m[1], m[2], m[3]) if m else (pair, "", "")
+
+
 def _whole(parts: list[str | Capture]) -> list[str | Capture]:
     """Give each {x...} that stands for whole segments the separator that is omitted if it is empty."""
     out = list(parts)

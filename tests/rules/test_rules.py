@@ -277,6 +277,27 @@ def test_of_several_steps_the_names_are_those_before_the_first(steps: list[Step]
     assert {name: " ".join(found.sources(name)) for name in found} == came
 
 
+@pytest.mark.parametrize(
+    ("name", "pair", "new"),
+    [
+        ("a=b", r"a\=b=c", "c"), ("a=b", r"a\=b=c=d", "c=d"), ("a=b/k", r"a\=b/=c/", "c/k"), ("b", r"b=\=c", r"\=c"),
+        (r"a\b", r"a\b=c", "c"), (r"a\b", r"a\\b=c", "c"), ("a\\", r"a\\=c", "c"),
+        ("a=1/k", r"a\={x}/k={x}=a.k", "1=a.k"),
+    ],
+)  # fmt: skip
+def test_names_with_an_equals_sign_are_renamed(name: str, pair: str, new: str) -> None:
+    assert list(library.change(checkpoint({name: [1]}), None, [pair])) == [new]
+
+
+def test_a_regular_expression_finds_an_equals_sign() -> None:
+    assert list(regex.replaced(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
+
+
+def test_a_rename_of_what_is_there_only_in_part_says_so() -> None:
+    with pytest.raises(UsageError, match="no tensor matches"):
+        library.change(checkpoint({"a": [1]}), None, ["a{x}=b{x}"])
+
+
 LONG = "x" * 100_000
 
 
@@ -295,9 +316,7 @@ def test_a_long_name_is_in_the_way_of_no_rename(pair: str, name: str, new: str) 
     before = checkpoint({"a/k": [1], "a/ky": [1], name: [1]})
     began = time.process_time()
     with (
-        nullcontext()
-        if new
-        else pytest.raises(UsageError, match="has several captures, which take names of up to 500 c")
+        nullcontext() if new else pytest.raises(UsageError, match="captures, which take names of up to 500 characters")
     ):
         assert new in library.change(before, None, [pair])
     assert time.process_time() - began < 2
