@@ -40,7 +40,7 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     """
     chosen = bundle(select, *SELECT).select
     with files.record_stamps() as stamps:
-        found = whole(text(path), replace(chosen, format=format) if format else chosen)
+        found = whole(text(path), chosen if format is None else replace(chosen, format=format))
     if found.hashes:
         from ..verification.hashes import watched
 

@@ -15,7 +15,10 @@ Verify = Literal["none", "receipts", "full"]
 
 
 class Cleaned:
-    """A group of options whose values are normalised when it is made, whoever makes it; None is the default."""
+    """A group of options whose values are normalised when it is made, whoever makes it.
+
+    None is the default; an empty text, as an unset variable of a shell gives, is not.
+    """
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that is none of its option."""
@@ -24,7 +27,13 @@ class Cleaned:
             value, clean = getattr(self, f.name), meaning and meaning.clean
             if value is None:
                 value = f.default if f.default_factory is MISSING else f.default_factory()
-            object.__setattr__(self, f.name, clean(value) if clean and value is not None else value)
+            empty = isinstance(value, str) and not value
+            made = clean(value) if clean and value is not None and not empty else value
+            if empty or (isinstance(made, tuple) and "" in made):
+                raise UsageError(
+                    f"{(meaning and meaning.keyword) or f.name}='' is empty: give a value, or leave it out"
+                )
+            object.__setattr__(self, f.name, made)
 
 
 def size(value: int | str) -> int:
@@ -58,7 +67,9 @@ def several(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     """One or several 'FROM=TO', or a mapping, as texts."""
-    return tuple(f"{a}={b}" for a, b in value.items()) if isinstance(value, Mapping) else several(value)
+    if not isinstance(value, Mapping):
+        return several(value)
+    return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:

@@ -288,14 +288,14 @@ def save(
     format cannot hold) and StorageError (`path` exists and `force` is not given).
     """
     found = bundle(given, *TARGET, *RESOURCES)
-    target = replace(found.target, format=format) if format else found.target
+    target = found.target if format is None else replace(found.target, format=format)
     made = gathered(tensors)
     kept = made.metadata if metadata is None else dict(metadata)
     if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
     stamps = seen(made)
     made, target = _compared(made, target)
-    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details)
+    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details, moved=made.moved)
     return write(made, path, target, found.resources, stamps=stamps)
 
 

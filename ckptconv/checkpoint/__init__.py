@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_bytes, in_shape, many, paragraph, printable, redacted, shortened, table
-from .details import Details, Entry, Move, ObjectGraph
+from .details import Details, Entry, Move, ObjectGraph, onward
 from .tensor import Role, Tensor, contiguous, held, origin, tiled, view
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Checkpoint(Mapping[str, Tensor]):
     tensors: the mapping as a dict. metadata: texts by key, as the file has them. ties: groups of names that share one
     tensor; each name is a key. format: the name of the format that was read. urls: all files that were read.
     notes: what the user should know. details: what the format knows beyond tensors, as JSON values. hashes: the content
-    hashes that the file carries, under its metadata keys. moved: the source names and the rule of each tensor, if a
-    converter was applied.
+    hashes that the file carries, under its metadata keys. moved: the source names and the rule of each tensor, if the
+    names are not those of the source.
     """
 
     tensors: dict[str, Tensor]
@@ -189,6 +189,10 @@ class Checkpoint(Mapping[str, Tensor]):
             out |= {name: first.setdefault(origin(self.tensors[name]), name) for name in there}
         return out
 
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The names that a tensor had in the source: several if it was made of several."""
+        return self.moved[name].sources if name in self.moved else (name,)
+
     def with_tensors(self, tensors: Mapping[str, Tensor], *notes: Note) -> Checkpoint:
         """Copy with other tensors and further notes; ties keep only names that remain."""
         groups = (tuple(n for n in g if n in tensors) for g in self.ties)
@@ -209,6 +213,7 @@ __all__ = [
     "Tensor",
     "contiguous",
     "held",
+    "onward",
     "origin",
     "tiled",
     "uncollected",

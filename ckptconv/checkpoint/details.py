@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
 
 
 class Move(NamedTuple):
-    """Where a tensor of a converter's result came from: the label of the rule, and the names of the sources."""
+    """Where a tensor came from: the rule that renamed or made it, '' if none did, and its names in the source.
+
+    Of several steps, `rule` has those of all, joined by "then"; the names are those before the first.
+    """
 
     rule: str
     sources: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {"rule": self.rule, "from": list(self.sources)}
+
+
+def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Move]:
+    """The moves of one step after another, from the names of the source on. Every step that renames ends with this.
+
+    first: the moves so far; a name that is not there is still that of the source. then: those of the new step.
+    """
+    out = {}
+    for name, move in then.items():
+        before = [first.get(n) or Move("", (n,)) for n in move.sources]
+        earlier = " and ".join(dict.fromkeys(m.rule for m in before if m.rule))
+        rule = ", then ".join(filter(None, (earlier, move.rule)))
+        out[name] = Move(rule, tuple(dict.fromkeys(n for m in before for n in m.sources)))
+    return out
 
 
 class Entry(TypedDict, total=False):

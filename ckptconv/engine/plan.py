@@ -43,7 +43,7 @@ class Plan:
 
     folder: the destination's. placement: the files and slots of the output. jobs: what is read and written, each one
     range of one file. tensors: the output's. memory: the buffers in bytes. notes: what the user should know.
-    moved: the source names and the rule of each tensor, if a converter was applied. metadata: the checkpoint's.
+    moved and metadata: the checkpoint's.
     """
 
     folder: str
@@ -70,7 +70,7 @@ class Plan:
         """For each tensor, or each pattern of names with one fate: source and target, count, kind, size, and how."""
         alike: dict[tuple[str, ...], dict[str, int]] = {}
         for name, t in self.tensors.items():
-            move = self.moved.get(name, Move("", (name,)))
+            move = self.moved.get(name) or Move("", (name,))
             shown = name if move.sources == (name,) else f"{', '.join(move.sources) or '-'} -> {name}"
             rule = move.rule if shown != name else ""
             kind = (t.dtype.name, in_shape(t.shape), how(t), rule, self.placement.slots[name].file)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +98,8 @@ def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, l
     kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
     if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
         (other,) = kinds[1]
-        return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with dtype={other!r}"]
+        with suppress(UsageError):  # scales, which are not cast
+            return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with dtype={other!r}"]
     return source, []
 
 

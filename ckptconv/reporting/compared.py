@@ -47,13 +47,14 @@ class Compared:
     def conversion(self, before: Checkpoint) -> dict[str, Any]:
         """The rows of `b`; `a` is what the conversion gives of `before`."""
         moved = self.a.moved
+        olds = {source: t for name, t in before.items() for source in before.sources(name)}
         origins = {name: self.renamed.get(name, name) for name in self.b}
         by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
         rules = list(dict.fromkeys(how.rule for how in by.values() if how))
         used = {n for how in by.values() if how for n in how.sources}
         whys = {n: note.text for note in self.a.notes if note.kind in ("dropped", "skipped") for n in note.names}
         rows: list[list[Any]] = [
-            [rules.index(how.rule), [self._tensor(before[n]) for n in how.sources if n in before], *self._kind(name)]
+            [rules.index(how.rule), [self._tensor(olds[n]) for n in how.sources if n in olds], *self._kind(name)]
             if how else [-1, [], *self._kind(name)]
             for name, how in by.items()
         ]  # fmt: skip
@@ -61,7 +62,9 @@ class Compared:
             "mode": "conversion",
             "rules": [text(r) for r in rules],
             "rows": rows,
-            "left": [[*self._tensor(t), whys.get(n, "")] for n, t in before.items() if n not in used],
+            "left": [
+                [*self._tensor(t), whys.get(n, "")] for n, t in before.items() if used.isdisjoint(before.sources(n))
+            ],
             "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in moved],
             "hashes": [hashes.get(n, "") for n in by] if (hashes := _hashes(self.b)) else [],
         }

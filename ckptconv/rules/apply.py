@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, onward, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
@@ -58,14 +58,14 @@ def apply(
     if slots:
         out.follow()
     out.share()
-    notes = [*untied, *out.notes(found)]
     targets = {source: went.target for source, went in out.went.items()}
-    result = replace(whole.with_tensors(out.tensors, *notes), ties=ties.renamed(whole.ties, targets))
-    result = provenance.remember(converter, result, out.moved, out.sizes.params, whole)
+    made = whole.with_tensors(out.tensors, *untied, *out.notes(found))
+    made = replace(made, ties=ties.renamed(whole.ties, targets))
+    result = provenance.remember(converter, made, out.moved, out.sizes.params, whole)
     result, copies = ties.tied(converter, result, out.names)
-    moved = {name: Move(m.rule, m.names) for name, m in out.moved.items()}
-    moved |= {name: moved[first] for name, first in copies.items()}
-    return replace(result, moved=moved)
+    # a rename passes other names by, with a rule that nobody wrote
+    moved = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in out.moved.items()}
+    return replace(result, moved=onward(checkpoint.moved, moved | {n: moved[first] for n, first in copies.items()}))
 
 
 class Went(NamedTuple):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint, Note, Tensor, origin
+from ..checkpoint import Checkpoint, Move, Note, Tensor, onward, origin
 from ..errors import UsageError
 from ..messages import listing, printable
 
@@ -58,7 +58,9 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
     notes = [Note("dropped", "replaced by their moving averages", replaced)] if replaced else []
     if unaveraged:
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
-    return checkpoint.with_tensors(out, *notes)
+    alone = {base: Move("ema=True", (name,)) for name, base in shadow.items() if base and base not in tensors}
+    moved = {**checkpoint.moved, **onward(checkpoint.moved, alone)}  # one that has a weight is in the weight's place
+    return replace(checkpoint.with_tensors(out, *notes), moved=moved)
 
 
 def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, str]:

@@ -6,21 +6,22 @@ toml.py parses their files.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
-from ..messages import Fold, did_you_mean, fold, listing
+from ..messages import Fold, brief, did_you_mean, fold, listing, printable
 from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import assign, resembles, takes
 from .converter import Converter, Rule
 from .lint import lint
-from .templates import Matcher, template
+from .templates import MAX_NAME, Matcher, Template, halves, template
 from .toml import MAX_FILE, beside, included, parse, read, shipped
 
 
@@ -161,29 +162,37 @@ def _sought(renames: Converter, checkpoint: Checkpoint) -> None:
         matcher = Matcher([(source, {})])
         if not any(map(matcher.first, checkpoint)):
             text = "".join(p for p in source.parts if isinstance(p, str))
-            prefix = next((text + n[len(text)] for n in checkpoint if n.startswith(text) and n[len(text)] in "/."), "")
+            prefix = next((text + s for n in checkpoint for s in "/." if n.startswith(text + s)), "")
             if prefix:
                 hint = f"; a prefix is renamed by '{prefix}=NEW{prefix[-1]}'"
             else:
                 hint = did_you_mean(text, checkpoint, count=3)
             lost.append(source.text + hint)
+        if not source.simple and (far := _far(source, checkpoint)):
+            text = f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters"
+            raise UsageError(f"{text}; rename_regex= takes any: {brief(printable(far), 80)}")
     if lost:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 
 
-def _whole(a: str, equals: str, b: str) -> tuple[str, str, str]:
+def _far(source: Template, names: Iterable[str]) -> str:
+    """A name too long for a template that begins as it does, or ''."""
+    first = source.parts[0] if isinstance(source.parts[0], str) else ""
+    return next((n for n in names if len(n) > MAX_NAME and n.startswith(first)), "")
+
+
+def _whole(a: str, equals: str, b: str) -> tuple[str, str]:
     """Turn a prefix that ends with a separator, `old/=new/` or `module.=`, into templates of whole names."""
-    if a[-1:] in ("/", ".") and equals and "{" not in a + b:
-        return a + "{any...}", equals, b + "{any...}"
-    return a, equals, b
+    a = re.sub(r"\\([\\=])", r"\1", a)
+    return (a + "{any...}", b + "{any...}") if a[-1:] in ("/", ".") and equals and "{" not in a + b else (a, b)
 
 
 def renaming(renames: Sequence[str]) -> Converter:
     """Make a converter from `FROM=TO` pairs of templates; other names stay as they are."""
-    pairs = [_whole(*r.partition("=")) for r in renames]
-    if bad := [r for r, (a, _, b) in zip(renames, pairs, strict=True) if not (a and b)]:
+    pairs = [_whole(*halves(r)) for r in renames]
+    if bad := [r for r, (a, b) in zip(renames, pairs, strict=True) if not (a and b)]:
         raise UsageError(f"rename= takes FROM=TO, not {bad[0]!r}")
-    rules = [Rule((template(a),), (template(b),)) for a, _, b in pairs]
+    rules = [Rule((template(a),), (template(b),)) for a, b in pairs]
     keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
     return Converter("rename=", (*rules, keep), separators=("", ""), every=True)
 

@@ -21,10 +21,11 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
-from ..checkpoint import Checkpoint, Details, Note, Role, Tensor, training
+from ..checkpoint import Checkpoint, Details, Move, Note, Role, Tensor, onward, training
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
+from . import quantised
 from .averages import AVERAGE
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -200,8 +201,10 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Put all names under `name`, joined with the separator that the names use, '/' or '.'."""
+    if not name.strip("/."):
+        raise UsageError(f"scope={name!r} is not a name")
     sep = separator(checkpoint)
-    return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}")
+    return renamed(checkpoint, lambda old: f"{name.rstrip('/.')}{sep}{old}", f"scope={name}")
 
 
 def separator(names: Collection[str]) -> str:
@@ -210,19 +213,21 @@ def separator(names: Collection[str]) -> str:
     return "." if dotted else "/"
 
 
-def renamed(checkpoint: Checkpoint, new: Callable[[str], str]) -> Checkpoint:
-    """Rename all tensors; NameCollision lists every pair that would get one name."""
+def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Checkpoint:
+    """Rename all tensors by `rule`; NameCollision lists every pair that would get one name."""
     out: dict[str, Tensor] = {}
+    moved: dict[str, Move] = {}
     clashes = []
     for old, t in checkpoint.tensors.items():
         name = new(old)
         if name in out:
             clashes.append(f"{old} and another tensor both become {name}")
         out[name] = t if name == old else t.renamed(name)
+        moved[name] = Move(rule if name != old else "", (old,))
     if clashes:
         raise NameCollision(f"{len(clashes)} names would collide:\n{listing(clashes)}")
     ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
-    return replace(checkpoint, tensors=out, ties=ties)
+    return replace(checkpoint, tensors=out, ties=ties, moved=onward(checkpoint.moved, moved))
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
@@ -249,6 +254,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         urls=tuple(u for c in checkpoints for u in c.urls),
         notes=(*(n for c in checkpoints for n in c.notes), *notes),
         hashes={k: v for c in checkpoints for k, v in c.hashes.items()},
+        moved={n: c.moved[n] for c in checkpoints for n in c if n in c.moved},
     )
 
 
@@ -281,11 +287,17 @@ def _by_tensor(several: Sequence[Details]) -> Details:
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
-    """Change the dtype of floating-point tensors; integers, booleans and complex numbers stay."""
+    """Change the dtype of floating-point tensors, except what is quantised; UsageError if nothing else would change."""
     if to.kind != "f":
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
-    out = {n: replace(t, dtype=to) if t.dtype.kind == "f" and t.dtype != to else t for n, t in checkpoint.items()}
-    return checkpoint.with_tensors(out)
+    others = {n: t for n, t in checkpoint.items() if t.dtype.kind == "f" and t.dtype != to}
+    kept = others.keys() & quantised.scaled(checkpoint) if others else ()
+    out = {n: t if n in kept else replace(t, dtype=to) for n, t in others.items()}
+    names = tuple(n for n in others if n in kept)
+    if kept and not out.keys() - kept:
+        raise UsageError(f"dtype='{to}' would cast nothing but {quantised.ALONE}:\n{listing(names)}")
+    notes = [Note("lossy", f"not cast to {to}: {quantised.WHY}", names)] if kept else []
+    return checkpoint.with_tensors({**checkpoint.tensors, **out}, *notes)
 
 
 def texts(checkpoint: Checkpoint) -> Checkpoint:

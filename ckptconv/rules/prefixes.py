@@ -44,7 +44,7 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     details.pop("entry", None)
     notes = damage((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: found.get(n, ""))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
-    made = renamed(only, found.__getitem__)
+    made = renamed(only, found.__getitem__, f"at={entry}")
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
 
 
@@ -76,6 +76,8 @@ def _absent(checkpoint: Checkpoint, entry: str) -> str:
 def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     """Remove prefixes from all names, repeatedly and in any order; UsageError for one that no name has."""
     wanted = [p for text in prefixes for p in text.split(",") if p]
+    if not wanted:
+        raise UsageError(f"strip_prefix= takes prefixes, not {','.join(prefixes)!r}")
     used: set[str] = set()
     head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
     new = {
@@ -85,7 +87,8 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     unused = [p for p in wanted if p not in used]
     if unused:
         raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
-    return renamed(replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__)), new.__getitem__)
+    noted = replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__))
+    return renamed(noted, new.__getitem__, f"strip_prefix={','.join(wanted)}")
 
 
 def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Move
+from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from .passes import renamed
+from .templates import halves
 
 MAX_STEPS = 5000  # of a program: counted repetitions are written out
 MAX_DEPTH = 50  # of groups in groups
@@ -28,7 +28,7 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
     """Replace in all names what regular expressions match: 'FROM=TO', one after the other; each must change a name."""
     new = {name: name for name in checkpoint.tensors}
     for pair in pairs:
-        pattern, equals, to = pair.partition("=")
+        pattern, equals, to = halves(pair)
         if not (pattern and equals):
             raise UsageError(f"rename_regex= takes FROM=TO, not {pair!r}")
         regex = Regex(pattern)
@@ -39,8 +39,7 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
         if "" in made.values():
             raise UsageError(f"rename_regex= {pair!r} leaves nothing of a name")
         new = made
-    moved = {new[old]: Move(", ".join(pairs), (old,)) for old in new}
-    return replace(renamed(checkpoint, new.__getitem__), moved=moved)
+    return renamed(checkpoint, new.__getitem__, ", ".join(pairs))
 
 
 class Step(NamedTuple):

@@ -10,7 +10,8 @@
 `where` restricts a capture and translates it: "int", "int+1" (one more in the target), "2*int-2", "int:3" (007 is 7 in
 the target), "int in 4 4" (5 is 1.1: counted through blocks of 4 and 4), ["query", "key"], {gamma = "weight"}; all are
 bijections. In {x...} the separator of the source becomes that of the target. A template compiles to a regular
-expression without nested repeats, and names are at most MAX_NAME long, so matching is fast for any name.
+expression without nested repeats, and one with several captures takes names of at most MAX_NAME, so matching is fast
+for any name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import LayoutError, UsageError
 from .domains import Domain
 
-MAX_NAME = 500  # characters; a longer name matches no rule
+MAX_NAME = 500  # characters; a longer name matches no template with several captures, whose time is not linear
 MAX_ANY = 2  # {x...} per template
 MAX_STACKS = 2  # {x*} per template
 BLOCK = 64  # templates that one regular expression tries
@@ -64,6 +65,11 @@ class Template(NamedTuple):
     def stacks(self) -> tuple[str, ...]:
         """The names of the captures {e*}: the axes along which it stacks."""
         return tuple(dict.fromkeys(p.name for p in self.parts if isinstance(p, Capture) and p.kind == "*"))
+
+    @property
+    def simple(self) -> bool:
+        """Whether it takes names of any length: the time of one capture is linear in the name."""
+        return sum(isinstance(p, Capture) for p in self.parts) < 2
 
     @property
     def last(self) -> str:
@@ -136,6 +142,12 @@ def template(text: Any) -> Template:
     return Template(text, tuple(_whole(parts)))
 
 
+def halves(pair: str) -> tuple[str, str, str]:
+    """FROM=TO in two, as `str.partition` would, at the first = that has no backslash before it: names may hold one."""
+    m = re.fullmatch(r"((?:[^\\=]|\\.)*)(=)(.*)", pair, re.DOTALL)
+    return (m[1], m[2], m[3]) if m else (pair, "", "")
+
+
 def _whole(parts: list[str | Capture]) -> list[str | Capture]:
     """Give each {x...} that stands for whole segments the separator that is omitted if it is empty."""
     out = list(parts)
@@ -198,19 +210,21 @@ class Matcher:
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
         self._series: dict[str, _Series] = {}
+        self._simple: dict[str, _Series] = {}  # those of one capture, for long names
         self._spelled: dict[str, list[int]] = {}
         for i, (t, where) in enumerate(templates):
             if t.captures:
                 self._series.setdefault(t.last, _Series()).rows.append((i, t, where))
+                if t.simple:
+                    self._simple.setdefault(t.last, _Series()).rows.append((i, t, where))
             else:
                 self._spelled.setdefault(t.render({}), []).append(i)
 
     def matches(self, name: str, begin: int = 0) -> Iterator[Match]:
         """The templates that take the name, in order, from number `begin` on."""
-        if len(name) > MAX_NAME:
-            return iter(())
         last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
-        found = [s.matches(name, begin) for key in {last, ""} if (s := self._series.get(key))]
+        series = self._series if len(name) <= MAX_NAME else self._simple
+        found = [s.matches(name, begin) for key in {last, ""} if (s := series.get(key))]
         if spelled := self._spelled.get(name):
             found.append(Match(i, {}) for i in spelled if i >= begin)
         return found[0] if len(found) == 1 else merge(*found)

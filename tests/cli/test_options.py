@@ -19,7 +19,7 @@ from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
 from ckptconv.cli import show
 from ckptconv.cli.main import VERBS
 from ckptconv.cli.meant import misspelt, option
-from ckptconv.cli.options import SPELLINGS, spelled
+from ckptconv.cli.options import SPELLINGS, TEXT, TEXTS, spelled
 from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
 
@@ -127,6 +127,7 @@ def test_help_shows_every_keyword(verb: str) -> None:
         ("include", ["a", "b"], "include", ("a", "b")),
         ("rename", {"a": "b"}, "renames", ("a=b",)),
         ("rename", "a=b", "renames", ("a=b",)),
+        ("rename", {r"a=b\c": "d=e"}, "renames", (r"a\=b\\c=d=e",)),
         ("param", {"heads": 12}, "params", {"heads": 12}),
         ("param", ["heads=12", "kind=x"], "params", {"heads": 12, "kind": "x"}),
         ("max_memory", "1GiB", "max_memory", 2**30),
@@ -160,6 +161,11 @@ def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
         ({"verify": "sometimes"}, "verify is one of none, receipts, full; not 'sometimes'"),
         ({"max_memory": "much"}, "'much' is not a size; write it like 512MB"),
         ({"param": "heads"}, "takes NAME=VALUE, not 'heads'"),
+        *(
+            ({k: given}, f"^{k}='' is empty: give a value, or leave it out$")
+            for k, how in SPELLINGS.items()
+            for given in ["", ["a", ""]][: 2 if how.kind == TEXTS and k != "param" else how.kind in (TEXT, TEXTS)]
+        ),
     ],
 )
 def test_a_mistaken_keyword_is_a_usage_error(given: dict[str, object], says: str) -> None:

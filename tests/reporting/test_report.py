@@ -144,17 +144,19 @@ def test_page_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(render(data | {"url": "x"})) < 600_000
 
 
-def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "m."])
+def test_conversion_knows_rules_drops_and_strangers(prefix: str, tmp_path: Path) -> None:
     rules = '[[rule]]\nfrom = "{x}/kernel"\nto = "{x}.weight"\nlayout = "i o -> o i"\n'
     rules += '[[rule]]\nfrom = "junk"\nto = []\n'
     (tmp_path / "r.toml").write_text(rules)
     a = {"a/kernel": np.arange(6, dtype="f4").reshape(2, 3), "b/kernel": np.ones((2, 2), "f4"), "junk": np.ones(1)}
     a["lost/kernel"] = np.ones((2, 2), "f4")
-    ckptconv.save(a, tmp_path / "a.npz")
+    ckptconv.save({prefix + n: array for n, array in a.items()}, tmp_path / "a.npz")
     b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
     ckptconv.save(b, tmp_path / "b.safetensors")
     change = ckptconv.Change(converter=str(tmp_path / "r.toml"))
-    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", change=change)
+    wrapped = {"strip_prefix": prefix} if prefix else {}
+    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", change=change, **wrapped)
     page = (tmp_path / "r.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     rows = dict(zip(data["names"], data["compared"]["rows"], strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,11 +211,19 @@ def test_a_way_back_that_nothing_remembers() -> None:
 
 def test_names_that_collide() -> None:
     with pytest.raises(NameCollision, match=r"1 names would collide:\n *b and another tensor both become x"):
-        passes.renamed(tensors((1,), (1,)), lambda n: "x")
+        passes.renamed(tensors((1,), (1,)), lambda n: "x", "all=x")
     with pytest.raises(NameCollision, match=r"1 names are in more than one source(.|\n)*a"):
         passes.merge([tensors((1,)), tensors((1,), (1,))])
     merged = passes.merge([tensors((1,)), tensors(c=(2,))])
     assert list(merged) == ["a", "c"]
+
+
+def test_passes_on_names_that_are_given_no_name() -> None:
+    with pytest.raises(UsageError, match="strip_prefix= takes prefixes, not ','"):
+        prefixes.strip(tensors((1,)), [","])
+    for name in ("/", ".", ""):
+        with pytest.raises(UsageError, match=f"scope='{re.escape(name)}' is not a name"):
+            passes.scope(tensors((1,)), name)
 
 
 def test_casts() -> None:

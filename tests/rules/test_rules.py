@@ -6,6 +6,8 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.messages import fold
 from ckptconv.moves.part import Held
-from ckptconv.rules import library, passes, prefixes
+from ckptconv.rules import library, passes, prefixes, regex
 from ckptconv.rules.apply import apply
+from ckptconv.rules.averages import averages
 from ckptconv.rules.domains import domain
 from ckptconv.rules.lint import lint
 from ckptconv.rules.passes import select
@@ -220,6 +223,112 @@ def test_slots_are_no_weights() -> None:
 def test_every_target_says_where_it_came_from() -> None:
     after = apply(parse(rule(from_="{x}/k", to="{x}.w")), checkpoint({"a/k": [1]}))
     assert after.moved == {"a.w": ("{x}/k -> {x}.w", ("a/k",))}
+
+
+KEEP = rule(from_="{x...}", to="{x...}")
+SLASHES = 'separators = ["/", "/"]\n'
+SWAP = parse(SLASHES + rule(from_="{l}/k", to="{l}/k", where={"l": {"a": "b", "b": "a"}}) + KEEP)
+SPLIT = parse(SLASHES + rule(from_="a/k", to=["p", "q"], layout="(q + k) -> q, k", sizes={"q": 2}) + KEEP)
+JOIN = parse(SLASHES + rule(from_=["a/k", "b/k"], to="j", layout="q, k -> (q + k)") + KEEP)
+EMA = "ExponentialMovingAverage"
+
+Step = Callable[[Checkpoint], Checkpoint]
+
+
+def renamed(*pairs: str) -> Step:
+    return lambda c: library.change(c, None, pairs)
+
+
+def replaced(*pairs: str) -> Step:
+    return lambda c: regex.replaced(c, pairs)
+
+
+def by(converter: library.Converter) -> Step:
+    return lambda c: apply(converter, c)
+
+
+def scoped(*names: str) -> Step:
+    return lambda c: passes.merge([passes.scope(c, n) for n in names])
+
+
+@pytest.mark.parametrize(
+    ("steps", "came"),
+    [
+        ([renamed("a/=b/", "b/=a/"), renamed("c/=d/")], {"b/k": "a/k", "a/k": "b/k", "d/k": "c/k"}),
+        ([renamed("a/=b/", "b/=a/"), replaced("^c=d")], {"b/k": "a/k", "a/k": "b/k", "d/k": "c/k"}),
+        ([replaced("^a=x"), renamed("x/=a/")], {"a/k": "a/k", "b/k": "b/k", "c/k": "c/k"}),
+        ([by(SWAP), renamed("c/=d/")], {"b/k": "a/k", "a/k": "b/k", "d/k": "c/k"}),
+        ([by(SWAP), renamed("c/=d/"), by(SWAP.inverse)], {"a/k": "a/k", "b/k": "b/k", "d/k": "c/k"}),
+        ([by(SPLIT), renamed("c/=d/")], {"p": "a/k", "q": "a/k", "b/k": "b/k", "d/k": "c/k"}),
+        ([by(SPLIT), renamed("c/=d/"), by(SPLIT.inverse)], {"a/k": "a/k", "b/k": "b/k", "d/k": "c/k"}),
+        ([by(JOIN), renamed("j=a/k")], {"a/k": "a/k b/k", "c/k": "c/k"}),
+        ([scoped("s"), renamed("s/a/=a/")], {"a/k": "a/k", "s/b/k": "b/k", "s/c/k": "c/k"}),
+        ([scoped("s"), lambda c: prefixes.strip(c, ["s/"])], {"a/k": "a/k", "b/k": "b/k", "c/k": "c/k"}),
+        ([scoped("s", "t"), lambda c: select(c, ["?/a/k"])], {"s/a/k": "a/k", "t/a/k": "a/k"}),
+        ([renamed("a/=m/"), lambda c: prefixes.at(c, "m"), renamed("k=b/k")], {"b/k": "a/k"}),
+        ([renamed(f"a/k=b/k/{EMA}", "b/k=a/k"), averages], {"b/k": "a/k", "a/k": "b/k", "c/k": "c/k"}),
+        ([renamed(f"a/k=b/k/{EMA}"), averages], {"b/k": "b/k", "c/k": "c/k"}),
+    ],
+)  # fmt: skip
+def test_of_several_steps_the_names_are_those_before_the_first(steps: list[Step], came: dict[str, str]) -> None:
+    found = checkpoint({"a/k": [4], "b/k": [4], "c/k": [4]})
+    for step in steps:
+        found = step(found)
+    assert {name: " ".join(found.sources(name)) for name in found} == came
+
+
+@pytest.mark.parametrize(
+    ("name", "pair", "new"),
+    [
+        ("a=b", r"a\=b=c", "c"), ("a=b", r"a\=b=c=d", "c=d"), ("a=b/k", r"a\=b/=c/", "c/k"), ("b", r"b=\=c", r"\=c"),
+        (r"a\b", r"a\b=c", "c"), (r"a\b", r"a\\b=c", "c"), ("a\\", r"a\\=c", "c"),
+        ("a=1/k", r"a\={x}/k={x}=a.k", "1=a.k"),
+    ],
+)  # fmt: skip
+def test_names_with_an_equals_sign_are_renamed(name: str, pair: str, new: str) -> None:
+    assert list(library.change(checkpoint({name: [1]}), None, [pair])) == [new]
+
+
+def test_a_regular_expression_finds_an_equals_sign() -> None:
+    assert list(regex.replaced(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
+
+
+def test_a_rename_of_what_is_there_only_in_part_says_so() -> None:
+    with pytest.raises(UsageError, match="no tensor matches"):
+        library.change(checkpoint({"a": [1]}), None, ["a{x}=b{x}"])
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("pair", "name", "new"),
+    [
+        ("a/=b/", LONG, LONG), ("a/=b/", f"a/{LONG}", f"b/{LONG}"), ("a/=b/", f"c.{LONG}/", f"c.{LONG}/"),
+        ("{x}/k=k.{x}", f"{LONG}/k", f"k.{LONG}"), ("{x...}/k={x...}/w", f"{LONG}/y/k", f"{LONG}/y/w"),
+        ("{x}/k{y...}=z/{y...}/{x}", f"{LONG}/k", ""), ("a/{x...}k{y}=z/{y}/{x...}", LONG, LONG),
+        (f"{LONG}=x", LONG, "x"),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_long_name_is_in_the_way_of_no_rename(pair: str, name: str, new: str) -> None:
+    """Of several captures, whose time would not be linear, it is said."""
+    before = checkpoint({"a/k": [1], "a/ky": [1], name: [1]})
+    began = time.process_time()
+    with (
+        nullcontext() if new else pytest.raises(UsageError, match="captures, which take names of up to 500 characters")
+    ):
+        assert new in library.change(before, None, [pair])
+    assert time.process_time() - began < 2
+
+
+def test_of_several_steps_the_rules_are_those_that_did_something() -> None:
+    swapped = apply(SWAP, checkpoint({"a/k": [1], "b/k": [1]}))
+    after = regex.replaced(library.change(swapped, None, ["a/=c/"]), ["^c=d"])
+    one = "{l}/k -> {l}/k"
+    assert after.moved == {
+        "b/k": (one, ("a/k",)), "d/k": (f"{one}, then a/{{any...}} -> c/{{any...}}, then ^c=d", ("b/k",)),
+    }  # fmt: skip
 
 
 # --- messages ---------------------------------------------------------------------------------------------------

@@ -101,10 +101,9 @@ def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
     """The current names of the tensors of the source, where each became exactly one tensor."""
     now: dict[str, list[str]] = {}
     for name in checkpoint:
-        old = checkpoint.moved[name].sources if name in checkpoint.moved else (name,)
-        if len(old) == 1:
-            now.setdefault(old[0], []).append(name)
-    return {old: names for old, names in now.items() if len(names) == 1}
+        for old in checkpoint.sources(name):
+            now.setdefault(old, []).append(name)
+    return {old: names for old, names in now.items() if len(names) == len(checkpoint.sources(names[0])) == 1}
 
 
 def known(checkpoint: Checkpoint) -> Order | None:

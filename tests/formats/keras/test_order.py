@@ -7,6 +7,7 @@ import json
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -111,6 +112,55 @@ def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", rename=["bn2/{x...}=norm/{x...}"])
     ckptconv.convert(tmp_path / "b.npz", tmp_path / "b.h5")
     assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
+
+
+SWAP = ("a/=b/", "b/=a/")
+SWAPPING = """separators = ["/", "/"]
+[[rule]]
+from = "{l}/kernel"
+to = "{l}/kernel"
+where = { l = { a = "b", b = "a" } }
+[[rule]]
+from = "{x...}"
+to = "{x...}"
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rename": SWAP},
+        {"rename": SWAP, "rename_regex": "^out=head"},
+        {"converter": "swap.toml", "rename": "out/=head/"},
+        {"converter": "swap.toml", "inverse": True, "rename_regex": "^out=head"},
+        {"converter": "swap.toml", "rename": SWAP},
+        {"scope": "s", "rename": ["s/a/=s/b/", "s/b/=s/a/"]},
+        {"scope": "s", "rename_regex": ["s/a/=x/", "s/b/=s/a/", "x/=s/b/"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("within", ["", "m/"])
+def test_weights_keep_their_places_through_several_steps(
+    within: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names that two weights exchange are those of other weights before: each step builds on the ones before it."""
+    monkeypatch.chdir(tmp_path)
+    Path("swap.toml").write_text(SWAPPING)
+    names = {f"{within}{n}/kernel": i for i, n in enumerate(("a", "b", "out"))}
+    ckptconv.save({n: np.full((2, 2), i, "f4") for n, i in names.items()}, "m.h5", format="keras")
+    for how in [{"strip_prefix": within}, {"at": within}] if within else [{}]:
+        ckptconv.convert("m.h5", "o.h5", to="keras", force=True, **change, **how)
+        got = ckptconv.open("o.h5")
+        places = [got[w.removesuffix(":0")].numpy()[0, 0] for ws in lists(Path("o.h5")).values() for w in ws]
+        assert places == [0, 1, 2]
+        assert len(ckptconv.verify("m.h5", "o.h5", **change, **how)) == 3
+
+
+def test_weights_that_are_saved_keep_their_places_under_names_that_others_had(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", {f"l{i}": {n: (4,)} for i, n in enumerate(["a/kernel:0", "a/a/kernel:0", "kernel:0"])})
+    inner = ckptconv.open(tmp_path / "a.h5", at="a")
+    ckptconv.save(inner, tmp_path / "b.h5", format="keras")
+    assert lists(tmp_path / "b.h5") == {"l0": ["kernel"], "l1": ["a/kernel"]}
 
 
 @pytest.mark.parametrize("suffix", ["", ":0"])

@@ -1,0 +1,96 @@
+"""Which tensors are stored scaled: quantised weights, and the numbers without which nobody can read them.
+
+    l.weight   float8, int8    l.weight_scale, l.weight_scale_inv, l.weight_scale_2     named after the weight
+    l.weight   uint8           l.weight.absmax, l.weight.quant_map, l.weight.nested_absmax
+    l.weight   int8            l.SCB, l.scale, l.zero_point, l.input_scale, l.k_scale   or of its layer
+    l.qweight  int32           l.scales, l.qzeros
+
+Cast alone, such a weight is another number than it stands for, and a scale loses what it has beyond the other dtype.
+The names are those of DeepSeek, compressed-tensors, ModelOpt, GPTQ, AWQ, bitsandbytes, MLX, HQQ, torchao, quanto, AQT
+and PyTorch's own quantisation. A tensor of 8 bits that has no scale beside it is a plain number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..checkpoint import Checkpoint
+from ..dtypes import DType
+
+WHY = (
+    "quantised weights and their scales, which would then stand for other numbers. Dequantise them first, with the "
+    "library that quantised them; densify=True does it for PyTorch's own"
+)
+ALONE = f"{WHY}. Without dtype= they stay as they are"
+
+WEIGHT = re.compile(
+    r"_?weights?(_.+)?|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
+)
+STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
+_NUMBER = (
+    r"(?:(?:input|output|weight|act|global|inner|nested)_)*"
+    r"(?:scales?|scaling_factors?|scaled_zeros|q?zeros?|zero_points?|shift|offset|absmax|quant_map|amax|codebooks?)"
+    r"(?:_inv|_max|_ub|_\d)?(?:[./]\d+)?"
+)
+OF_NAME = re.compile(rf"_?(?:{_NUMBER}|nested_.+|quant_state\..+)")  # after the name of the weight
+OF_LAYER = re.compile(
+    rf"{_NUMBER}|q_scale_max|biases|SCB|scale_(?:weight|input|output)|(?:absmax|qmap|(?:new_)?max)[12]"
+)
+CACHE = re.compile(r"(?:[qkv]|kv|prob)_scale")  # of the cache of keys and values; a layer holds several weights
+LONGEST = 80  # characters of what follows the name of a weight or a layer
+_PACKED = "._packed_params"  # of torch.ao, between a layer and its weights
+
+
+def scaled(checkpoint: Checkpoint) -> set[str]:
+    """The quantised tensors and their scales, by their names here or in the source.
+
+    A weight is quantised also if its scale was left out on the way, by a selection or a converter.
+    """
+    left = [n for note in checkpoint.notes if note.kind in ("dropped", "skipped") for n in note.names]
+    found = _scaled({n: t.dtype for n, t in checkpoint.items()}, left)
+    if checkpoint.moved:
+        now = {source: n for n in checkpoint for source in checkpoint.sources(n)}
+        known = _scaled({source: checkpoint[n].dtype for source, n in now.items()}, left)
+        found |= {n for n in checkpoint if not known.isdisjoint(checkpoint.sources(n))}
+    return found
+
+
+def _scaled(kinds: Mapping[str, DType], left: Iterable[str]) -> set[str]:
+    stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
+    for name, kind in kinds.items():
+        if kind.kind not in "iux" and (kind.kind != "f" or kind.itemsize > 1):
+            continue
+        m = STEM.fullmatch(name)
+        stems.setdefault(m[1] if m else name, []).append(name)
+        stems.setdefault(name, []).append(name)
+        layer, leaf = _cut(name)
+        if WEIGHT.fullmatch(leaf) or _PACKED in name:
+            layers.setdefault(name.partition(_PACKED)[0] if _PACKED in name else layer, []).append(name)
+            above |= {layer, _cut(layer)[0]} if kind.itemsize == 1 else set()
+    found = set[str]()
+    for name in (*kinds, *left) if stems else ():
+        for start, rest in _splits(name):
+            weights = [n for n in stems.get(start, ()) if n != name and OF_NAME.fullmatch(rest)]
+            weights += [n for n in layers.get(start, ()) if n != name and OF_LAYER.fullmatch(rest)]
+            if weights or (start in above and CACHE.fullmatch(rest)):
+                found |= {name, *weights}
+    return found
+
+
+def _cut(name: str) -> tuple[str, str]:
+    """The layer that a name belongs to, and the rest."""
+    at = max(name.rfind("."), name.rfind("/"))
+    return name[: max(at, 0)], name[at + 1 :]
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """A name in two, at each of its last separators, and as a whole."""
+    if len(name) <= LONGEST:
+        yield "", name
+    for at in range(max(0, len(name) - LONGEST), len(name)):
+        if name[at] in "._/":
+            yield name[:at], name[at + 1 :]
+
+
+__all__ = ["scaled"]
