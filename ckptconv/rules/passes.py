@@ -291,12 +291,12 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
     if to.kind != "f":
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
     others = {n: t for n, t in checkpoint.items() if t.dtype.kind == "f" and t.dtype != to}
-    kept = others.keys() & quantised.scaled(checkpoint) if others else ()
-    out = {n: t if n in kept else replace(t, dtype=to) for n, t in others.items()}
-    names = tuple(n for n in others if n in kept)
-    if kept and not out.keys() - kept:
-        raise UsageError(f"dtype='{to}' would cast nothing but {quantised.ALONE}:\n{listing(names)}")
-    notes = [Note("lossy", f"not cast to {to}: {quantised.WHY}", names)] if kept else []
+    scaled = quantised.scaled(checkpoint) if others else ()
+    kept = tuple(n for n in others if n in scaled)
+    if kept and len(kept) == len(others):
+        raise UsageError(f"dtype='{to}' would cast nothing but {quantised.ALONE}:\n{listing(kept)}")
+    out = {n: replace(t, dtype=to) for n, t in others.items() if n not in scaled}
+    notes = [Note("lossy", f"not cast to {to}: {quantised.WHY}", kept)] if kept else []
     return checkpoint.with_tensors({**checkpoint.tensors, **out}, *notes)
 
 
