@@ -195,8 +195,7 @@ def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     if left and not keep:
         hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
         raise UsageError(f"weights_only=True leaves nothing of {others}{hint}")
-    dropped = Note("dropped", others, left)
-    return checkpoint.with_tensors(keep, *([dropped] if left else []))
+    return checkpoint.with_tensors(keep, *([Note("dropped", others, left)] if left else []))
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
