@@ -7,7 +7,8 @@
 
 Cast alone, such a weight is another number than it stands for, and a scale loses what it has beyond the other dtype.
 The names are those of DeepSeek, compressed-tensors, ModelOpt, GPTQ, AWQ, bitsandbytes, MLX, HQQ, torchao, quanto, AQT
-and PyTorch's own quantisation. A tensor of 8 bits that has no scale beside it is a plain number.
+and PyTorch's own quantisation. A tensor of 8 bits without a scale beside it is a plain number, and so is an integer of
+more bits (an index, a counter), unless it is called as those are that hold several numbers each.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..checkpoint import Checkpoint
-from ..dtypes import DType
+from ..checkpoint import Checkpoint, Tensor
 
 WHY = (
     "quantised weights and their scales, which would then stand for other numbers. Dequantise them first, with the "
@@ -25,8 +25,10 @@ WHY = (
 ALONE = f"{WHY}. Without dtype= they stay as they are"
 
 WEIGHT = re.compile(
-    r"_?weights?(_.+)?|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
+    r"_?weights?(_(?!mask|i(?:nde)?x|indices|shape|format).+)?"
+    r"|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
 )
+PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs")  # several numbers in each integer, of any width
 STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
 _NUMBER = (
     r"(?:(?:input|output|weight|act|global|inner|nested)_)*"
@@ -48,34 +50,48 @@ def scaled(checkpoint: Checkpoint) -> set[str]:
     A weight is quantised also if its scale was left out on the way, by a selection or a converter.
     """
     left = [n for note in checkpoint.notes if note.kind in ("dropped", "skipped") for n in note.names]
-    found = _scaled({n: t.dtype for n, t in checkpoint.items()}, left)
+    found = _scaled(checkpoint.tensors, left)
     if checkpoint.moved:
         now = {source: n for n in checkpoint for source in checkpoint.sources(n)}
-        known = _scaled({source: checkpoint[n].dtype for source, n in now.items()}, left)
+        known = _scaled({source: checkpoint[n] for source, n in now.items()}, left)
         found |= {n for n in checkpoint if not known.isdisjoint(checkpoint.sources(n))}
     return found
 
 
-def _scaled(kinds: Mapping[str, DType], left: Iterable[str]) -> set[str]:
+def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
-    for name, kind in kinds.items():
-        if kind.kind not in "iux" and (kind.kind != "f" or kind.itemsize > 1):
+    for name, t in tensors.items():
+        layer, leaf = _cut(name)
+        if not _may_be_quantised(t, leaf):
             continue
         m = STEM.fullmatch(name)
         stems.setdefault(m[1] if m else name, []).append(name)
         stems.setdefault(name, []).append(name)
-        layer, leaf = _cut(name)
         if WEIGHT.fullmatch(leaf) or _PACKED in name:
             layers.setdefault(name.partition(_PACKED)[0] if _PACKED in name else layer, []).append(name)
-            above |= {layer, _cut(layer)[0]} if kind.itemsize == 1 else set()
-    found = set[str]()
-    for name in (*kinds, *left) if stems else ():
+            above |= {layer, _cut(layer)[0]} if t.dtype.itemsize == 1 else set()
+    found, weights = set[str](), dict[int, list[str]]()
+    for name in (*tensors, *left) if stems else ():
         for start, rest in _splits(name):
-            weights = [n for n in stems.get(start, ()) if n != name and OF_NAME.fullmatch(rest)]
-            weights += [n for n in layers.get(start, ()) if n != name and OF_LAYER.fullmatch(rest)]
-            if weights or (start in above and CACHE.fullmatch(rest)):
-                found |= {name, *weights}
-    return found
+            for there, of in (stems.get(start, ()), OF_NAME), (layers.get(start, ()), OF_LAYER):
+                if there and (len(there) > 1 or there[0] != name) and of.fullmatch(rest):
+                    found.add(name)
+                    weights[id(there)] = there
+            if (start in above and CACHE.fullmatch(rest)) or (rest == "scale" and _is_zero(tensors, start)):
+                found.add(name)
+    return found.union(*weights.values())
+
+
+def _may_be_quantised(t: Tensor, leaf: str) -> bool:
+    """Whether the elements of a tensor may stand for others by their dtype, or by the last word of its name."""
+    if t.dtype.kind not in "iuxf" or not t.shape:
+        return False
+    return t.dtype.itemsize == 1 or (t.dtype.kind in "iu" and bool(PACKED.fullmatch(leaf) or t.dtype == "uint32"))
+
+
+def _is_zero(tensors: Mapping[str, Tensor], layer: str) -> bool:
+    """Whether a layer has a zero point as PyTorch's quantised modules have one, for their output."""
+    return any(z in tensors and tensors[z].dtype == "int64" for z in (f"{layer}.zero_point", f"{layer}/zero_point"))
 
 
 def _cut(name: str) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import UsageError
 from ckptconv.moves.part import Held
@@ -62,6 +63,8 @@ def checkpoint(text: str) -> Checkpoint:
         ("w:i8 scale:f32", "scale"),
         ("a.k_proj.weight:f8 a.k_proj.weight_scale:f32 a.k_scale:f32 a.v_proj.v_scale:f32",
          "a.k_proj.weight a.k_proj.weight_scale a.k_scale"),
+        ("fc.weight:i8 fc.weight_scale:f32 ln.weight:f32 ln.scale:f32 ln.zero_point:i64", "fc.weight_scale ln.scale"),
+        ("l.codes:i64 l.codebooks:f32 l.scales:f32", "l.codebooks l.scales"),  # AQLM
         # plain numbers, of which a cast is what it says
         ("a.k_proj.weight:f16 a.k_scale:f32 a.k_proj.k_scale:f32", ""),
         ("l.weight:f8 l.bias:f8 l.norm.scale:f8", ""),
@@ -70,6 +73,9 @@ def checkpoint(text: str) -> Checkpoint:
         ("attn.bias:u8 attn.logit_scale:f32 attn.scale:f32", ""),
         ("l.weight:f32 l.weight_fake_quant.scale:f32 l.weight_fake_quant.zero_point:i32", ""),
         ("step:i64 loss_scale:f32", ""),
+        ("time:i64 time_scale:f32 time_offset:f32", ""),
+        ("fc.weight:f32 fc.weight_mask:u8 fc.scale:f32 fc.shift:f32", ""),
+        ("blur.kernel:i32 blur.scale:f32 w:i64 scale:f32 shift:f32 mlp.w1:i64 mlp.shift:f32", ""),
     ],
 )  # fmt: skip
 def test_what_is_stored_scaled_is_not_cast(text: str, kept: str) -> None:
@@ -98,6 +104,21 @@ def test_what_is_stored_scaled_is_known_under_other_names() -> None:
     alone = passes.select(checkpoint(FP8), exclude=["*_scale_inv"])
     for found, kept in (renamed, "ab"), (again, "db"), (alone, ["l.weight"]):
         assert {n for n, t in passes.cast(found, dtype("bfloat16")).items() if t.dtype != "bfloat16"} == set(kept)
+
+
+def test_a_number_alone_is_no_weight() -> None:
+    before = {"B": np.int8(3), "scale": np.ones(2, "f4"), "net.w": np.ones(2, "f4")}
+    made = passes.cast(Checkpoint({n: held(n, np.asarray(a)) for n, a in before.items()}), dtype("float16"))
+    assert not made.notes
+
+
+def test_many_weights_and_scales_of_one_layer_take_little_time() -> None:
+    """Each scale looked through all weights."""
+    names = " ".join(f"weight_{i}:i8 scale.{i}:f32" for i in range(20_000))
+    began = time.process_time()
+    with pytest.raises(UsageError, match="would cast nothing but quantised weights"):
+        passes.cast(checkpoint(names), dtype("float16"))
+    assert time.process_time() - began < 10  # it took minutes
 
 
 def test_names_of_any_length_take_little_time() -> None:

@@ -79,11 +79,12 @@ class Wholes:
             pieces |= self.numbers.of(p)
             axis = p.details.get("axis")
             pieces.pop("axis", None)
-            self.listed -= sum(t.nbytes for part, t in pieces.items() if part not in p.parts)
-            if self.listed < 0:
+            numbers = sum(t.nbytes for part, t in pieces.items() if part not in p.parts)
+            if numbers > self.listed:
                 raise UnsafeCheckpoint(
                     f"the scales of its tensors are lists of more than {MAX_LISTED} bytes", tensor=name
                 )
+            self.listed -= numbers
             data = dense.quantised(name, pieces, axis)
         else:
             data = dense.sparse(name, p.shape, pieces)
@@ -95,12 +96,12 @@ class Wholes:
             if id(v.storage) not in self.storages:
                 self.storages.add(id(v.storage))
                 self.room += FILL_RATIO * v.storage.size
-        self.room -= size
-        if self.room < 0:
+        if size > self.room:
             raise UnsafeCheckpoint(
                 f"its tensors are more than {FILL_RATIO} times what is stored and {MAX_FILL} bytes when dense; "
                 f"without densify=True they are given as their pieces", tensor=name,
             )  # fmt: skip
+        self.room -= size
 
 
 def stored(name: str, v: View, role: Role = "") -> Tensor:

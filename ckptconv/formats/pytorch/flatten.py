@@ -170,7 +170,7 @@ class Made:
         try:
             self.put(self.wholes.tensor(name, p, role))
             self.computed.append(name)
-        except CorruptCheckpoint as e:
+        except (CorruptCheckpoint, UnsafeCheckpoint) as e:
             if not self.how.salvage:
                 raise
             self.damaged.append(Note("damaged", " ".join(e.message.split()), (name,)))
@@ -190,7 +190,8 @@ class Made:
     def notes(self, *, quiet: bool = False) -> Iterator[Note]:
         if self.clashes:
             raise NameCollision(
-                "tensors at different places (a dotted key beside a nested container) would get one name:\n"
+                "tensors at different places (a dotted key beside a nested container, or beside a piece of a sparse or "
+                "quantised tensor, which densify=True does not name) would get one name:\n"
                 f"{listing(self.clashes)}", url=self.url,
             )  # fmt: skip
         for why, names in self.skipped.items():
