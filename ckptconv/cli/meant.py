@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from glob import glob
+from itertools import pairwise
 
 from ..api.elsewhere import elsewhere
 from ..errors import UsageError
@@ -73,6 +74,14 @@ def option(name: str, known: Sequence[str]) -> str:
     if os.path.exists(name):
         return f"; a file that is called so is ./{name}"
     return did_you_mean(name, flags.values(), count=3)
+
+
+def refuse_empty(argv: Sequence[str]) -> None:
+    """UsageError for an option with an empty value, which an unset variable of a shell gives: for many it means none."""
+    for before, word in pairwise(("", *argv)):
+        option = word[:-1] if word.find("=") == len(word) - 1 else before
+        if (not word or option != before) and option.startswith("--"):
+            raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
 
 
 def refuse_fleeting(output: str) -> None:
