@@ -52,7 +52,7 @@ def redacted(url: str) -> str:
 
 def _redacted(url: str) -> str:
     scheme, mark, rest = url.partition("://")
-    if not mark:
+    if not mark or (scheme in ("file", "memory") and rest.startswith("/")):  # which have neither hosts nor logins
         return url
     is_web = scheme.lower() in ("http", "https")
     place, asks, query = _cut(rest, "?")

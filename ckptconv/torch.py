@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ except ImportError as e:
 from torch.overrides import TorchFunctionMode
 
 from .api import Change, Select, dated
-from .api.reading import list_of, seen
+from .api.reading import seen
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
 from .checkpoint.torch import (
@@ -207,7 +207,8 @@ def _opened(
     if isinstance(source, Mapping):
         text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
         raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
-    return dated(list_of(source), select, change, guard=verify)
+    several = list(source) if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+    return dated(several, select, change, guard=verify)
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:

@@ -30,12 +30,13 @@ DOUBTED = (
 def sparing(plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str) -> Iterator[None]:
     """In here no file that was read is replaced or removed while something in the sources is left out.
 
-    sources: as they were given. The files of the output itself are replaced if it has the name of one of them.
+    sources: as they were given. The files of the output itself are replaced if it has the name of one of them, or if
+    they are all that was read: a checkpoint is written over itself, by whatever name.
     """
     left = [str(n) for n in plan.notes if n.kind in LEFT and n not in plan.placement.notes]
     named = replaceable.place(destination) in map(replaceable.place, sources)
-    own = {replaceable.place(url) for url in _own(plan)} if named else set[str]()
-    with replaceable.sparing({*map(replaceable.place, read)} - own if left else (), left):
+    there, own = ({*map(replaceable.place, urls)} for urls in (read, _own(plan)))
+    with replaceable.sparing(there - (own if named or there <= own else set()) if left else (), left):
         yield
 
 

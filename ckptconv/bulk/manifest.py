@@ -107,10 +107,11 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
         raise ValueError(f"it has no source, but {', '.join(given)}" if given else "it has no source")
     if not isinstance(source, str) or not isinstance(destination, str):
         raise ValueError(f"source and destination must be text, not {source!r} and {destination!r}")
-    if not files.is_remote(source) and not source.startswith(("/", "file:")):
+    if not files.is_remote(source) and not source.startswith(("/", "file://")):
         source = files.join(folder, source)
     for path in (source, destination):
         refuse_nameless(path)
+        files.local(path)  # a url of a file on another host
     if destination.startswith("/") or ".." in destination.split("/") or "://" in destination:
         raise ValueError(f"the destination {destination!r} is not below the output folder")
     destination = "/".join(p for p in destination.split("/") if p not in ("", "."))

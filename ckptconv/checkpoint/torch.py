@@ -106,11 +106,20 @@ def _unwritable(t: torch.Tensor) -> str:
     """Why elements cannot be written into a tensor's memory one by one; '' if they can."""
     if t.layout != torch.strided:
         return f"its layout is {str(t.layout).removeprefix('torch.')}; give the module its to_dense()"
-    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"a {type(t).__name__} keeps its elements in other tensors; load before it is made of a plain one"
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not _takes_values(t):
+        return f"a {type(t).__name__} takes no values of a plain tensor; load before it is made of one"
     if t.is_inference() and not t.is_meta and not torch.is_inference_mode_enabled():
         return "it was made in inference mode; load under torch.inference_mode()"
     return ""
+
+
+def _takes_values(t: torch.Tensor) -> bool:
+    """Whether a tensor of a class with operations of its own can be copied into: DTensor, for one, cannot."""
+    try:
+        t.detach().clone().copy_(torch.zeros(tuple(t.shape), dtype=t.dtype))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:

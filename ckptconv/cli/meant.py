@@ -77,9 +77,9 @@ def option(name: str, known: Sequence[str]) -> str:
 
 
 def refuse_empty(argv: Sequence[str]) -> None:
-    """UsageError for an option with an empty value, which an unset variable of a shell gives: for many it means none."""
+    """UsageError for an option with an empty value, which an unset variable of a shell gives and for many is none."""
     for before, word in pairwise(("", *argv)):
-        option = word[:-1] if word.find("=") == len(word) - 1 else before
+        option = word[:-1] if word.endswith("=") and word.count("=") == 1 else before
         if (not word or option != before) and option.startswith("--"):
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
 

@@ -99,12 +99,15 @@ def _checked(_: str, row: Any) -> Format:
     """The row of a package; TypeError if it is none, or if something in it is of another type."""
     if not isinstance(row, Format):
         raise TypeError(f"it gives a {type(row).__name__}, not a Format")
-    kinds = zip(Format._fields, row, (str, str, str, tuple, bool, bool, str, bool), strict=True)
+    made: Format = row._replace(reads=bool(row.reads), writes=bool(row.writes), proves=bool(row.proves))
+    if isinstance(made.suffixes, list):
+        made = made._replace(suffixes=tuple(made.suffixes))
+    kinds = zip(Format._fields, made, (str, str, str, tuple, bool, bool, str, bool), strict=True)
     if odd := [f"{name} is {value!r}" for name, value, kind in kinds if not isinstance(value, kind)]:
         raise TypeError(f"in its Format {', '.join(odd)}")
-    if not all(isinstance(s, str) and s for s in row.suffixes):  # every name ends with an empty one
-        raise TypeError(f"its Format has the suffixes {row.suffixes!r}")
-    return row
+    if not all(isinstance(s, str) and s for s in made.suffixes):  # every name ends with an empty one
+        raise TypeError(f"its Format has the suffixes {made.suffixes!r}")
+    return made
 
 
 def get(name: str) -> Format:

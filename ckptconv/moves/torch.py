@@ -214,7 +214,7 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
 def _refuse_parting(module: torch.nn.Module, names: Collection[str], device: torch.device) -> None:
     """UsageError if tensors that share a part of their memory would each get memory of its own."""
     kept = dict(chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)))
-    bare = {n: t for n, t in (memory(module)[0] | kept).items() if t.is_meta}
+    bare = {n: t for n, t in memory(module)[0].items() if t.is_meta}  # others get none
     moved = {n: t for n, t in kept.items() if not t.is_meta and t.device != device}
     filled, both = set(names), bare | moved
     for area in (*areas(moved), *(a for a in areas(bare) if not filled.isdisjoint(a.names))):

@@ -52,7 +52,7 @@ def sparing(places: Collection[str], left: Iterable[str]) -> Iterator[None]:
 
 def place(url: str) -> str:
     """Where a file is, by whatever path it is named."""
-    return url if files.is_remote(url) else os.path.realpath(files.local(url))
+    return url.rstrip("/") if files.is_remote(url) else os.path.realpath(files.local(url))
 
 
 def check(urls: Iterable[str]) -> None:

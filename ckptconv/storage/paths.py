@@ -24,18 +24,18 @@ def is_http(url: str) -> bool:
 def local(url: str) -> str:
     """The file-system path of what is not remote: a path as it is, and what is in file:///PATH, as RFC 8089 has it.
 
-    UsageError for any other url of a file: what follows file:// is a host, and a path below the working folder, which
-    fsspec makes of it, is not what anybody meant. Escapes stay as they are, as in fsspec and in all our other urls.
+    UsageError for one with a host: a path below the working folder, which fsspec makes of it, is not what anybody
+    meant. Escapes stay as they are, as in fsspec and in all our other urls; without slashes, file:x is a name.
     """
-    if not url.startswith("file:"):
+    if not url.startswith("file://"):
         return url
-    host, slash, path = url[7:].partition("/") if url.startswith("file://") else ("", *url[5:].partition("/")[1:])
-    if host.lower() in ("", "localhost") and slash and url[5:6] == "/":
+    host, slash, path = url[7:].partition("/")
+    if host.lower() in ("", "localhost") and slash:
         return slash + path
     shown = printable(redacted(url))
     raise UsageError(
         f"{shown} is no file on this machine: that is file:///PATH, from the root on; a path from here is written "
-        f"without file:, and one that begins so as ./{shown}"
+        "without file://"
     )
 
 

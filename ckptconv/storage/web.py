@@ -19,7 +19,7 @@ from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..messages import printable, redacted
 from .faults import spooling
 from .paths import is_http
-from .tries import LOG, TIMES, Tries, again, passes, seconds
+from .tries import LOG, TIMES, Tries, again, seconds
 
 VERSIONS = ("ETag", "Last-Modified")  # the first that an answer has decides
 USUAL = 2**23  # bytes of a request whose size is not known here
@@ -124,7 +124,7 @@ def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
     """Let `info` have under "told" the version that answers tell, where none was told with the size.
 
     Later answers are compared with it and do not change it: it tells apart what was opened. A server that refuses the
-    question, or tells none, is not asked again; a failure that may pass says nothing of that.
+    question, also when it is repeated because the failure might have passed, or that tells none, is not asked again.
     """
 
     async def first() -> dict[str, str]:
@@ -137,11 +137,9 @@ def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
     if info.get("size") and not any(info.get(k) for k in VERSIONS) and path not in _TELL_NONE:
         try:
             told = again(path, 1, lambda: _timed(fs, seconds(1), first), known=True)
-        except Exception as e:
-            if isinstance(e, CkptError) or passes(
-                e, known=True
-            ):  # it leads where nobody allowed it to lead, or is busy
-                raise
+        except CkptError:  # it leads where nobody allowed it to lead
+            raise
+        except Exception as e:  # what is read next tells whether it is down
             LOG.debug("%s: asked for a version: %s", printable(redacted(path)), type(e).__name__)
         if not told:
             if len(_TELL_NONE) >= MANY:

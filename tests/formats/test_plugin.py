@@ -425,6 +425,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "an error of its own": (ZeroDivisionError("in its module"), "ZeroDivisionError: in its module"),
     "not a format": ({"name": "line"}, "TypeError: it gives a dict, not a Format"),
     "a format of another type": (ROW._replace(suffixes=".line"), "TypeError: in its Format suffixes is '.line'"),
+    "a suffix that is no text": (ROW._replace(suffixes=(1,)), "TypeError: its Format has the suffixes (1,)"),
     "a suffix of every file": (ROW._replace(suffixes=("",)), "TypeError: its Format has the suffixes ('',)"),
 }
 

@@ -38,6 +38,10 @@ SPARED: dict[str, tuple[str, dict[str, Any], str, str, dict[str, Any], set[str]]
 GONE: dict[str, tuple[str, dict[str, Any], str, str, dict[str, Any], set[str]]] = {
     "a file over itself": ("m.npz", {}, "m.npz", "m.npz", PART, set()),
     "a bundle over itself": ("m.ckpt", {}, "m.ckpt", "m.ckpt", PART, set()),
+    "a bundle over itself by another name": ("m.ckpt", {}, "m.ckpt.index", "m.ckpt", PART | {"to": "tf"}, set()),
+    "a file over itself by its folder": (
+        "model.safetensors", {}, "", "model.safetensors", PART | {"to": "safetensors"}, set(),
+    ),
     "all of it": (
         "model.safetensors", SHARDS, INDEX, "model.safetensors", {},
         {INDEX, *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))},

@@ -179,7 +179,6 @@ PARTS = {  # folder, base name, and the name of the file itself
     "b/a": ("b", "a", "a"),
     "b/a?x#y": ("b", "a?x#y", "a?x#y"),
     "file:///b/a": ("/b", "a", "a"),
-    "file:/b/a": ("/b", "a", "a"),
     "file://localhost/b/a": ("/b", "a", "a"),
     "file://LOCALHOST/a%20b?x#y": ("/", "a%20b?x#y", "a%20b?x#y"),
     "./file:a": (".", "file:a", "file:a"),
@@ -207,11 +206,9 @@ def test_paths_are_split_and_joined(url: str) -> None:
     assert paths.is_http(url) is url.startswith("http")
 
 
-@pytest.mark.parametrize(
-    "url", ["file:c.npz", "file://c.npz", "file://host/c.npz", "file://./c.npz", "file://", "file:"]
-)
+@pytest.mark.parametrize("url", ["file://c.npz", "file://host/c.npz", "file://./c.npz", "file://"])
 def test_urls_of_files_elsewhere(url: str, cli: Run, tmp_path: Path) -> None:
-    """They were paths below the working folder: ./host/c.npz, and a file that is called file:c.npz."""
+    """They were paths below the working folder: ./host/c.npz."""
     ckptconv.save(ARRAYS, tmp_path / "a.npz")
     (tmp_path / "m.jsonl").write_text(json.dumps({"source": url}))
     for call in (
@@ -228,7 +225,7 @@ def test_urls_of_files_elsewhere(url: str, cli: Run, tmp_path: Path) -> None:
     assert made <= {"o", "out"}  # with the ledgers of the zoos
 
 
-@pytest.mark.parametrize("url", ["file://{}/", "file:{}/", "file://localhost{}/"])
+@pytest.mark.parametrize("url", ["file://{}/", "file://localhost{}/"])
 def test_urls_of_files_here(url: str, cli: Run, tmp_path: Path) -> None:
     ckptconv.save(ARRAYS, tmp_path / "a.npz")
     url = url.format(tmp_path)

@@ -165,6 +165,19 @@ def test_a_pattern_goes_down_only(tmp_path: Path, raw: bytes, monkeypatch: pytes
     assert [f.name for f in discover([f"{tmp_path}/d/../*.safetensors"])] == ["in"]
 
 
+def test_a_name_that_looks_like_a_url_is_a_name(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file `file:b` ended a zoo of all; in a folder `file:`, what an absolute path leads to was taken for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.safetensors").unlink()
+    below = tmp_path / "file:" / str(tmp_path).strip("/")
+    below.mkdir(parents=True)
+    for path in (tmp_path / "file:b.safetensors", below / "c.safetensors"):
+        path.write_bytes(raw)
+    assert [f.source for f in discover(["*.safetensors"])] == ["./file:b.safetensors"]
+    (found,) = discover(["file:/**/c.safetensors"])
+    assert (found.source, found.problem) == (f"file:{tmp_path}/c.safetensors", None)
+
+
 def test_what_an_archive_behind_a_login_is_called() -> None:
     from ckptconv.bulk.discover import _called
 

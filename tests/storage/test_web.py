@@ -373,7 +373,7 @@ class Asked(Quiet):
 
 
 @pytest.mark.parametrize("told", [{}, {"ETag": '"1"'}], ids=["never", "with ranges"])
-@pytest.mark.parametrize(("status", "refusals", "most"), [(403, 99, 1), (416, 99, 1), (503, 1, 9)])
+@pytest.mark.parametrize(("status", "refusals", "most"), [(403, 99, 1), (416, 99, 1), (503, 1, 9), (503, 99, 2)])
 def test_a_server_may_refuse_to_tell_a_version(
     status: int,
     refusals: int,
@@ -386,6 +386,7 @@ def test_a_server_may_refuse_to_tell_a_version(
     """Always, and is not asked again; or once, while it is busy. No answer makes it another file than was opened."""
     ckptconv.save({"w": np.arange(6.0)}, tmp_path / "m.npz")
     monkeypatch.setattr(Asked, "raw", (tmp_path / "m.npz").read_bytes())
+    monkeypatch.setattr(tries, "TRIES", 2)
     for name, value in {"status": status, "refusals": refusals, "told": told, "asked": []}.items():
         monkeypatch.setattr(Asked, name, value)
     opened = ckptconv.open(url := f"http://{serve(Asked)}/m.npz")

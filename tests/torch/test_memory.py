@@ -374,7 +374,7 @@ UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
         "nothing was:\n  b: its layout is sparse_coo; give the module its to_",
     ),
     "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
-    "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped keeps its elements in other tensors"),
+    "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped takes no values of a plain tensor"),
     "nested": (lambda: nested(torch.strided), "are nested, and have no one shape:\n  b$"),
     "jagged": (lambda: nested(torch.jagged), "are nested, and have no one shape:\n  b$"),
 }
@@ -390,6 +390,15 @@ def test_a_tensor_that_cannot_be_filled_is_named_before_another_is(case: str, de
         into.load_into(module, given({"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]}), device=device)
     assert module.a.tolist() == [0, 0]
     assert into.load_into(module, given({"a": [1.0, 2.0]}), strict=False).loaded == ("a",)
+
+
+def test_a_tensor_of_another_class_that_takes_values_is_filled() -> None:
+    """With its elements in two tensors, both of which have them then; and a list of open checkpoints is a source."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module = bare(b=TwoTensor(torch.zeros(3), torch.zeros(3)))
+    into.load_into(module, [given({"b": [1.0, 2.0, 3.0]})])
+    assert module.b.a.tolist() == module.b.b.tolist() == [1, 2, 3]
 
 
 def test_a_module_of_inference_mode_is_filled_in_inference_mode(tmp_path: Path) -> None:

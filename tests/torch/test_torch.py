@@ -473,6 +473,27 @@ def test_match_convert_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "x.pt").exists()
 
 
+def test_what_a_module_does_not_hold_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """So that no source is replaced of which it is left out."""
+    (tmp_path / "my_net.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    weights = {
+        f"{n}.{w}": np.ones(s, "f4")
+        for n, s in (("a", (5, 4)), ("b", (2, 5)))
+        for w, s in (("weight", s), ("bias", s[:1]))
+    }
+    ckptconv.save(weights | {"a.weight/Adam": np.ones((5, 4), "f4")}, tmp_path / "m.safetensors", max_shard_size=90)
+    source, out = str(tmp_path / "m.safetensors.index.json"), str(tmp_path / "m.safetensors")
+    for more, code in ((["-o", str(tmp_path / "n.pt")], 0), (["-o", out, "--force"], 9)):
+        assert command(source, "--into", "my_net:Net", *more) == code
+        said = capsys.readouterr().err
+        assert "training state, which a module does not hold (a.weight/Adam)" in said
+    assert "sources would be replaced or removed" in said
+    assert "a.weight/Adam" in ckptconv.open(source)
+
+
 # --- the tutorials ----------------------------------------------------------------------------------------------------
 
 

@@ -297,7 +297,8 @@ def _error(body: bytes, url: str, *, fed: bool) -> CkptError:
     except (ValueError, TypeError, RecursionError):
         return CorruptCheckpoint("the HDF5 library ended with an invalid message: the file is hostile", url=url)
     if kind == "missing" and not fed:
-        return MissingExtra(f"HDF5 needs the package h5py: {message}", url=url)
+        text = "HDF5 needs the package h5py, which is not sought in the working folder"
+        return MissingExtra(f"{text}: {message}", url=url)
     return (UnsafeCheckpoint if kind == "unsafe" else CorruptCheckpoint)(message, url=url)
 
 
