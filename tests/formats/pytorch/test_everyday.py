@@ -421,6 +421,28 @@ def test_no_weight_is_dropped_for_a_word_in_its_name(save: Callable[[Any, Path],
     assert set(got) == {*net.state_dict()}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "roles",
+    [
+        {
+            "embedding.weight": "", "optimizer.state.exp_avg.embedding.weight": "slot",
+            "optimizer.state.fp32_param.embedding.weight": "slot", "optimizer.state.step": "step",
+        },
+        {"w": "", "optimizer.fp32_param.w": "slot"},
+        {"model.w": "", "optim.state.w.momentum": "slot", "optim.w.step": "step"},
+        {"model.w": "", "optim.w.exp_avg": "slot", "optim.w.step": "step"},
+        {"fc.w": "", "fc.b": "", "optimizer.velocity.fc.w": "slot", "optimizer.velocity.fc.b": "slot"},
+        {"fc.w": "", "optim.fc.w": "", "optim.w": "", "optimizer_gate.clock.step": "", "optimizer.w": "", "w": ""},
+    ],
+    ids=["Megatron", "masters", "states", "slots", "slots of any name", "submodules"],
+)  # fmt: skip
+def test_an_optimizer_whose_keys_are_joined_in_one(roles: dict[str, str], tmp_path: Path) -> None:
+    state = {name: torch.ones(1) for name in roles}
+    pytest.importorskip("torch.distributed.checkpoint").save(state, checkpoint_id=tmp_path / "a", no_dist=True)
+    assert {n: t.role for n, t in ckptconv.open(tmp_path / "a").items()} == roles
+
+
 def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
     saved(Mega().state_dict(), tmp_path / "a.pt")
     net = Mega()
