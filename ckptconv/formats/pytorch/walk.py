@@ -10,11 +10,11 @@ name. Containers that hold themselves, or share without bound, are met and do no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from ...checkpoint import Note, Role
-from ...checkpoint.training import STEPS, TELLING, WEIGHT, of_group, of_leaf
+from ...checkpoint.training import BESIDE, FLAX_STATE, INNER, STEPS, TELLING, WEIGHT, is_model, of_group, of_leaf
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .arrays import PickledArray
@@ -33,6 +33,7 @@ VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and i
 PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Absent)
+COUNTERS = {"module": ("n_averaged",), "ema_model": ("initted", "step")}  # torch's AveragedModel, ema-pytorch
 CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
 
@@ -199,7 +200,8 @@ class Within:
     """What the children of a container are for, by their keys and by what lies beside them.
 
     A module says nothing: its keys are names of submodules. Nor does a key that is the whole name of a weight: of the
-    root, only its containers are entries.
+    root, only its containers are entries; under a key with dots, a list or tuple is a weight (`fc._packed_params`).
+    Counters of wrappers are known by all that the wrapper writes.
     """
 
     def __init__(self, value: Any, role: WalkRole, *, root: bool) -> None:
@@ -212,20 +214,53 @@ class Within:
             self.settled = "slot" if slots else role if self.named else ""
         self.beside: set[str] = set()
         if not self.settled and self.named:
-            parts = [value] if keyed else states(value) if type(value) is Inert else []
-            self.beside = {key for part in parts for key in TELLING if type(part.get(key)) in CONTAINERS}
+            self.beside = _groups(value, TELLING)
+            if any(_counts_as_model(key, child) for part in _maps(value) for key, child in part.items()):
+                self.beside.add(BESIDE)
+        self.counters = _counters(value) if self.settled in ("", WEIGHT) else ()
 
     def role(self, key: str, child: Any, own: WalkRole) -> WalkRole:
         role = self.settled or own or (self._of(key, child) if self.named else "")
+        if key in self.counters and type(child) in TENSORS:
+            return "step"
         return "step" if role == "slot" and key in STEPS and type(child) in TENSORS else role
 
     def _of(self, key: str, child: Any) -> WalkRole:
         if type(child) in CONTAINERS:
-            inside = child if type(child) in (dict, Ordered) else ()
-            return of_group(key, inside, self.beside) or (role_of(key) if self.root and key not in TELLING else "")
+            keyed = type(child) in (dict, Ordered)
+            inside = child if keyed else {k for part in _maps(child) for k in FLAX_STATE if k in part}
+            entry = self.root and key not in TELLING and (keyed or "." not in key)
+            return of_group(key, inside, self.beside) or (role_of(key) if entry else "")
         if self.root and "rng_state" in key and "." not in key:
             return "state"
         return of_leaf(key, self.beside)
+
+
+def _maps(value: Any) -> list[dict[Any, Any]]:
+    """A dictionary, or those of an object's attributes; none of other containers."""
+    return [value] if type(value) in (dict, Ordered) else states(value) if type(value) is Inert else []
+
+
+def _groups(value: Any, keys: Collection[str]) -> set[str]:
+    """Those of the keys under which containers lie in it."""
+    return {key for part in _maps(value) for key in keys if type(part.get(key)) in CONTAINERS}
+
+
+def _counters(value: Any) -> tuple[str, ...]:
+    """The counters that a wrapper of a module keeps in its state dict, if this is one of those that do."""
+    parts = _maps(value)
+    if is_module(value):
+        parts = [part[g] for part in parts for g in ("_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)]
+    for head, counters in COUNTERS.items():
+        if all(any(c in part for part in parts) for c in counters) and any(
+            type(key) is str and key.partition(".")[0] == head for part in parts for key in part
+        ):
+            return counters
+    return ()
+
+
+def _counts_as_model(key: Any, child: Any) -> bool:
+    return type(key) is str and type(child) in (dict, Ordered, Inert) and is_model(key, _groups(child, INNER))
 
 
 def _plain(role: WalkRole) -> Role:

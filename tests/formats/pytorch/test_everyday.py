@@ -22,6 +22,7 @@ import ckptconv
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+AveragedModel = torch.optim.swa_utils.AveragedModel
 PAGE = (ROOT / "docs" / "pytorch.md").read_text()
 ROWS = [tuple(c.strip() for c in line.strip("| ").split(" | ")) for line in PAGE.splitlines() if "`ckptconv " in line]
 ROWS = [row for row in ROWS if len(row) == 3]
@@ -441,6 +442,43 @@ def test_an_optimizer_whose_keys_are_joined_in_one(roles: dict[str, str], tmp_pa
     state = {name: torch.ones(1) for name in roles}
     pytest.importorskip("torch.distributed.checkpoint").save(state, checkpoint_id=tmp_path / "a", no_dist=True)
     assert {n: t.role for n, t in ckptconv.open(tmp_path / "a").items()} == roles
+
+
+A, B, C = (torch.full((1,), float(i)) for i in range(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("saved_as", "weights"),
+    [
+        # counters of wrappers: torch's AveragedModel, ema-pytorch; a parameter may be called so
+        (AveragedModel(nn.Linear(1, 1)).state_dict(), ["module.weight", "module.bias"]),
+        (AveragedModel(nn.Linear(1, 1)), ["module.weight", "module.bias"]),
+        ({"state_dict": AveragedModel(nn.Linear(1, 1)).state_dict()}, ["module.weight", "module.bias"]),
+        ({"ema_model.w": A, "online_model.w": B, "initted": C, "step": C}, ["ema_model.w", "online_model.w"]),
+        ({"n_averaged": A, "initted": B, "step": C}, ["n_averaged", "initted", "step"]),
+        # a dictionary under a key with dots is no weight, a tuple may be one
+        ({"net.model": {"w": A}, "net.optimizer": {"x": B}, "ema.model": {"w": C}}, ["net.model.w"]),
+        ({"net.model": {"w": A}, "rng_state.cuda": {"0": B}}, ["net.model.w"]),
+        ({"a.w": A, "ema.fc._packed_params": (B, None)}, ["a.w", "ema.fc._packed_params.0"]),
+        # Haiku's state has modules, an optimizer's has tensors
+        ({"params": {"fc.w": A}, "state": {"iter": B, "exp_avg": C}}, ["fc.w"]),
+        ({"params": {"bn": {"w": A}}, "state": {"bn": {"mean": B}}}, ["bn.w", "state.bn.mean"]),
+        ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
+        ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
+        ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
+    ],
+)
+def test_what_is_no_weight_beside_weights(saved_as: Any, weights: list[str], tmp_path: Path) -> None:
+    saved(saved_as, tmp_path / "a.pt")
+    assert list(ckptconv.open(tmp_path / "a.pt", opaque=True, weights_only=True)) == weights
+
+
+def test_the_model_within_a_wrapper_takes_its_weights(tmp_path: Path) -> None:
+    saved(AveragedModel(nn.Linear(1, 1)).state_dict(), tmp_path / "a.pt")
+    assert ckptconv.torch.load_into(AveragedModel(nn.Linear(1, 1)), tmp_path / "a.pt").missing == ("n_averaged",)
+    found = ckptconv.open(tmp_path / "a.pt", strip_prefix="module.")
+    assert not ckptconv.torch.load_into(nn.Linear(1, 1), found).unexpected
 
 
 def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
