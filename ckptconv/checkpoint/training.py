@@ -3,7 +3,8 @@
     params/dense/kernel, batch_stats/bn/mean      collections of Flax: the model, whatever the names below
     opt_state/0/mu/..., state/param_states/...    slots of an optimizer; `step` and `count` among them are counters
     optimizer/target/..., optimizer/state/...     flax.optim and T5X: the model, and the slots
-    step, ema_params/...                          a counter and averages, but only beside a model or an optimizer
+    step, ema_params/...                          a counter and averages, but only beside a model or an optimizer, or
+                                                  beside what is called or holds one: model_params, train_state/params
 
 The same words decide in every container (Orbax, Flax's msgpack, a pickle), and below any top, as in state/params/w.
 What is not known is a weight: bare parameters have names of all kinds.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import groupby
 from typing import Final, Literal
 
@@ -26,9 +27,12 @@ MODEL = COLLECTIONS | {"params", "target"}
 SLOTS = frozenset({
     "opt_state", "opt_states", "optimizer", "optimizer_state", "optimizer_states", "param_states",
 })  # fmt: skip
+FLAX_STATE = ("param_states", "step")  # what lies in flax.optim's state
 STEPS = frozenset({"step", "count"})
-MARKS = SLOTS | {"params", "model"}  # a map that has one of these is a training state
-TELLING = MARKS | {"target"}  # keys on which something depends that lies beside them or around them
+INNER = SLOTS - {"optimizer"} | {"params"}  # a group that has one of these counts as a model beside others
+BESIDE: Final = "/"  # stands for such a group, among the keys on which something depends; no key holds it
+MARKS = SLOTS | {"params", "model", BESIDE}  # a map that has one of these is a training state
+TELLING = MARKS - {BESIDE} | {"target"}  # keys on which something depends that lies beside them or around them
 FORMATS = frozenset({"flax", "orbax"})  # whose names are such keys, joined by '/'
 LEVELS = 8  # a training state lies near the top; a hostile name may have thousands of keys
 AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
@@ -37,6 +41,13 @@ AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(
 def is_average(key: str) -> bool:
     """Whether an entry is a moving average by its name: ema, model_ema, state_dict_ema, g_ema, shadow_params ..."""
     return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
+
+
+def is_model(key: str, inside: Container[str] = ()) -> bool:
+    """Whether a group counts as `params` for what lies beside it: by its name, or as it holds a mark."""
+    named = key in ("variables", "mdl_vars", "weights") or key.startswith("params_") or key.endswith("_params")
+    found = named or any(k in inside for k in INNER)
+    return found and not (key in SLOTS or key.startswith("opt") or is_average(key))
 
 
 def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Settled:
@@ -48,8 +59,8 @@ def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Sett
         return WEIGHT
     if key == "optimizer" and any(k in inside for k in ("target", "model", "params")):
         return ""
-    if key in SLOTS or (key == "state" and "target" in beside):
-        return "slot"
+    if key in SLOTS or (key == "state" and "target" in beside and any(k in inside for k in FLAX_STATE)):
+        return "slot"  # `state` beside `target` only as in flax.optim: modules are called so, too
     if MARKS.isdisjoint(beside):
         return ""
     if key in STEPS:  # flax.nnx: step/value
@@ -68,11 +79,15 @@ def of_names(names: Collection[str]) -> dict[str, Role]:
     Only groups on which something depends are held: hostile names may have more groups than a file has bytes.
     """
     groups: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
-    for home, _ in groupby(names, _home):
+    for home, inside in groupby(names, _home):
         keys = _keys(home)
+        if keys[-1:] == ("state",) and f"{home}step" in inside:
+            groups[keys].add("step")
         for i, key in enumerate(keys):
             if key in TELLING:
                 groups[keys[:i]].add(key)
+            if is_model(key, keys[i + 1 : i + 2]):
+                groups[keys[:i]].add(BESIDE)
     found: dict[str, Role] = {}
     for home, inside in groupby(names if groups else (), _home):  # else all are weights
         keys = _keys(home)

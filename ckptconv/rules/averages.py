@@ -6,7 +6,8 @@
     ema.shadow_params.0 ...              a list in the order of model.parameters(): matched by order and shape
 
 A weight without an average has that of a weight to which it is tied, or stays as it is, with a note; an average without
-a weight is an error, and so are two averages of one weight (of two decays, say): `exclude` leaves one.
+a weight is an error, and so are two averages of one weight (of two decays, say): `exclude` leaves one. What is called
+`online_model` or `backup` beside an `ema_model` or `shadow` is none: programs keep the trained weights there, too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from ..checkpoint import Checkpoint, Move, Note, Tensor, onward, origin
+from ..checkpoint.training import is_average
 from ..errors import UsageError
 from ..messages import listing, printable
 
@@ -23,6 +27,7 @@ AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 WITHIN = ("model_ema.", "ema_model.", "module_ema.", "averaged_model.", "swa_model.", "ema.")
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")
 LISTED = re.compile(r"(?:.*\.)?(?:shadow_params|params|collected_params)\.(\d+)")
+RAW = re.compile(r"(?:.*_)?(?:online|backup|collected|raw|live)(?:_.*)?")  # weights as trained, among averages
 TOKEN = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)
 
 
@@ -56,6 +61,8 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
     unaveraged = tuple(n for n, t in out.items() if not t.role and n not in by_base)
     replaced = tuple(n for n in by_base if n in tensors)
     notes = [Note("dropped", "replaced by their moving averages", replaced)] if replaced else []
+    if others := tuple(n for n, base in shadow.items() if not base):
+        notes.append(Note("dropped", "lie among the moving averages and are none", others))
     if unaveraged:
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
     alone = {base: Move("ema=True", (name,)) for name, base in shadow.items() if base and base not in tensors}
@@ -64,7 +71,10 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
 
 
 def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, str]:
-    """The averages without those that are excluded beside another of their weight; UsageError if several are left."""
+    """The averages without those that are excluded beside another of their weight; UsageError if several are left.
+
+    What is no average beside one has no weight: ''.
+    """
 
     def differ(names: Sequence[str]) -> bool:
         return len(names) > 1 and len({origin(tensors[n]) for n in names}) > 1
@@ -75,13 +85,61 @@ def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Ca
             claims.setdefault(base, []).append(name)
     several = {base: names for base, names in claims.items() if differ(names)}
     left = {base: [n for n in names if wanted(n)] for base, names in several.items()}
-    unclear = {base: names for base, names in left.items() if differ(names)}
+    raw = _raw(several.values())
+    unclear = {base: rest for base, names in left.items() if differ(rest := [n for n in names if n not in raw])}
     if unclear:
-        rows = [f"{base}: {', '.join(names)}" for base, names in unclear.items()]
-        text = f"several moving averages claim one weight; exclude={next(iter(unclear.values()))[-1]!r} leaves one out"
-        raise UsageError(f"{text}:\n{listing(rows)}")
+        raise UsageError(_unclear(unclear))
     gone = {n for base, names in several.items() for n in names if n not in left[base]}
-    return {n: base for n, base in shadow.items() if n not in gone}
+    return {n: "" if n in raw else base for n, base in shadow.items() if n not in gone}
+
+
+def _raw(claims: Iterable[Sequence[str]]) -> set[str]:
+    """Of the names that claim one weight, those that say that they are no averages beside one that says that it is."""
+    found: set[str] = set()
+    for names in claims:
+        looks = [_looks(part) for _, part in _apart(names)] if len(names) > 1 else []
+        if 1 in looks:
+            found |= {n for n, look in zip(names, looks, strict=True) if look == -1}
+    return found
+
+
+def _looks(part: str) -> int:
+    """1 for what is called as an average, -1 as trained weights, 0 if neither or both."""
+    keys = part.split(".")
+    return any(map(is_average, keys)) - any(map(RAW.fullmatch, keys))
+
+
+def _apart(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Each name without the keys with which all end, and of this the part without those with which all begin."""
+    keys = [n.split(".") for n in names]
+    start = _alike(keys)
+    end = _alike([k[start:][::-1] for k in keys])
+    return [(".".join(k[: len(k) - end]), ".".join(k[start : len(k) - end])) for k in keys]
+
+
+def _alike(rows: Sequence[Sequence[str]]) -> int:
+    """With how many equal items all begin."""
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
+
+
+def _unclear(claims: Mapping[str, Sequence[str]]) -> str:
+    """What to say of several averages of one weight: the patterns of their names, and one that is hardly an average."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    proposed = ""
+    for base, names in claims.items():
+        apart = _apart(names)
+        heads = (
+            "*" + n[len(base) :] if AVERAGE.fullmatch(n) else head for n, (head, _) in zip(names, apart, strict=True)
+        )
+        globs = tuple(h if h[:1] == "*" or h == n else f"{h}.*" for h, n in zip(heads, names, strict=True))
+        rows.setdefault(globs, []).append(base)
+        looks = [_looks(part) for _, part in apart]
+        least = globs[looks.index(min(looks))]
+        if looks.count(min(looks)) == 1 == sum(fnmatchcase(n, least) for n in names):
+            proposed = proposed or least
+    how = f"exclude={proposed!r} leaves one out" if proposed else "name with exclude= those that are not meant"
+    lines = [f"{', '.join(g)}: of {b[0]}" + f" and {len(b) - 1:,} more" * (len(b) > 1) for g, b in rows.items()]
+    return f"several moving averages claim one weight; {how}:\n{listing(lines)}"
 
 
 def _of_ties(ties: Iterable[Sequence[str]], by_base: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,7 +208,11 @@ def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: 
     """The name of each average's weight, '' for a counter; UsageError for averages without one."""
     listed = [n for n in inside if LISTED.fullmatch(n)]
     if listed and len(listed) >= sum(t.count > 1 for t in inside.values()):
-        return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed}, weights, entry)
+        places: dict[str, list[str]] = {}
+        for n in listed:
+            places.setdefault(n.rpartition(".")[2], []).append(n)
+        raw = _raw(places.values())
+        return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed if n not in raw}, weights, entry)
     pairs = _spelled_alike(inside, weights, _bare) or _spelled_alike(inside, weights, _dotless)
     if not pairs:
         raise UsageError(

@@ -34,6 +34,24 @@ STATES: dict[str, State] = {
     "Haiku": {"params/mlp/w": "", "state/bn/mean": "", "opt_state/0/mu/mlp": "slot"},
     "big_vision": {"params/w": "", "opt/0/mu/w": "slot", "opt/0/count": "step"},
     "averages": {"params/w": "", "ema_params/w": "average", "opt_state/0/w": "slot"},
+    "collections in `variables`": {
+        "variables/params/w": "", "variables/batch_stats/m": "", "ema_params/w": "average", "opt/mu/w": "slot",
+        "step": "step",
+    },
+    "model_params": {"model_params/w": "", "opt/mu/w": "slot", "opt/count": "step", "step": "step"},
+    "params_g": {"params_g/w": "", "params_d/w": "", "ema_params_g/w": "average", "step": "step"},
+    "train_state": {
+        "train_state/params/w": "", "train_state/opt_state/0/w": "slot", "ema/w": "average", "step": "step",
+    },
+    "Praxis": {"mdl_vars/params/w": "", "opt_states/0/mu/w": "slot", "ema/w": "average", "step": "step"},
+    "weights": {"weights/w": "", "opt/mu/w": "slot", "swa/w": "average", "step": "step"},
+    "GAN": {"g/params/w": "", "d/params/w": "", "ema_params/w": "average", "step": "step"},
+    "modules with these words": {
+        "opt/dense/w": "", "step/dense/w": "", "count/dense/w": "", "hyper/weights": "", "opt/params/w": "",
+        "opt/opt_params/w": "",
+    },
+    "modules called state and target": {"state/w": "", "target/w": "", "action/w": ""},
+    "flax.optim without slots": {"target/w": "", "state/step": "step"},
     "a model by its name": {"model/w": "", "optimizer/0/w": "slot", "step": "step"},
 }  # fmt: skip
 
@@ -64,7 +82,19 @@ def test_roles_by_path(state: str, suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["orbax", "msgpack"])
 def test_a_module_of_bare_parameters_may_be_called_an_average(suffix: str, tmp_path: Path) -> None:
-    arrays = {name: np.ones(1) for name in ("ema_gate/w", "swa/w", "dense/w", "ema", "a/" * 9 + "step", "/step")}
+    arrays = {
+        name: np.ones(1)
+        for name in (
+            "ema_gate/w",
+            "ema_params/w",
+            "swa_x/params/w",
+            "swa/w",
+            "dense/w",
+            "ema",
+            "a/" * 9 + "step",
+            "/step",
+        )
+    }
     ckptconv.save(arrays, tmp_path / f"x.{suffix}")
     assert set(ckptconv.open(tmp_path / f"x.{suffix}", weights_only=True)) == {*arrays}
 

@@ -308,6 +308,15 @@ TWO_DECAYS = ("w", "w/ExponentialMovingAverage", "w/ExponentialMovingAverage_1")
         (made(ONE, a__w=(2,), ema__aw=(2,)), {"a.w": 1}),
         (made(ONE, a=(2,), b=(3,), ema__shadow_params__0=(2,), ema__shadow_params__1=(3,)), {"a": 2, "b": 3}),
         (made({}, w=(2,), model_ema__w=(2,)), {"w": 1}),
+        # programs keep the trained weights among the averages: ema-pytorch, PaddleDetection, torch_ema
+        (
+            made(ONE, f__w=(2,), ema__online_model__f__w=(2,), ema__ema_model__f__w=(2,), ema__initted=()),
+            {"f.w": 2},
+        ),
+        (made(ONE, w=(2,), ema__shadow__w=(2,), ema__backup__w=(2,)), {"w": 1}),
+        (made({}, w=(2,), ema__online__w=(2,), ema__average__w=(2,)), {"w": 2}),
+        (made(ONE, live__w=(2,), ema__live__w=(2,)), {"live.w": 1}),
+        (made(ONE, a=(2,), ema__shadow_params__0=(2,), ema__collected_params__0=(2,)), {"a": 1}),
         (made(SEVERAL, g__w=(2,), d__w=(2,), g_ema__w=(2,)), {"g.w": 2, "d.w": 1}),
         (made(SEVERAL, d__w=(2,), g_ema__w=(2,)), {"d.w": 0, "w": 1}),
     ],
@@ -343,11 +352,19 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
         (made({}, w=(2,)), "this checkpoint has no moving averages"),
         (
             made({}, **dict.fromkeys(TWO_DECAYS, (2,))),
-            "several moving averages claim one weight; exclude='w/Exp.*_1' leaves one out:\n *w: w/Exp.*e, w/Exp.*_1$",
+            "one weight; name with exclude= those that are not meant:\n *[*]/Exp\\w*e, [*]/Exp\\w*_1: of w$",
         ),
         (
             made(ONE, fc__w=(2,), ema__module__fc__w=(2,), ema__fc__w=(2,)),
-            "exclude='ema.fc.w' leaves one out:\n *fc.w: ema.module.fc.w, ema.fc.w$",
+            "exclude= those that are not meant:\n *ema.module.[*], ema.[*]: of fc.w$",
+        ),
+        (
+            made(ONE, a=(2,), b=(2,), ema__ema__a=(2,), ema__model__a=(2,), ema__ema__b=(2,), ema__model__b=(2,)),
+            "exclude='ema.model.[*]' leaves one out:\n *ema.ema.[*], ema.model.[*]: of a and 1 more$",
+        ),
+        (
+            made(ONE, w=(2,), ema__online__w=(2,), ema__net__w=(2,)),
+            "exclude='ema.online.[*]' leaves one out:\n *ema.online.[*], ema.net.[*]: of w$",
         ),
         (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
         (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),
@@ -385,6 +402,15 @@ def test_two_names_of_one_average_are_one() -> None:
     before = made(ONE, fc__w=(2,), ema__module__fc__w=(2,))
     again = before["ema.module.fc.w"].renamed("ema.fc.w")
     assert shown(averages(replace(before, tensors={**before.tensors, "ema.fc.w": again}))) == {"fc.w": 1}
+
+
+def test_trained_weights_among_the_averages_are_told_and_never_taken_for_averages() -> None:
+    before = made(ONE, w=(2,), ema__online_model__w=(2,), ema__ema_model__w=(2,), ema__step=())
+    notes = averages(before).notes
+    assert [n.names for n in notes if n.text == "lie among the moving averages and are none"] == [
+        ("ema.online_model.w", "ema.step")
+    ]
+    assert shown(averages(before, passes.wanted(exclude=["ema.ema_model.*"])))["w"] == 0
 
 
 def test_weights_that_are_averages_already() -> None:

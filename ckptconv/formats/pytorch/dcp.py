@@ -11,7 +11,8 @@ as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -40,6 +41,11 @@ from .walk import TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
+FLAT_SLOT = (
+    re.compile(  # what follows `optimizer.` where all keys are joined in one: Megatron's, or of any torch optimizer
+        r"(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$)"
+    )
+)
 OPEN = 64  # files of a thousand processes are not all open at a time
 
 Chunks = tuple[tuple[int, ...], tuple[Part, ...]]  # a tensor's shape, and a part for each of its chunks
@@ -77,11 +83,12 @@ def open(url: str, how: Reading) -> Checkpoint:
     walked, made = Walk(0, path), Made(path, how)
     leaves: list[Leaf] = []
     chunks: list[Chunks | None] = []  # of the tensors that are described; None for a leaf of an object
+    tops = _flat_optimizers(described)
     with ExitStack() as files:
         folder = Folder(path, how.opaque, files)
         for name, about in described.items():
             at = _described(name, planned, described, path)
-            role = _role(name, planned, at)
+            role = _role(name, planned, at, tops)
             if type(about) is Inert and "TensorStorageMetadata" in about.path:
                 found, first = folder.tensor(name, about, places)
                 leaves.append(Leaf(name, first, role, at[0]))
@@ -120,12 +127,31 @@ def _described(name: Any, planned: Any, described: Mapping[Any, Any], url: str) 
     return at
 
 
-def _role(name: str, planned: Any, at: tuple[str, ...]) -> Role:
-    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots."""
+def _role(name: str, planned: Any, at: tuple[str, ...], tops: Container[str]) -> Role:
+    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots.
+
+    So are Megatron's slots, of which `tops` has the first words.
+    """
     keys = at if type(planned) is dict and name in planned else tuple(name.split("."))
-    if len(keys) == 1 or not OPTIMIZER.match(keys[0]):
+    if name.partition(".")[0] not in tops if len(keys) == 1 else not OPTIMIZER.match(keys[0]):
         return ""
     return "step" if name.endswith(".step") else "slot"
+
+
+def _flat_optimizers(names: Collection[Any]) -> set[str]:
+    """The first words of names in which an optimizer lies, and not a submodule that is called so.
+
+    Names of slots say it, and so does a slot of whatever name if all below the word are slots of other names.
+    """
+    below: dict[str, list[str]] = {}
+    for name in names:
+        top, _, rest = name.partition(".") if type(name) is str else ("", "", "")
+        if rest and OPTIMIZER.match(top):
+            below.setdefault(top, []).append(rest)
+    return {
+        top for top, found in below.items()
+        if any(FLAT_SLOT.match(rest) for rest in found) or all(rest.partition(".")[2] in names for rest in found)
+    }  # fmt: skip
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:

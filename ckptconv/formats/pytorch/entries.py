@@ -32,9 +32,7 @@ SHOWN = 6  # entries that a note names
 
 
 def role_of(entry: str) -> Role:
-    """What a container at the root is for, by its name; a name with dots is that of a weight."""
-    if "." in entry:
-        return ""
+    """What a container at the root is for, by its name."""
     if is_average(entry):
         return "average"
     if OPTIMIZER.search(entry):
@@ -58,10 +56,13 @@ class _Entries:
         self.counts: Counter[str] = Counter()
         self.models: dict[str, None] = {}
         self.loose: dict[str, None] = {}
+        self.bare: set[str] = set()  # in which tensors lie, not in groups
         for leaf in leaves:
             if type(leaf.value) not in TENSORS:
                 continue
             self.counts[leaf.top] += 1
+            if "." not in leaf.name[len(leaf.top) + 1 :]:
+                self.bare.add(leaf.top)
             if leaf.top == leaf.name:
                 self.loose[leaf.top] = None
             elif leaf.role in ("", "average"):
@@ -107,8 +108,10 @@ def _beside(leaf: Leaf, names: set[str], found: _Entries) -> Leaf:
     """
     name = f"beside.{leaf.name}" if leaf.name in names and type(leaf.value) in TENSORS else leaf.name
     role: Role = "average" if leaf.top in found.averages else "state"
-    if leaf.name != leaf.top and (leaf.top in COLLECTIONS or (found.chosen, leaf.top) == STATES):
-        role = ""  # batch_stats beside params: the other half of a JAX model
+    half = leaf.top in COLLECTIONS if found.chosen == "params" else leaf.top in COLLECTIONS - {"buffers"}
+    grouped = leaf.top not in found.bare and (leaf.top == "buffers" or (found.chosen, leaf.top) == STATES)
+    if leaf.name != leaf.top and (half or grouped):
+        role = ""  # batch_stats beside params: the other half of a JAX model; an optimizer's `state` has bare tensors
     return leaf._replace(name=name, role=leaf.role or role)
 
 

@@ -25,8 +25,9 @@ from .dense import Numbers, Wholes, stored
 from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
+from .recorded import is_module
 from .views import Absent, Pieces, Storage, StorageType, TorchType, View
-from .walk import Walk, is_module
+from .walk import Walk
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 MAX_VALUES = 1000

@@ -10,17 +10,18 @@ name. Containers that hold themselves, or share without bound, are met and do no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from ...checkpoint import Note, Role
-from ...checkpoint.training import STEPS, TELLING, WEIGHT, Settled, of_group, of_leaf
+from ...checkpoint.training import BESIDE, FLAX_STATE, INNER, STEPS, TELLING, WEIGHT, is_model, of_group, of_leaf
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .arrays import PickledArray
 from .entries import Leaf, role_of
-from .plain import SCALARS, Inert, Known, Ordered
+from .plain import SCALARS, Inert, Ordered
 from .rebuild import JAGGED, bare
+from .recorded import ATTRIBUTE, WalkRole, has_parameters, is_complete, is_module, of_module, of_object, segment, states
 from .values import HARMLESS
 from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 
@@ -30,10 +31,9 @@ NAMING = 64  # characters of names per byte of pickle: those of containers stand
 NUMBERS = 3  # at most, that belong to the pieces of a tensor and become tensors as they do
 VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
 PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
-WalkRole = Literal[Settled, "attribute"]
-ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Absent)
+COUNTERS = {"module": ("n_averaged",), "ema_model": ("initted", "step")}  # torch's AveragedModel, ema-pytorch
 CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
 
@@ -138,7 +138,7 @@ class Walk:
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """The contents of a recorded object."""
         self.left -= len(thing.args) if type(thing.args) is tuple else 0
-        found = list(_module(thing) if _has_parameters(thing) else _object(thing)) or None
+        found = list(of_module(thing) if has_parameters(thing) else of_object(thing)) or None
         if found or thing.path not in HARMLESS:
             self.inert[thing.path] = None
         return found
@@ -154,7 +154,7 @@ class Walk:
             return held
         local, spec = bare(held.get("_local_tensor")), held.get("_spec")
         shape = local.shape if type(local) is View else None
-        if shape != tensor.shape or not _complete(spec):
+        if shape != tensor.shape or not is_complete(spec):
             have = f"{list(shape)} of {list(tensor.shape)}" if shape is not None else "not a plain tensor"
             self.refused.append(f"{name}: a DTensor of which this file holds a part ({have})")
             return None
@@ -193,17 +193,6 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-def segment(key: Any) -> str:
-    """A dictionary key as a part of a name."""
-    if type(key) is bytes:
-        return key.decode("utf-8", "backslashreplace")
-    if type(key) in (Inert, Known):
-        return str(key.path)
-    if type(key) is tuple:
-        return "(" + ", ".join(segment(k) for k in key) + ")"
-    return str(key)
-
-
 # --- roles --------------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +200,8 @@ class Within:
     """What the children of a container are for, by their keys and by what lies beside them.
 
     A module says nothing: its keys are names of submodules. Nor does a key that is the whole name of a weight: of the
-    root, only its containers are entries.
+    root, only its containers are entries; under a key with dots, a list or tuple is a weight (`fc._packed_params`).
+    Counters of wrappers are known by all that the wrapper writes.
     """
 
     def __init__(self, value: Any, role: WalkRole, *, root: bool) -> None:
@@ -224,97 +214,56 @@ class Within:
             self.settled = "slot" if slots else role if self.named else ""
         self.beside: set[str] = set()
         if not self.settled and self.named:
-            parts = [value] if keyed else _states(value) if type(value) is Inert else []
-            self.beside = {key for part in parts for key in TELLING if type(part.get(key)) in CONTAINERS}
+            self.beside = _groups(value, TELLING)
+            if any(_counts_as_model(key, child) for part in _maps(value) for key, child in part.items()):
+                self.beside.add(BESIDE)
+        self.counters = _counters(value) if self.settled in ("", WEIGHT) else ()
 
     def role(self, key: str, child: Any, own: WalkRole) -> WalkRole:
         role = self.settled or own or (self._of(key, child) if self.named else "")
+        if key in self.counters and type(child) in TENSORS:
+            return "step"
         return "step" if role == "slot" and key in STEPS and type(child) in TENSORS else role
 
     def _of(self, key: str, child: Any) -> WalkRole:
         if type(child) in CONTAINERS:
-            inside = child if type(child) in (dict, Ordered) else ()
-            return of_group(key, inside, self.beside) or (role_of(key) if self.root and key not in TELLING else "")
+            keyed = type(child) in (dict, Ordered)
+            inside = child if keyed else {k for part in _maps(child) for k in FLAX_STATE if k in part}
+            entry = self.root and key not in TELLING and (keyed or "." not in key)
+            return of_group(key, inside, self.beside) or (role_of(key) if entry else "")
         if self.root and "rng_state" in key and "." not in key:
             return "state"
         return of_leaf(key, self.beside)
+
+
+def _maps(value: Any) -> list[dict[Any, Any]]:
+    """A dictionary, or those of an object's attributes; none of other containers."""
+    return [value] if type(value) in (dict, Ordered) else states(value) if type(value) is Inert else []
+
+
+def _groups(value: Any, keys: Collection[str]) -> set[str]:
+    """Those of the keys under which containers lie in it."""
+    return {key for part in _maps(value) for key in keys if type(part.get(key)) in CONTAINERS}
+
+
+def _counters(value: Any) -> tuple[str, ...]:
+    """The counters that a wrapper of a module keeps in its state dict, if this is one of those that do."""
+    parts = _maps(value)
+    if is_module(value):
+        parts = [part[g] for part in parts for g in ("_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)]
+    for head, counters in COUNTERS.items():
+        if all(any(c in part for part in parts) for c in counters) and any(
+            type(key) is str and key.partition(".")[0] == head for part in parts for key in part
+        ):
+            return counters
+    return ()
+
+
+def _counts_as_model(key: Any, child: Any) -> bool:
+    return type(key) is str and type(child) in (dict, Ordered, Inert) and is_model(key, _groups(child, INNER))
 
 
 def _plain(role: WalkRole) -> Role:
     if role == ATTRIBUTE:
         return ""
     return "" if role == WEIGHT else role
-
-
-# --- recorded objects ---------------------------------------------------------------------------------------------
-
-
-def _states(thing: Inert) -> list[dict[Any, Any]]:
-    """The dictionaries of a recorded state: of attributes, and of slots."""
-    parts = thing.state if type(thing.state) is tuple else (thing.state,)
-    return [part for part in parts if type(part) in (dict, Ordered)]
-
-
-def is_module(thing: object) -> bool:
-    """Whether this is a recorded torch.nn.Module or an object of TorchScript."""
-    if type(thing) is not Inert:
-        return False
-    return thing.path.startswith("__torch__") or _has_parameters(thing)
-
-
-def _has_parameters(thing: Inert) -> bool:
-    return any("_parameters" in part and "_modules" in part for part in _states(thing))
-
-
-def _module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """The contents of a module's state_dict(), in its order; then its other attributes."""
-    for part in _states(thing):
-        transient = part.get("_non_persistent_buffers_set")
-        left: Any = transient if type(transient) in (set, frozenset) else ()
-        groups = {g: part[g] for g in ("_parameters", "_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)}
-        for group, inside in groups.items():
-            for key, value in inside.items():
-                if value is not None:
-                    yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
-        for key, value in part.items():
-            if key not in groups and segment(key) not in _NOISE:
-                yield segment(key), value, ATTRIBUTE
-    yield from ((name, value, ATTRIBUTE) for name, value in _items(thing))
-
-
-def _object(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """The attributes of an object, its items, and its arguments other than scalars."""
-    for part in _states(thing):
-        yield from ((segment(k), v, "") for k, v in part.items() if segment(k) not in _NOISE)
-    yield from ((name, value, "") for name, value in _items(thing))
-
-
-def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
-    """Everything that is not an attribute: other states, items, arguments."""
-    parts = thing.state if type(thing.state) is tuple else (thing.state,)
-    for i, part in enumerate(parts):
-        if type(part) not in (dict, Ordered) and type(part) not in SCALARS:
-            yield f"state.{i}", part
-    yield from ((segment(k), v) for k, v in thing.pairs.items())
-    yield from ((str(i), v) for i, v in enumerate(thing.items))
-    for i, value in enumerate(thing.args if type(thing.args) is tuple else ()):
-        name_only = type(value) is Known or (type(value) is Inert and value.args is None)
-        if type(value) not in SCALARS and not name_only and value != ():
-            yield (str(i) if thing.state is None else f"args.{i}"), value
-
-
-def _complete(spec: Any) -> bool:
-    """Whether each placement of a DTensor is Shard or Replicate; a Partial one would have to be summed."""
-    placements = next((part.get("placements") for part in _states(spec)), None) if type(spec) is Inert else None
-    if type(placements) is not tuple:
-        return False
-    return all(type(p) is Inert and p.path.rpartition(".")[2] in ("Shard", "Replicate") for p in placements)
-
-
-# Attributes of every torch.nn.Module that do not describe weights.
-_NOISE = frozenset({
-    "training", "call_super_init", "dump_patches", "_backend", "_non_persistent_buffers_set", "_is_full_backward_hook",
-    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-})  # fmt: skip

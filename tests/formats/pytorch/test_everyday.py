@@ -22,6 +22,7 @@ import ckptconv
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+AveragedModel = torch.optim.swa_utils.AveragedModel
 PAGE = (ROOT / "docs" / "pytorch.md").read_text()
 ROWS = [tuple(c.strip() for c in line.strip("| ").split(" | ")) for line in PAGE.splitlines() if "`ckptconv " in line]
 ROWS = [row for row in ROWS if len(row) == 3]
@@ -421,6 +422,65 @@ def test_no_weight_is_dropped_for_a_word_in_its_name(save: Callable[[Any, Path],
     assert set(got) == {*net.state_dict()}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "roles",
+    [
+        {
+            "embedding.weight": "", "optimizer.state.exp_avg.embedding.weight": "slot",
+            "optimizer.state.fp32_param.embedding.weight": "slot", "optimizer.state.step": "step",
+        },
+        {"w": "", "optimizer.fp32_param.w": "slot"},
+        {"model.w": "", "optim.state.w.momentum": "slot", "optim.w.step": "step"},
+        {"model.w": "", "optim.w.exp_avg": "slot", "optim.w.step": "step"},
+        {"fc.w": "", "fc.b": "", "optimizer.velocity.fc.w": "slot", "optimizer.velocity.fc.b": "slot"},
+        {"fc.w": "", "optim.fc.w": "", "optim.w": "", "optimizer_gate.clock.step": "", "optimizer.w": "", "w": ""},
+    ],
+    ids=["Megatron", "masters", "states", "slots", "slots of any name", "submodules"],
+)  # fmt: skip
+def test_an_optimizer_whose_keys_are_joined_in_one(roles: dict[str, str], tmp_path: Path) -> None:
+    state = {name: torch.ones(1) for name in roles}
+    pytest.importorskip("torch.distributed.checkpoint").save(state, checkpoint_id=tmp_path / "a", no_dist=True)
+    assert {n: t.role for n, t in ckptconv.open(tmp_path / "a").items()} == roles
+
+
+A, B, C = (torch.full((1,), float(i)) for i in range(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("saved_as", "weights"),
+    [
+        # counters of wrappers: torch's AveragedModel, ema-pytorch; a parameter may be called so
+        (AveragedModel(nn.Linear(1, 1)).state_dict(), ["module.weight", "module.bias"]),
+        (AveragedModel(nn.Linear(1, 1)), ["module.weight", "module.bias"]),
+        ({"state_dict": AveragedModel(nn.Linear(1, 1)).state_dict()}, ["module.weight", "module.bias"]),
+        ({"ema_model.w": A, "online_model.w": B, "initted": C, "step": C}, ["ema_model.w", "online_model.w"]),
+        ({"n_averaged": A, "initted": B, "step": C}, ["n_averaged", "initted", "step"]),
+        # a dictionary under a key with dots is no weight, a tuple may be one
+        ({"net.model": {"w": A}, "net.optimizer": {"x": B}, "ema.model": {"w": C}}, ["net.model.w"]),
+        ({"net.model": {"w": A}, "rng_state.cuda": {"0": B}}, ["net.model.w"]),
+        ({"a.w": A, "ema.fc._packed_params": (B, None)}, ["a.w", "ema.fc._packed_params.0"]),
+        # Haiku's state has modules, an optimizer's has tensors
+        ({"params": {"fc.w": A}, "state": {"iter": B, "exp_avg": C}}, ["fc.w"]),
+        ({"params": {"bn": {"w": A}}, "state": {"bn": {"mean": B}}}, ["bn.w", "state.bn.mean"]),
+        ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
+        ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
+        ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
+    ],
+)
+def test_what_is_no_weight_beside_weights(saved_as: Any, weights: list[str], tmp_path: Path) -> None:
+    saved(saved_as, tmp_path / "a.pt")
+    assert list(ckptconv.open(tmp_path / "a.pt", opaque=True, weights_only=True)) == weights
+
+
+def test_the_model_within_a_wrapper_takes_its_weights(tmp_path: Path) -> None:
+    saved(AveragedModel(nn.Linear(1, 1)).state_dict(), tmp_path / "a.pt")
+    assert ckptconv.torch.load_into(AveragedModel(nn.Linear(1, 1)), tmp_path / "a.pt").missing == ("n_averaged",)
+    found = ckptconv.open(tmp_path / "a.pt", strip_prefix="module.")
+    assert not ckptconv.torch.load_into(nn.Linear(1, 1), found).unexpected
+
+
 def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
     saved(Mega().state_dict(), tmp_path / "a.pt")
     net = Mega()
@@ -513,7 +573,7 @@ def test_an_average_that_is_not_meant_is_excluded(tmp_path: Path) -> None:
     """A wrapper's prefix and none: which of the two is the average of fc.weight, only the user knows."""
     two = {"module.fc.weight": torch.ones(2), "fc.weight": torch.full((2,), 9.0)}
     saved({"state_dict": {"fc.weight": torch.zeros(2)}, "state_dict_ema": two}, tmp_path / "a.pt")
-    with pytest.raises(ckptconv.UsageError, match=r"exclude='state_dict_ema\.fc\.weight' leaves one out"):
+    with pytest.raises(ckptconv.UsageError, match=r"state_dict_ema\.module\.\*, state_dict_ema\.\*: of fc\.weight"):
         ckptconv.open(tmp_path / "a.pt", ema=True)
     for exclude, value in (("state_dict_ema.fc.*", 1), ("state_dict_ema.module.*", 9)):
         got = ckptconv.open(tmp_path / "a.pt", ema=True, exclude=exclude)
