@@ -41,10 +41,9 @@ from .walk import TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
-FLAT_SLOT = (
-    re.compile(  # what follows `optimizer.` where all keys are joined in one: Megatron's, or of any torch optimizer
-        r"(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$)"
-    )
+# What follows `optimizer.` where all keys are joined in one: Megatron's slots, or those of any torch optimizer.
+FLAT_SLOT = re.compile(
+    r"(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$)"
 )
 OPEN = 64  # files of a thousand processes are not all open at a time
 
