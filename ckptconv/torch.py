@@ -207,14 +207,16 @@ def _opened(
     if isinstance(source, Mapping):
         text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
         raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
-    several = list(source) if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+    several = list(source) if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike) else [source]
+    if select is WEIGHTS and not (change.converter or change.renames):
+        select = Select()  # `check` takes weights, and counters that the module has
     return dated(several, select, change, guard=verify)
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own, computed = memory(module)
-    given = {n: t for n, t in found.items() if not t.role}
+    given = {n: t for n, t in found.items() if not t.role or _is_own_counter(t, own.get(n))}
     known = shaped({n: t for n, t in own.items() if n in given or is_shaped(t)})
     shared = {n: g for g in tied(known) for n in g}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
@@ -228,6 +230,11 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
         tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
         tuple(n for n in computed if n in given),
     )
+
+
+def _is_own_counter(t: Tensor, buffer: torch.Tensor | None) -> bool:
+    """Whether it is a counter that the module keeps, too, such as the `n_averaged` of torch's AveragedModel."""
+    return t.role == "step" and buffer is not None and t.shape == tuple(buffer.shape)
 
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:

@@ -34,6 +34,7 @@ BESIDE: Final = "/"  # stands for such a group, among the keys on which somethin
 MARKS = SLOTS | {"params", "model", BESIDE}  # a map that has one of these is a training state
 TELLING = MARKS - {BESIDE} | {"target"}  # keys on which something depends that lies beside them or around them
 FORMATS = frozenset({"flax", "orbax"})  # whose names are such keys, joined by '/'
+MODELS = 2  # levels at which a group counts as a model by what it holds; by its name only at the top
 LEVELS = 8  # a training state lies near the top; a hostile name may have thousands of keys
 AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
 
@@ -43,11 +44,19 @@ def is_average(key: str) -> bool:
     return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
 
 
-def is_model(key: str, inside: Container[str] = ()) -> bool:
-    """Whether a group counts as `params` for what lies beside it: by its name, or as it holds a mark."""
-    named = key in ("variables", "mdl_vars", "weights") or key.startswith("params_") or key.endswith("_params")
+def is_model(key: str, inside: Container[str], level: int) -> bool:
+    """Whether a group counts as `params` for what lies beside it: by its name, or as it holds a mark.
+
+    level: that of the group, 0 for the top. Further below, modules are called and hold so.
+    """
+    if level >= MODELS:
+        return False
+    named = not level and (
+        key in ("variables", "mdl_vars", "weights") or key.startswith("params_") or key.endswith("_params")
+    )
     found = named or any(k in inside for k in INNER)
-    return found and not (key in SLOTS or key.startswith("opt") or is_average(key))
+    # random streams of flax.nnx are called rngs/params
+    return found and not (key in SLOTS or key == "rngs" or key.startswith("opt") or is_average(key))
 
 
 def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Settled:
@@ -86,7 +95,7 @@ def of_names(names: Collection[str]) -> dict[str, Role]:
         for i, key in enumerate(keys):
             if key in TELLING:
                 groups[keys[:i]].add(key)
-            if is_model(key, keys[i + 1 : i + 2]):
+            if is_model(key, keys[i + 1 : i + 2], i):
                 groups[keys[:i]].add(BESIDE)
     found: dict[str, Role] = {}
     for home, inside in groupby(names if groups else (), _home):  # else all are weights

@@ -106,7 +106,7 @@ def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool)
     if not quiet:
         show.talk(f"{into}: {report.described('loaded')}")
     made = [Note("assumed", "not in the source: as the module makes them", report.missing)] * bool(report.missing)
-    beside = tuple(n for n, t in found.items() if t.role)
+    beside = tuple(n for n, t in found.items() if t.role and n not in report.loaded)
     made += [Note("dropped", "training state, which a module does not hold", beside)] * bool(beside)
     state = replace(snapshot(module), notes=(*found.notes, *made))
     casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in report.cast)

@@ -35,6 +35,7 @@ OPTIONS = {
     **dict.fromkeys(("--input", "--src", "--source", "-i"), "the source without an option"),
     "--depth": "--tree", "-f": "--json", "--recursive": "the verb zoo", "-r": "the verb zoo",
 }  # fmt: skip
+FOR_MANY = ("--to", "--pattern", "--ledger", "--shard")  # of zoo; the others are refused where they are normalised
 FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
@@ -77,10 +78,10 @@ def option(name: str, known: Sequence[str]) -> str:
 
 
 def refuse_empty(argv: Sequence[str]) -> None:
-    """UsageError for an option with an empty value, which an unset variable of a shell gives and for many is none."""
+    """UsageError for one of these options with an empty value, as an unset variable of a shell gives: it means none."""
     for before, word in pairwise(("", *argv)):
-        option = word[:-1] if word.endswith("=") and word.count("=") == 1 else before
-        if (not word or option != before) and option.startswith("--"):
+        option = before if not word else word[:-1] if word.endswith("=") else ""
+        if option in FOR_MANY:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
 
 

@@ -85,7 +85,7 @@ def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Ca
             claims.setdefault(base, []).append(name)
     several = {base: names for base, names in claims.items() if differ(names)}
     left = {base: [n for n in names if wanted(n)] for base, names in several.items()}
-    raw = _raw(several.values())
+    raw = _raw(several.values(), shadow)
     unclear = {base: rest for base, names in left.items() if differ(rest := [n for n in names if n not in raw])}
     if unclear:
         raise UsageError(_unclear(unclear))
@@ -93,14 +93,19 @@ def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Ca
     return {n: "" if n in raw else base for n, base in shadow.items() if n not in gone}
 
 
-def _raw(claims: Iterable[Sequence[str]]) -> set[str]:
-    """Of the names that claim one weight, those that say that they are no averages beside one that says that it is."""
-    found: set[str] = set()
-    for names in claims:
-        looks = [_looks(part) for _, part in _apart(names)] if len(names) > 1 else []
+def _raw(claims: Iterable[Sequence[str]], names: Iterable[str]) -> set[str]:
+    """Of these names those that lie where something says that it is no average, beside one of its weight that is one.
+
+    claims: the names that claim one weight, for each.
+    """
+    heads: set[str] = set()
+    for several in claims:
+        apart = _apart(several) if len(several) > 1 else []
+        looks = [_looks(part) for _, part in apart]
         if 1 in looks:
-            found |= {n for n, look in zip(names, looks, strict=True) if look == -1}
-    return found
+            heads |= {head for (head, _), look in zip(apart, looks, strict=True) if look == -1}
+    starts = tuple(f"{head}." for head in heads)
+    return {n for n in names if n in heads or n.startswith(starts)}
 
 
 def _looks(part: str) -> int:
@@ -211,7 +216,7 @@ def _paired(inside: Mapping[str, Tensor], weights: Mapping[str, Tensor], entry: 
         places: dict[str, list[str]] = {}
         for n in listed:
             places.setdefault(n.rpartition(".")[2], []).append(n)
-        raw = _raw(places.values())
+        raw = _raw(places.values(), listed)
         return dict.fromkeys(inside, "") | _in_order({n: inside[n] for n in listed if n not in raw}, weights, entry)
     pairs = _spelled_alike(inside, weights, _bare) or _spelled_alike(inside, weights, _dotless)
     if not pairs:

@@ -28,7 +28,8 @@ WEIGHT = re.compile(
     r"_?weights?(_(?!mask|i(?:nde)?x|indices|shape|format).+)?"
     r"|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
 )
-PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs")  # several numbers in each integer, of any width
+PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs|W_q|qvalue|q_?kernel|.*qdata|B")  # several numbers in an integer
+INDEX = re.compile(r".*(?:mask|index|idx|indices|shape|format|ids?)")
 STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
 _NUMBER = (
     r"(?:(?:input|output|weight|act|global|inner|nested)_)*"
@@ -62,12 +63,13 @@ def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
     for name, t in tensors.items():
         layer, leaf = _cut(name)
-        if not _may_be_quantised(t, leaf):
+        packed = t.dtype.kind in "iu" and PACKED.fullmatch(leaf) is not None
+        if not (t.shape and (_is_small(t) or packed or _is_word(t, leaf))):
             continue
         m = STEM.fullmatch(name)
         stems.setdefault(m[1] if m else name, []).append(name)
         stems.setdefault(name, []).append(name)
-        if WEIGHT.fullmatch(leaf) or _PACKED in name:
+        if (_is_small(t) or packed or t.dtype == "uint32") and (WEIGHT.fullmatch(leaf) or packed or _PACKED in name):
             layers.setdefault(name.partition(_PACKED)[0] if _PACKED in name else layer, []).append(name)
             above |= {layer, _cut(layer)[0]} if t.dtype.itemsize == 1 else set()
     found, weights = set[str](), dict[int, list[str]]()
@@ -82,11 +84,13 @@ def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     return found.union(*weights.values())
 
 
-def _may_be_quantised(t: Tensor, leaf: str) -> bool:
-    """Whether the elements of a tensor may stand for others by their dtype, or by the last word of its name."""
-    if t.dtype.kind not in "iuxf" or not t.shape:
-        return False
-    return t.dtype.itemsize == 1 or (t.dtype.kind in "iu" and bool(PACKED.fullmatch(leaf) or t.dtype == "uint32"))
+def _is_small(t: Tensor) -> bool:
+    return t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+
+
+def _is_word(t: Tensor, leaf: str) -> bool:
+    """Whether an integer of 16 or 32 bits may be one that a scale is named after: no index."""
+    return t.dtype.kind in "iu" and t.dtype.itemsize < 8 and not INDEX.fullmatch(leaf)
 
 
 def _is_zero(tensors: Mapping[str, Tensor], layer: str) -> bool:

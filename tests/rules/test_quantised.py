@@ -16,7 +16,7 @@ from ckptconv.moves.part import Held
 from ckptconv.rules import library, passes, regex
 
 SHORT = {"f8": "float8_e4m3fn", "e8": "float8_e8m0fnu", "bf": "bfloat16", "f16": "float16", "f32": "float32",
-         "f64": "float64", "i8": "int8", "u8": "uint8", "i32": "int32", "u32": "uint32", "i64": "int64"}  # fmt: skip
+         "f64": "float64", "i8": "int8", "i16": "int16", "u8": "uint8", "i32": "int32", "u32": "uint32", "i64": "int64"}  # fmt: skip
 
 
 def checkpoint(text: str) -> Checkpoint:
@@ -64,6 +64,8 @@ def checkpoint(text: str) -> Checkpoint:
         ("a.k_proj.weight:f8 a.k_proj.weight_scale:f32 a.k_scale:f32 a.v_proj.v_scale:f32",
          "a.k_proj.weight a.k_proj.weight_scale a.k_scale"),
         ("fc.weight:i8 fc.weight_scale:f32 ln.weight:f32 ln.scale:f32 ln.zero_point:i64", "fc.weight_scale ln.scale"),
+        ("l.W_q:i32 l.scale:f32", "l.scale"),  # HQQ, 3 bits
+        ("l.weight:i16 l.weight_scale:f32 m.weight_qdata:i32 m.weight_scale:f32", "l.weight_scale m.weight_scale"),
         ("l.codes:i64 l.codebooks:f32 l.scales:f32", "l.codebooks l.scales"),  # AQLM
         # plain numbers, of which a cast is what it says
         ("a.k_proj.weight:f16 a.k_scale:f32 a.k_proj.k_scale:f32", ""),

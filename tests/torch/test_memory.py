@@ -349,6 +349,28 @@ def nested(layout: torch.layout) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], layout=layout)
 
 
+class Quantising(torch.Tensor):
+    """Keeps whole numbers of what is copied into it, as classes for quantised weights do."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Quantising:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            args[0].inner.copy_(args[1] // 2)
+            return args[0]
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(func(args[0].inner))
+        raise ValueError("not supported")
+
+
 class Wrapped(torch.Tensor):
     """Keeps its elements in another tensor, as those do that are distributed over processes."""
 
@@ -360,7 +382,7 @@ class Wrapped(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise RuntimeError("mixed with a plain tensor")
+        raise AssertionError("mixed with a plain tensor")
 
 
 def inferred() -> torch.Tensor:
@@ -375,6 +397,7 @@ UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     ),
     "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
     "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped takes no values of a plain tensor"),
+    "that keeps other values": (lambda: Quantising(torch.zeros(3)), "b: a Quantising takes no values of a plain"),
     "nested": (lambda: nested(torch.strided), "are nested, and have no one shape:\n  b$"),
     "jagged": (lambda: nested(torch.jagged), "are nested, and have no one shape:\n  b$"),
 }

@@ -148,9 +148,15 @@ def _flat_optimizers(names: Collection[Any]) -> set[str]:
         if rest and OPTIMIZER.match(top):
             below.setdefault(top, []).append(rest)
     return {
-        top for top, found in below.items()
-        if any(FLAT_SLOT.match(rest) for rest in found) or all(rest.partition(".")[2] in names for rest in found)
-    }  # fmt: skip
+        top
+        for top, found in below.items()
+        if any(map(FLAT_SLOT.match, found)) or all(_is_slot(r, names) for r in found)
+    }
+
+
+def _is_slot(rest: str, names: Container[Any]) -> bool:
+    """Whether the name of a weight lies before or behind one key: exp_avg.fc.w, fc.w.sum."""
+    return rest.partition(".")[2] in names or rest.rpartition(".")[0] in names
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:

@@ -32,7 +32,9 @@ SHOWN = 6  # entries that a note names
 
 
 def role_of(entry: str) -> Role:
-    """What a container at the root is for, by its name."""
+    """What a container at the root is for, by its name; what a module keeps as its extra state is its own."""
+    if entry.endswith("_extra_state"):
+        return ""
     if is_average(entry):
         return "average"
     if OPTIMIZER.search(entry):
@@ -57,12 +59,12 @@ class _Entries:
         self.models: dict[str, None] = {}
         self.loose: dict[str, None] = {}
         self.bare: set[str] = set()  # in which tensors lie, not in groups
+        self.grouped: set[str] = set()  # in which some lie in groups
         for leaf in leaves:
             if type(leaf.value) not in TENSORS:
                 continue
             self.counts[leaf.top] += 1
-            if "." not in leaf.name[len(leaf.top) + 1 :]:
-                self.bare.add(leaf.top)
+            (self.grouped if "." in leaf.name[len(leaf.top) + 1 :] else self.bare).add(leaf.top)
             if leaf.top == leaf.name:
                 self.loose[leaf.top] = None
             elif leaf.role in ("", "average"):
@@ -109,7 +111,8 @@ def _beside(leaf: Leaf, names: set[str], found: _Entries) -> Leaf:
     name = f"beside.{leaf.name}" if leaf.name in names and type(leaf.value) in TENSORS else leaf.name
     role: Role = "average" if leaf.top in found.averages else "state"
     half = leaf.top in COLLECTIONS if found.chosen == "params" else leaf.top in COLLECTIONS - {"buffers"}
-    grouped = leaf.top not in found.bare and (leaf.top == "buffers" or (found.chosen, leaf.top) == STATES)
+    grouped = leaf.top == "buffers" and leaf.top in found.grouped
+    grouped |= (found.chosen, leaf.top) == STATES and leaf.top not in found.bare
     if leaf.name != leaf.top and (half or grouped):
         role = ""  # batch_stats beside params: the other half of a JAX model; an optimizer's `state` has bare tensors
     return leaf._replace(name=name, role=leaf.role or role)

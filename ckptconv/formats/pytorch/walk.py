@@ -14,7 +14,18 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from ...checkpoint import Note, Role
-from ...checkpoint.training import BESIDE, FLAX_STATE, INNER, STEPS, TELLING, WEIGHT, is_model, of_group, of_leaf
+from ...checkpoint.training import (
+    BESIDE,
+    FLAX_STATE,
+    INNER,
+    MODELS,
+    STEPS,
+    TELLING,
+    WEIGHT,
+    is_model,
+    of_group,
+    of_leaf,
+)
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .arrays import PickledArray
@@ -66,15 +77,15 @@ class Walk:
             value = value.value
         if type(value) is Wrapper:
             value = self.wrapped(value, name)
+        if id(value) in self.open:  # asked first, since to list a container takes as long as it is large
+            self.cyclic.append(name)
+            return
         children = self.children(value, name)
         if children is None:
             yield from self.leaf(name if depth else "tensor", value, role, top)
             return
-        if id(value) in self.open:
-            self.cyclic.append(name)
-            return
         self.open.add(id(value))
-        within = Within(value, role, root=not depth)
+        within = Within(value, role, depth)
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
             self.name(child_name)
@@ -204,10 +215,10 @@ class Within:
     Counters of wrappers are known by all that the wrapper writes.
     """
 
-    def __init__(self, value: Any, role: WalkRole, *, root: bool) -> None:
+    def __init__(self, value: Any, role: WalkRole, depth: int) -> None:
         keyed = type(value) in (dict, Ordered)
         self.named = not is_module(value)
-        self.root = root and self.named
+        self.root = not depth and self.named
         self.settled = role
         if role in ("", WEIGHT):
             slots = keyed and "param_groups" in value and "state" in value
@@ -215,7 +226,8 @@ class Within:
         self.beside: set[str] = set()
         if not self.settled and self.named:
             self.beside = _groups(value, TELLING)
-            if any(_counts_as_model(key, child) for part in _maps(value) for key, child in part.items()):
+            parts = _maps(value) if depth < MODELS else []
+            if any(_counts_as_model(key, child, depth) for part in parts for key, child in part.items()):
                 self.beside.add(BESIDE)
         self.counters = _counters(value) if self.settled in ("", WEIGHT) else ()
 
@@ -259,8 +271,8 @@ def _counters(value: Any) -> tuple[str, ...]:
     return ()
 
 
-def _counts_as_model(key: Any, child: Any) -> bool:
-    return type(key) is str and type(child) in (dict, Ordered, Inert) and is_model(key, _groups(child, INNER))
+def _counts_as_model(key: Any, child: Any, level: int) -> bool:
+    return type(key) is str and type(child) in (dict, Ordered, Inert) and is_model(key, _groups(child, INNER), level)
 
 
 def _plain(role: WalkRole) -> Role:

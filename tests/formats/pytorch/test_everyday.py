@@ -467,6 +467,13 @@ A, B, C = (torch.full((1,), float(i)) for i in range(3))
         ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
         ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
         ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
+        ({"model": {"bn.w": A}, "buffers": {"pe": B, "bn.mean": C}}, ["bn.w", "buffers.pe", "buffers.bn.mean"]),
+        ({"fc.w": A, "ema_net.fc._extra_state": {"x": B}}, ["fc.w", "ema_net.fc._extra_state.x"]),
+        # deep in a model, modules are called as they like
+        (
+            {"a": {"b": {"film_params": {"w": A}, "ema": {"w": B}, "step": C}}},
+            ["a.b.film_params.w", "a.b.ema.w", "a.b.step"],
+        ),
     ],
 )
 def test_what_is_no_weight_beside_weights(saved_as: Any, weights: list[str], tmp_path: Path) -> None:
@@ -475,8 +482,14 @@ def test_what_is_no_weight_beside_weights(saved_as: Any, weights: list[str], tmp
 
 
 def test_the_model_within_a_wrapper_takes_its_weights(tmp_path: Path) -> None:
-    saved(AveragedModel(nn.Linear(1, 1)).state_dict(), tmp_path / "a.pt")
-    assert ckptconv.torch.load_into(AveragedModel(nn.Linear(1, 1)), tmp_path / "a.pt").missing == ("n_averaged",)
+    before = AveragedModel(nn.Linear(1, 1))
+    before.n_averaged.fill_(7)
+    saved(before.state_dict(), tmp_path / "a.pt")
+    module = AveragedModel(nn.Linear(1, 1))
+    for source in (tmp_path / "a.pt", ckptconv.open(tmp_path / "a.pt")):
+        module.n_averaged.fill_(0)
+        assert ckptconv.torch.load_into(module, source).complete
+        assert module.n_averaged == 7, "with 0 the next update would throw the average away"
     found = ckptconv.open(tmp_path / "a.pt", strip_prefix="module.")
     assert not ckptconv.torch.load_into(nn.Linear(1, 1), found).unexpected
 
