@@ -16,7 +16,8 @@ from ckptconv.moves.part import Held
 from ckptconv.rules import library, passes, regex
 
 SHORT = {"f8": "float8_e4m3fn", "e8": "float8_e8m0fnu", "bf": "bfloat16", "f16": "float16", "f32": "float32",
-         "f64": "float64", "i8": "int8", "i16": "int16", "u8": "uint8", "i32": "int32", "u32": "uint32", "i64": "int64"}  # fmt: skip
+         "f64": "float64", "i8": "int8", "i16": "int16", "u8": "uint8", "i32": "int32", "u32": "uint32",
+         "i64": "int64"}  # fmt: skip
 
 
 def checkpoint(text: str) -> Checkpoint:
