@@ -47,11 +47,11 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
     taken = selected(found, chosen)
-    since(taken, stamps)
+    _since(taken, stamps)
     return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
-def since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
+def _since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
     """Say to each tensor, which was just made, how the stamps of the files begin that were opened for it."""
     lasting = {url: stamp[: files.LASTING] for url, stamp in stamps.items()}
     plain = Opened(lasting)
@@ -153,7 +153,7 @@ def dated(
     """The same, and the stamps of all files that were opened for it, whose beginnings its tensors know."""
     with files.record_stamps() as stamps:
         found = prepare(sources, select, change, guard=guard)
-    since(found, stamps)
+    _since(found, stamps)
     return found, stamps
 
 
@@ -169,15 +169,5 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
 
 
 __all__ = [
-    "dated",
-    "list_of",
-    "open",
-    "opened",
-    "prepare",
-    "refuse_nameless",
-    "seen",
-    "selected",
-    "since",
-    "url_of",
-    "whole",
-]
+    "dated", "list_of", "open", "opened", "prepare", "refuse_nameless", "seen", "selected", "url_of", "whole",
+]  # fmt: skip

@@ -114,13 +114,13 @@ def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
 @once()
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
-    found = bundle(given)
-    row, checkpoint = _prepared(list_of(sources), destination, found)
+    found, many = bundle(given), list_of(sources)
+    row, checkpoint = _prepared(many, destination, found)
     made = passes.texts(order.fitted(checkpoint, row.name))
-    plan = plan_for(made, destination, found.target, found.resources, list_of(sources))[0]
+    plan = plan_for(made, destination, found.target, found.resources, many)[0]
     if not found.target.force:
         return plan
-    return replacing.foretold(plan, made.urls, [os.fspath(s) for s in list_of(sources)], text(destination))
+    return replacing.foretold(plan, made.urls, [os.fspath(s) for s in many], text(destination))
 
 
 @takes(*CONVERT)
@@ -161,8 +161,7 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
     if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
-    if (named := table.by_suffix(os.fspath(destination))) and row.name not in named:
-        hint = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {row.name}"
+    if hint := table.of_another(os.fspath(destination), row.name):
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     return row, made
 
@@ -182,6 +181,7 @@ def write(
     url = text(destination)
     checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, target).name))
     made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
+    read = {**dict.fromkeys(checkpoint.urls, ()), **(stamps or {})}
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str] | None = None) -> None:
         at = unpublished(files.split(url.rstrip("/"))[1]) if unpublished else ""
@@ -196,11 +196,11 @@ def write(
         map=resources.map or _engine(resources.engine),
         progress=resources.progress,
         metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
-        stamps={**dict.fromkeys(checkpoint.urls, ()), **(stamps or {})},  # as private as all of them
+        stamps=read,  # as private as all of them
         confirm=confirmed if target.verify != "none" else None,
         ahead=target.verify != "full",  # which reads every byte before anything is published
     )
-    with replacing.sparing(made, {*checkpoint.urls, *(stamps or ())}, sources, url):
+    with replacing.sparing(made, read, sources, url):
         outcome = execute(made, writer, how)
     if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:

@@ -67,8 +67,7 @@ def of(report: Report) -> tuple[Remark, ...]:
     ]
     if report.lost:
         found.append(("lossy", "values did not survive the cast", f"{report.lost}: {shortened(list(report.loss), 2)}"))
-    if (named := table.by_suffix(report.destination)) and report.target_format not in named:
-        text = f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {report.target_format}"
+    if text := table.of_another(report.destination, report.target_format):
         found.append(("hint", text, ""))
     found.sort(key=lambda one: KINDS.index(one[0]))
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in found[:MOST])

@@ -22,7 +22,6 @@ from typing import Any
 
 from ..errors import StorageError, UsageError
 from ..messages import version
-from ..moves import copies, dense, padding, sums
 from ..moves.log import CHUNK, Loss, Read, Written
 from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
@@ -31,7 +30,7 @@ from ..output.append_log import AppendLog
 from ..output.destination import Destination, OutputNames
 from ..storage.files import is_remote
 from .job import Receipt
-from .plan import Job, Plan
+from .plan import Job, Plan, made_of
 
 MARK = "resume"
 BEGIN = b'{"plan":"'  # of every journal
@@ -252,10 +251,10 @@ def _raw(array: Any) -> Any:
 
 
 def _urls(data: Data) -> Iterator[str]:
-    """The files that data is in: what is compared, added, cut off or made dense can be in several."""
+    """The files that data is in: what is made of several tensors can be in several."""
     if not isinstance(data, Held):
         yield data.url
-        for tensor in (*copies.of(data), *sums.of(data), *padding.of(data), *dense.of(data)):
+        for tensor in made_of(data):
             for part in tensor.parts:
                 yield from _urls(part.data)
 

@@ -22,7 +22,7 @@ from ..moves import copies, dense, padding, sums
 from ..moves.boxes import is_contiguous, reach
 from ..moves.budget import Budget
 from ..moves.log import CHUNK
-from ..moves.part import Coded, Piece, Span, Stored, c_strides
+from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides
 from ..storage.files import exists, join, read_all
 
 BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most
@@ -180,11 +180,16 @@ def _axes(t: Tensor) -> str:
     return "transpose" if len(order) == 2 else "axes " + " ".join(str(order.index(i)) for i in range(len(order)))
 
 
+def made_of(data: Data) -> list[Stored]:
+    """The tensors that data is computed from when it is read; none of what a file or an array has as it is."""
+    return copies.of(data) or sums.of(data) or padding.of(data) or dense.of(data)
+
+
 def sources(t: Stored) -> list[str]:
     """Where the tensor's bytes come from, for people: 'file@start+size'."""
     out = []
     for p in t.parts:
-        if several := copies.of(p.data) or sums.of(p.data) or padding.of(p.data) or dense.of(p.data):
+        if several := made_of(p.data):
             out += [at for one in several for at in sources(one)]
         elif isinstance(p.data, Span):
             out.append(f"{redacted(p.data.url)}@{p.data.start}+{p.data.size}")

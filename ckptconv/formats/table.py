@@ -151,6 +151,14 @@ def by_suffix(url: str) -> set[str]:
     return {f.name for _, f in _fitting(TABLE, url)}
 
 
+def of_another(url: str, name: str) -> str:
+    """What to say of a destination whose suffix stands for another format than the one that is written, or ''."""
+    named = by_suffix(url)
+    if not named or name in named:
+        return ""
+    return f"the name's suffix stands for {' or '.join(sorted(named))}; what is written is {name}"
+
+
 def is_said(url: str) -> bool:
     """Whether a destination's suffix says a format, ours or another package's, also one that is not written."""
     return bool(_fitting(TABLE, url) or url.lower().endswith(tuple(UNWRITTEN)) or _fitting(table().values(), url))

@@ -60,22 +60,11 @@ def scaled(checkpoint: Checkpoint) -> set[str]:
 
 
 def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
-    stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
-    for name, t in tensors.items():
-        layer, leaf = _cut(name)
-        packed = t.dtype.kind in "iu" and PACKED.fullmatch(leaf) is not None
-        if not (t.shape and (_is_small(t) or packed or _is_word(t, leaf))):
-            continue
-        m = STEM.fullmatch(name)
-        stems.setdefault(m[1] if m else name, []).append(name)
-        stems.setdefault(name, []).append(name)
-        if (_is_small(t) or packed or t.dtype == "uint32") and (WEIGHT.fullmatch(leaf) or packed or _PACKED in name):
-            layers.setdefault(name.partition(_PACKED)[0] if _PACKED in name else layer, []).append(name)
-            above |= {layer, _cut(layer)[0]} if t.dtype.itemsize == 1 else set()
+    of_name, of_layer, above = _quantised(tensors)
     found, weights = set[str](), dict[int, list[str]]()
-    for name in (*tensors, *left) if stems else ():
+    for name in (*tensors, *left) if of_name else ():
         for start, rest in _splits(name):
-            for there, of in (stems.get(start, ()), OF_NAME), (layers.get(start, ()), OF_LAYER):
+            for there, of in (of_name.get(start, ()), OF_NAME), (of_layer.get(start, ()), OF_LAYER):
                 if there and (len(there) > 1 or there[0] != name) and of.fullmatch(rest):
                     found.add(name)
                     weights[id(there)] = there
@@ -84,8 +73,22 @@ def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     return found.union(*weights.values())
 
 
-def _is_small(t: Tensor) -> bool:
-    return t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+def _quantised(tensors: Mapping[str, Tensor]) -> tuple[dict[str, list[str]], dict[str, list[str]], set[str]]:
+    """What may be quantised: by the name that a scale is named after, and by layer; and layers of those of 8 bits."""
+    stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
+    for name, t in tensors.items():
+        layer, leaf = _cut(name)
+        small = t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+        packed = t.dtype.kind in "iu" and PACKED.fullmatch(leaf) is not None
+        if not (t.shape and (small or packed or _is_word(t, leaf))):
+            continue
+        m = STEM.fullmatch(name)
+        stems.setdefault(m[1] if m else name, []).append(name)
+        stems.setdefault(name, []).append(name)
+        if (small or packed or t.dtype == "uint32") and (WEIGHT.fullmatch(leaf) or packed or _PACKED in name):
+            layers.setdefault(name.partition(_PACKED)[0] if _PACKED in name else layer, []).append(name)
+            above |= {layer, _cut(layer)[0]} if small else set()
+    return stems, layers, above
 
 
 def _is_word(t: Tensor, leaf: str) -> bool:
