@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from .tensor import Role
 
@@ -34,14 +34,26 @@ BESIDE: Final = "/"  # stands for such a group, among the keys on which somethin
 MARKS = SLOTS | {"params", "model", BESIDE}  # a map that has one of these is a training state
 TELLING = MARKS - {BESIDE} | {"target"}  # keys on which something depends that lies beside them or around them
 FORMATS = frozenset({"flax", "orbax"})  # whose names are such keys, joined by '/'
-MODELS = 2  # levels at which a group counts as a model by what it holds; by its name only at the top
+MODELS = 2  # levels at which a group counts as a model by its name, or by what it holds
 LEVELS = 8  # a training state lies near the top; a hostile name may have thousands of keys
-AVERAGE = re.compile(r"(?:.*[_.-])?(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-].*)?|.*(?<=[a-z])(?:EMA|Ema)")
+AVERAGE = re.compile(r"(?:^|[_.-])(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-]|\Z)|(?<=[a-z])(?:EMA|Ema)\Z")
+# Counters that wrappers of a module keep in its state dict, by the submodule: torch's AveragedModel, ema-pytorch
+COUNTERS = {"module": ("n_averaged",), "ema_model": ("initted", "step")}
 
 
 def is_average(key: str) -> bool:
     """Whether an entry is a moving average by its name: ema, model_ema, state_dict_ema, g_ema, shadow_params ..."""
-    return AVERAGE.fullmatch(key) is not None or AVERAGE.fullmatch(key.casefold()) is not None
+    return AVERAGE.search(key) is not None or AVERAGE.search(key.casefold()) is not None
+
+
+def counters(parts: Sequence[Mapping[Any, Any]]) -> tuple[str, ...]:
+    """The counters that a wrapper of a module keeps, if these mappings, or their keys up to a dot, are one's state."""
+    for head, names in COUNTERS.items():
+        if all(any(n in part for part in parts) for n in names) and any(
+            type(key) is str and key.partition(".")[0] == head for part in parts for key in part
+        ):
+            return names
+    return ()
 
 
 def is_model(key: str, inside: Container[str], level: int) -> bool:
@@ -51,12 +63,10 @@ def is_model(key: str, inside: Container[str], level: int) -> bool:
     """
     if level >= MODELS:
         return False
-    named = not level and (
-        key in ("variables", "mdl_vars", "weights") or key.startswith("params_") or key.endswith("_params")
-    )
+    named = key in ("variables", "mdl_vars", "weights") or key.startswith("params_") or key.endswith("_params")
     found = named or any(k in inside for k in INNER)
-    # random streams of flax.nnx are called rngs/params
-    return found and not (key in SLOTS or key == "rngs" or key.startswith("opt") or is_average(key))
+    # random streams of Flax are called rngs/params
+    return found and not (key in SLOTS or key.startswith(("opt", "rng")) or is_average(key))
 
 
 def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Settled:

@@ -200,6 +200,17 @@ def called(module: str, name: str, again: bytes) -> Callable[[Path], Path]:
     return pickle_of(f"](c{module}\n{name}\n".encode() + b"\x94" + again * 200_000 + b"e")
 
 
+def many(value: bytes) -> Callable[[Path], Path]:
+    """A value that is made once, and that 20,000 keys name."""
+    keys = b"".join(b"X\5\0\0\0%05dh\1" % i for i in range(20_000))
+    return pickle_of(b"](" + value + b"q\1}(" + keys + b"ue")
+
+
+NOTHING = b"N" * 20_000
+KEYS = b"}(" + b"".join(b"X\5\0\0\0%05dN" % i for i in range(20_000)) + b"u"
+NAMESPACE = b"cargparse\nNamespace\n)\x81"
+
+
 def deflated(folder: Path) -> Path:
     """Zeros, which deflate to nothing, buy room for lists."""
     padding = random.Random(1).randbytes(20_000) + bytes(1_000_000)
@@ -254,6 +265,14 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pickle: sets made by calls": (called("builtins", "set", b"h\0)R"), "containers and objects without end"),
     "pickle: objects made by calls": (called("argparse", "Namespace", b"h\0)R"), "objects without end"),
     "pickle: objects called again": (called("argparse", "Namespace", b")R"), "objects without end"),
+    "pickle: an object whose state is a tuple": (many(NAMESPACE + b"(" + NOTHING + b"tb"), "shared without bound"),
+    "pickle: a module without parameters": (
+        many(NAMESPACE + b"}(X\x0b\0\0\0_parameters" + KEYS + b"X\x08\0\0\0_modules}ub"), "shared without bound"
+    ),
+    "pickle: attributes of a dictionary": (
+        many(b"ccollections\nOrderedDict\n)R" + KEYS + b"b"), "shared without bound"
+    ),
+    "pickle: a name of averages": (pickle_of(b"}X\x80\x84\x1e\0" + b"ema_" * 500_000 + b"}X\1\0\0\0aNss"), ""),
     "torch: a pickle that is deflated": (deflated, "containers and objects without end"),
     "torch: views of one element": (views, "its views repeat what is stored without bound"),
     "flax: nothing": (msgpack_of(b"\xc0"), "has more than 156073 values"),

@@ -10,6 +10,8 @@ from .plain import SCALARS, Inert, Known, Ordered
 
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
+MESH = 64  # axes of a mesh of devices, at most
+_GROUPS = ("_parameters", "_buffers", "_modules")
 
 
 def segment(key: Any) -> str:
@@ -24,9 +26,16 @@ def segment(key: Any) -> str:
 
 
 def states(thing: Inert) -> list[dict[Any, Any]]:
-    """The dictionaries of a recorded state: of attributes, and of slots."""
-    parts = thing.state if type(thing.state) is tuple else (thing.state,)
+    """The dictionaries of a recorded state: of attributes, or of attributes and slots, as Python sets a pair."""
+    parts = thing.state if type(thing.state) is tuple and len(thing.state) == 2 else (thing.state,)
     return [part for part in parts if type(part) in (dict, Ordered)]
+
+
+def extent(thing: Inert) -> int:
+    """How many values are looked at to list what it holds, at each place where it occurs: also those left out."""
+    parts = [v for part in states(thing) for v in (part, *map(part.get, _GROUPS))]
+    several = [*parts, thing.state, thing.pairs, thing.items, thing.args]
+    return sum(len(v) for v in several if type(v) in (dict, Ordered, list, tuple))
 
 
 def is_module(thing: object) -> bool:
@@ -45,7 +54,7 @@ def of_module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
     for part in states(thing):
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
-        groups = {g: part[g] for g in ("_parameters", "_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)}
+        groups = {g: part[g] for g in _GROUPS if type(part.get(g)) in (dict, Ordered)}
         for group, inside in groups.items():
             for key, value in inside.items():
                 if value is not None:
@@ -65,9 +74,9 @@ def of_object(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
     """Everything that is not an attribute: other states, items, arguments."""
-    parts = thing.state if type(thing.state) is tuple else (thing.state,)
-    for i, part in enumerate(parts):
-        if type(part) not in (dict, Ordered) and type(part) not in SCALARS:
+    attributes = states(thing)
+    for i, part in enumerate(thing.state if type(thing.state) is tuple else (thing.state,)):
+        if type(part) not in SCALARS and not any(part is a for a in attributes):
             yield f"state.{i}", part
     yield from ((segment(k), v) for k, v in thing.pairs.items())
     yield from ((str(i), v) for i, v in enumerate(thing.items))
@@ -80,7 +89,7 @@ def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
 def is_complete(spec: Any) -> bool:
     """Whether each placement of a DTensor is Shard or Replicate; a Partial one would have to be summed."""
     placements = next((part.get("placements") for part in states(spec)), None) if type(spec) is Inert else None
-    if type(placements) is not tuple:
+    if type(placements) is not tuple or len(placements) > MESH:
         return False
     return all(type(p) is Inert and p.path.rpartition(".")[2] in ("Shard", "Replicate") for p in placements)
 

@@ -22,6 +22,7 @@ from ...checkpoint.training import (
     STEPS,
     TELLING,
     WEIGHT,
+    counters,
     is_model,
     of_group,
     of_leaf,
@@ -32,7 +33,18 @@ from .arrays import PickledArray
 from .entries import Leaf, role_of
 from .plain import SCALARS, Inert, Ordered
 from .rebuild import JAGGED, bare
-from .recorded import ATTRIBUTE, WalkRole, has_parameters, is_complete, is_module, of_module, of_object, segment, states
+from .recorded import (
+    ATTRIBUTE,
+    WalkRole,
+    extent,
+    has_parameters,
+    is_complete,
+    is_module,
+    of_module,
+    of_object,
+    segment,
+    states,
+)
 from .values import HARMLESS
 from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
 
@@ -44,7 +56,6 @@ VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and i
 PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Absent)
-COUNTERS = {"module": ("n_averaged",), "ema_model": ("initted", "step")}  # torch's AveragedModel, ema-pytorch
 CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
 
@@ -69,9 +80,9 @@ class Walk:
         self.values += size // VALUE
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
-        self.left -= 1
-        if self.left < 0 or depth > MAX_DEPTH:
-            raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
+        self.visit(1)
+        if depth > MAX_DEPTH:
+            raise UnsafeCheckpoint("its containers are nested too deeply", url=self.url)
         if type(value) is Tagged:
             yield from self.tags(value, name or "tensor", role, top, depth)
             value = value.value
@@ -96,6 +107,12 @@ class Walk:
             else:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
+
+    def visit(self, count: int) -> None:
+        """Count values that are looked at, which may occur at several places."""
+        self.left -= count
+        if self.left < 0:
+            raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
 
     def name(self, name: str, times: int = 1) -> None:
         """Count the characters of a name, which may be that of several tensors."""
@@ -138,17 +155,21 @@ class Walk:
         if kind is dict:
             return ((k if type(k) is str else segment(k), v, "") for k, v in value.items()) if value else None
         if kind is Ordered:
-            self.hung += [f"{name}.{segment(k)}" if name else segment(k) for k in value.state if k not in KEPT]
+            self.visit(len(value.state))
+            for key in value.state:
+                if key not in KEPT:
+                    self.hung.append(f"{name}.{segment(key)}" if name else segment(key))
+                    self.name(self.hung[-1])
             return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
-            self.left -= len(value)
+            self.visit(len(value))
             scalars = all(type(v) in SCALARS for v in value)
             return None if scalars else ((str(i), v, "") for i, v in enumerate(value))
         return self.recorded(value) if kind is Inert and value.args is not None else None
 
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """The contents of a recorded object."""
-        self.left -= len(thing.args) if type(thing.args) is tuple else 0
+        self.visit(extent(thing))
         found = list(of_module(thing) if has_parameters(thing) else of_object(thing)) or None
         if found or thing.path not in HARMLESS:
             self.inert[thing.path] = None
@@ -263,12 +284,7 @@ def _counters(value: Any) -> tuple[str, ...]:
     parts = _maps(value)
     if is_module(value):
         parts = [part[g] for part in parts for g in ("_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)]
-    for head, counters in COUNTERS.items():
-        if all(any(c in part for part in parts) for c in counters) and any(
-            type(key) is str and key.partition(".")[0] == head for part in parts for key in part
-        ):
-            return counters
-    return ()
+    return counters(parts)
 
 
 def _counts_as_model(key: Any, child: Any, level: int) -> bool:
