@@ -42,6 +42,7 @@ from .checkpoint.torch import (
     tied,
     ties,
 )
+from .checkpoint.training import counters
 from .errors import ConversionError, UsageError
 from .messages import indented
 from .moves.opened import refuse_changed
@@ -172,7 +173,8 @@ def load_into(
     distributed tensor, a state dict for `source`. Also raises what reading raises, such as VerifyError for hashes of
     other tensors; damage leaves the module partly loaded.
     """
-    found, stamps = _opened(source, select, Change(converter, inverse, params or {}, renames), verify=verify)
+    change = Change(converter, inverse, params or {}, renames)
+    found, stamps = _opened(source, memory(module)[0], select, change, verify=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
@@ -195,9 +197,17 @@ def load_into(
 
 
 def _opened(
-    source: Path | Sequence[Path] | Checkpoint, select: Select, change: Change, *, verify: bool
+    source: Path | Sequence[Path] | Checkpoint,
+    own: Mapping[str, torch.Tensor],
+    select: Select,
+    change: Change,
+    *,
+    verify: bool,
 ) -> tuple[Checkpoint, Mapping[str, Stamp]]:
-    """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files."""
+    """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files.
+
+    own: the tensors of the module.
+    """
     if isinstance(source, Checkpoint):
         found = guarded(source) if verify else unwatched(source)[0]
         if change.converter or change.renames:
@@ -208,15 +218,16 @@ def _opened(
         text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
         raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
     several = list(source) if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike) else [source]
-    if select is WEIGHTS and not (change.converter or change.renames):
-        select = Select()  # `check` takes weights, and counters that the module has
+    if select == WEIGHTS and len(several) == 1 and counters([own]) and not (change.converter or change.renames):
+        select = Select()  # `check` takes weights, and counters of such a wrapper
     return dated(several, select, change, guard=verify)
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own, computed = memory(module)
-    given = {n: t for n, t in found.items() if not t.role or _is_own_counter(t, own.get(n))}
+    kept = counters([own])
+    given = {n: t for n, t in found.items() if not t.role or (n in kept and t.role == "step")}
     known = shaped({n: t for n, t in own.items() if n in given or is_shaped(t)})
     shared = {n: g for g in tied(known) for n in g}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
@@ -230,11 +241,6 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
         tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
         tuple(n for n in computed if n in given),
     )
-
-
-def _is_own_counter(t: Tensor, buffer: torch.Tensor | None) -> bool:
-    """Whether it is a counter that the module keeps, too, such as the `n_averaged` of torch's AveragedModel."""
-    return t.role == "step" and buffer is not None and t.shape == tuple(buffer.shape)
 
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:

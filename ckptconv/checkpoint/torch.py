@@ -24,6 +24,10 @@ from ..moves.torch import areas, box, dtype_of, kind_of, spot, state, to_array, 
 from . import Checkpoint
 from .tensor import Tensor, contiguous, origin
 
+# What is tried on tensors of classes of other packages: values that rounding, bounds or a table would change
+FRACTIONS = (1 / 3, -5.25, 100.0, 0.0, -1 / 64, 1.0, 7.0)
+WHOLE = (3, -5, 100, 0, -1, 1, 7)
+
 # --- what it holds ----------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +110,7 @@ def _unwritable(t: torch.Tensor) -> str:
     """Why elements cannot be written into a tensor's memory one by one; '' if they can."""
     if t.layout != torch.strided:
         return f"its layout is {str(t.layout).removeprefix('torch.')}; give the module its to_dense()"
-    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not _takes_values(t):
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not (t.is_meta or _takes_values(t)):
         return f"a {type(t).__name__} takes no values of a plain tensor; load before it is made of one"
     if t.is_inference() and not t.is_meta and not torch.is_inference_mode_enabled():
         return "it was made in inference mode; load under torch.inference_mode()"
@@ -116,12 +120,13 @@ def _unwritable(t: torch.Tensor) -> str:
 def _takes_values(t: torch.Tensor) -> bool:
     """Whether what is copied into a tensor of a class with operations of its own is what all its memory holds then.
 
-    DTensor takes nothing of a plain tensor; others quantise it.
+    DTensor takes nothing of a plain tensor; others quantise it, round it or cut it off.
     """
-    counted = torch.arange(t.numel()).remainder(7).reshape(tuple(t.shape))
-    values = (counted / 7 if t.is_floating_point() else counted).to(t.dtype)
+    tried = torch.tensor(FRACTIONS if t.is_floating_point() or t.is_complex() else WHOLE).to(t.dtype).to(t.device)
     try:
         probe: Any = t.detach().clone()
+        probe.copy_(tried[0].expand(t.shape))  # a class that takes nothing says so before there is memory for more
+        values = tried.repeat(t.numel() // len(tried) + 1)[: t.numel()].reshape(tuple(t.shape))
         probe.copy_(values)
         names = probe.__tensor_flatten__()[0] if hasattr(probe, "__tensor_flatten__") else ()
         inner = [getattr(probe, n) for n in names] or [probe.as_subclass(torch.Tensor)]

@@ -35,7 +35,8 @@ OPTIONS = {
     **dict.fromkeys(("--input", "--src", "--source", "-i"), "the source without an option"),
     "--depth": "--tree", "-f": "--json", "--recursive": "the verb zoo", "-r": "the verb zoo",
 }  # fmt: skip
-FOR_MANY = ("--to", "--pattern", "--ledger", "--shard")  # of zoo; the others are refused where they are normalised
+# for which an empty value would be none at all; those of other options are refused where they are normalised
+NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
 FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
@@ -81,7 +82,7 @@ def refuse_empty(argv: Sequence[str]) -> None:
     """UsageError for one of these options with an empty value, as an unset variable of a shell gives: it means none."""
     for before, word in pairwise(("", *argv)):
         option = before if not word else word[:-1] if word.endswith("=") else ""
-        if option in FOR_MANY:
+        if option in NOT_EMPTY:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
 
 

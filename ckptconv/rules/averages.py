@@ -27,7 +27,7 @@ AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 WITHIN = ("model_ema.", "ema_model.", "module_ema.", "averaged_model.", "swa_model.", "ema.")
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")
 LISTED = re.compile(r"(?:.*\.)?(?:shadow_params|params|collected_params)\.(\d+)")
-RAW = re.compile(r"(?:.*_)?(?:online|backup|collected|raw|live)(?:_.*)?")  # weights as trained, among averages
+RAW = re.compile(r"(?:^|_)(?:online|backup|collected|raw|live)(?:_|\Z)")  # weights as trained, among averages
 TOKEN = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)
 
 
@@ -104,14 +104,19 @@ def _raw(claims: Iterable[Sequence[str]], names: Iterable[str]) -> set[str]:
         looks = [_looks(part) for _, part in apart]
         if 1 in looks:
             heads |= {head for (head, _), look in zip(apart, looks, strict=True) if look == -1}
-    starts = tuple(f"{head}." for head in heads)
-    return {n for n in names if n in heads or n.startswith(starts)}
+    sizes = sorted({len(head) for head in heads})
+
+    def is_below(name: str) -> bool:
+        fitting = takewhile(len(name).__ge__, sizes)
+        return any(name[size : size + 1] in (".", "") and name[:size] in heads for size in fitting)
+
+    return {n for n in names if is_below(n)}
 
 
 def _looks(part: str) -> int:
     """1 for what is called as an average, -1 as trained weights, 0 if neither or both."""
     keys = part.split(".")
-    return any(map(is_average, keys)) - any(map(RAW.fullmatch, keys))
+    return any(map(is_average, keys)) - any(map(RAW.search, keys))
 
 
 def _apart(names: Sequence[str]) -> list[tuple[str, str]]:

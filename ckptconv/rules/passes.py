@@ -39,6 +39,7 @@ SLOT = re.compile(
 STEP = re.compile(
     r"(?:.*/)?(?:global_step|save_counter|beta[12]_power(?:_\d+)?|_?iterations|train_steps?|current_step)"
 )
+SCOPES = 64  # before a slot's variable, at most: a hostile name has as many as it has characters
 STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|good_steps)")
 
 
@@ -64,13 +65,8 @@ class _Tails:
         self.names = names
 
     def __contains__(self, base: object) -> bool:
-        if not isinstance(base, str):
-            return False
-        while base not in self.names:
-            _, slash, base = base.partition("/")
-            if not slash:
-                return False
-        return True
+        keys = str(base).split("/", SCOPES)
+        return any("/".join(keys[i:]) in self.names for i in range(len(keys)))
 
 
 @lru_cache(maxsize=4096)

@@ -28,8 +28,8 @@ WEIGHT = re.compile(
     r"_?weights?(_(?!mask|i(?:nde)?x|indices|shape|format).+)?"
     r"|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
 )
-PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs|W_q|qvalue|q_?kernel|.*qdata|B")  # several numbers in an integer
-INDEX = re.compile(r".*(?:mask|index|idx|indices|shape|format|ids?)")
+PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs|W_q|qvalue|q_?kernel|.*qdata")  # several numbers in an integer
+INDEX = re.compile(r"(?:.*_)?ids?|.*(?:mask|index|idx|indices|shape|format)")
 STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
 _NUMBER = (
     r"(?:(?:input|output|weight|act|global|inner|nested)_)*"

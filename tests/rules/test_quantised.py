@@ -67,6 +67,7 @@ def checkpoint(text: str) -> Checkpoint:
         ("fc.weight:i8 fc.weight_scale:f32 ln.weight:f32 ln.scale:f32 ln.zero_point:i64", "fc.weight_scale ln.scale"),
         ("l.W_q:i32 l.scale:f32", "l.scale"),  # HQQ, 3 bits
         ("l.weight:i16 l.weight_scale:f32 m.weight_qdata:i32 m.weight_scale:f32", "l.weight_scale m.weight_scale"),
+        ("l.centroids:i16 l.centroids_scale:f32", "l.centroids_scale"),
         ("l.codes:i64 l.codebooks:f32 l.scales:f32", "l.codebooks l.scales"),  # AQLM
         # plain numbers, of which a cast is what it says
         ("a.k_proj.weight:f16 a.k_scale:f32 a.k_proj.k_scale:f32", ""),
@@ -78,6 +79,7 @@ def checkpoint(text: str) -> Checkpoint:
         ("step:i64 loss_scale:f32", ""),
         ("time:i64 time_scale:f32 time_offset:f32", ""),
         ("fc.weight:f32 fc.weight_mask:u8 fc.scale:f32 fc.shift:f32", ""),
+        ("B:i64 scale:f32 a.B:i32 a.scale:f32", ""),
         ("blur.kernel:i32 blur.scale:f32 w:i64 scale:f32 shift:f32 mlp.w1:i64 mlp.shift:f32", ""),
     ],
 )  # fmt: skip

@@ -371,6 +371,17 @@ class Quantising(torch.Tensor):
         raise ValueError("not supported")
 
 
+class Bounded(Quantising):
+    """Cuts off what is not between 0 and 1."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            args[0].inner.copy_(args[1].clamp(0, 1))
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class Wrapped(torch.Tensor):
     """Keeps its elements in another tensor, as those do that are distributed over processes."""
 
@@ -398,6 +409,7 @@ UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
     "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped takes no values of a plain tensor"),
     "that keeps other values": (lambda: Quantising(torch.zeros(3)), "b: a Quantising takes no values of a plain"),
+    "with bounds": (lambda: Bounded(torch.zeros(3)), "b: a Bounded takes no values of a plain"),
     "nested": (lambda: nested(torch.strided), "are nested, and have no one shape:\n  b$"),
     "jagged": (lambda: nested(torch.jagged), "are nested, and have no one shape:\n  b$"),
 }
@@ -419,9 +431,11 @@ def test_a_tensor_of_another_class_that_takes_values_is_filled() -> None:
     """With its elements in two tensors, both of which have them then; and a list of open checkpoints is a source."""
     from torch.testing._internal.two_tensor import TwoTensor
 
-    module = bare(b=TwoTensor(torch.zeros(3), torch.zeros(3)))
-    into.load_into(module, [given({"b": [1.0, 2.0, 3.0]})])
-    assert module.b.a.tolist() == module.b.b.tolist() == [1, 2, 3]
+    for device in None, "cpu":
+        there = "meta" if device else "cpu"
+        module = bare(b=TwoTensor(torch.zeros(3, device=there), torch.zeros(3, device=there)))
+        into.load_into(module, [given({"b": [1.0, 2.0, 3.0]})], device=device)
+        assert module.b.a.tolist() == module.b.b.tolist() == [1, 2, 3]
 
 
 def test_a_module_of_inference_mode_is_filled_in_inference_mode(tmp_path: Path) -> None:

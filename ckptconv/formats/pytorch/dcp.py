@@ -140,7 +140,8 @@ def _role(name: str, planned: Any, at: tuple[str, ...], tops: Container[str]) ->
 def _flat_optimizers(names: Collection[Any]) -> set[str]:
     """The first words of names in which an optimizer lies, and not a submodule that is called so.
 
-    Names of slots say it, and so does a slot of whatever name if all below the word are slots of other names.
+    Names of slots say it, and so does one of whatever name that is a slot of another name: of one with a dot, or else
+    if all below the word are such.
     """
     below: dict[str, list[str]] = {}
     for name in names:
@@ -150,13 +151,13 @@ def _flat_optimizers(names: Collection[Any]) -> set[str]:
     return {
         top
         for top, found in below.items()
-        if any(map(FLAT_SLOT.match, found)) or all(_is_slot(r, names) for r in found)
+        if any(FLAT_SLOT.match(r) or "." in _weight(r, names) for r in found) or all(_weight(r, names) for r in found)
     }
 
 
-def _is_slot(rest: str, names: Container[Any]) -> bool:
-    """Whether the name of a weight lies before or behind one key: exp_avg.fc.w, fc.w.sum."""
-    return rest.partition(".")[2] in names or rest.rpartition(".")[0] in names
+def _weight(rest: str, names: Container[Any]) -> str:
+    """The weight whose name lies before or behind one key, as in exp_avg.fc.w and fc.w.sum; '' if there is none."""
+    return next((n for n in (rest.partition(".")[2], rest.rpartition(".")[0]) if n in names), "")
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:

@@ -59,12 +59,12 @@ class _Entries:
         self.models: dict[str, None] = {}
         self.loose: dict[str, None] = {}
         self.bare: set[str] = set()  # in which tensors lie, not in groups
-        self.grouped: set[str] = set()  # in which some lie in groups
         for leaf in leaves:
             if type(leaf.value) not in TENSORS:
                 continue
             self.counts[leaf.top] += 1
-            (self.grouped if "." in leaf.name[len(leaf.top) + 1 :] else self.bare).add(leaf.top)
+            if "." not in leaf.name[len(leaf.top) + 1 :]:
+                self.bare.add(leaf.top)
             if leaf.top == leaf.name:
                 self.loose[leaf.top] = None
             elif leaf.role in ("", "average"):
@@ -92,7 +92,8 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     about |= {"beside": [n for n in found.counts if n != found.chosen], "average": is_average(found.chosen)}
     size = len(found.chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if found.taken(leaf)}
-    made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found) for leaf in leaves]
+    halves = _halves(leaves, names, found)
+    made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found, halves) for leaf in leaves]
     text = f"the weights are the entry {found.chosen!r}; their names are given without it"
     if about["beside"]:
         text += f"; beside it {'is' if len(about['beside']) == 1 else 'are'} {_listed(about['beside'], found)}"
@@ -103,19 +104,31 @@ def _inside(leaf: Leaf, size: int) -> Leaf:
     return leaf._replace(name=leaf.name[size:], role="" if leaf.role == "average" else leaf.role)
 
 
-def _beside(leaf: Leaf, names: set[str], found: _Entries) -> Leaf:
+def _beside(leaf: Leaf, names: set[str], found: _Entries, halves: set[str]) -> Leaf:
     """What is not the model has a role, unless it is a collection of one.
 
     A tensor that is called as one of the model's stands under another name.
     """
     name = f"beside.{leaf.name}" if leaf.name in names and type(leaf.value) in TENSORS else leaf.name
     role: Role = "average" if leaf.top in found.averages else "state"
-    half = leaf.top in COLLECTIONS if found.chosen == "params" else leaf.top in COLLECTIONS - {"buffers"}
-    grouped = leaf.top == "buffers" and leaf.top in found.grouped
-    grouped |= (found.chosen, leaf.top) == STATES and leaf.top not in found.bare
-    if leaf.name != leaf.top and (half or grouped):
-        role = ""  # batch_stats beside params: the other half of a JAX model; an optimizer's `state` has bare tensors
+    if leaf.name != leaf.top and leaf.top in halves:
+        role = ""
     return leaf._replace(name=name, role=leaf.role or role)
+
+
+def _halves(leaves: list[Leaf], names: set[str], found: _Entries) -> set[str]:
+    """The entries that are the other half of the model: batch_stats beside params, Haiku's state, a module's buffers.
+
+    An optimizer's `state` has bare tensors; of a replay's `buffers` none lies in a module of the model.
+    """
+    halves = set(COLLECTIONS if found.chosen == "params" else COLLECTIONS - {"buffers"})
+    if found.chosen == STATES[0] and STATES[1] not in found.bare:
+        halves.add(STATES[1])
+    modules = {n.partition(".")[0] for n in names}
+    start = len("buffers.")
+    if any(leaf.top == "buffers" != leaf.name and leaf.name[start:].partition(".")[0] in modules for leaf in leaves):
+        halves.add("buffers")
+    return halves
 
 
 def _choose(models: list[str]) -> str:

@@ -434,9 +434,10 @@ def test_no_weight_is_dropped_for_a_word_in_its_name(save: Callable[[Any, Path],
         {"model.w": "", "optim.state.w.momentum": "slot", "optim.w.step": "step"},
         {"model.w": "", "optim.w.exp_avg": "slot", "optim.w.step": "step"},
         {"fc.w": "", "fc.b": "", "optimizer.velocity.fc.w": "slot", "optimizer.velocity.fc.b": "slot"},
+        {"fc.w": "", "optimizer.fc.w.sum": "slot", "optimizer.lr": "slot", "optimizer.step": "step"},
         {"fc.w": "", "optim.fc.w": "", "optim.w": "", "optimizer_gate.clock.step": "", "optimizer.w": "", "w": ""},
     ],
-    ids=["Megatron", "masters", "states", "slots", "slots of any name", "submodules"],
+    ids=["Megatron", "masters", "states", "slots", "slots of any name", "and counters", "submodules"],
 )  # fmt: skip
 def test_an_optimizer_whose_keys_are_joined_in_one(roles: dict[str, str], tmp_path: Path) -> None:
     state = {name: torch.ones(1) for name in roles}
@@ -466,9 +467,15 @@ A, B, C = (torch.full((1,), float(i)) for i in range(3))
         ({"params": {"bn": {"w": A}}, "state": {"bn": {"mean": B}}}, ["bn.w", "state.bn.mean"]),
         ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
         ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
+        ({"model": {"fc": {"w": A}}, "buffers": {"obs": {"x": B}, "reward": C}}, ["fc.w"]),
         ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
         ({"model": {"bn.w": A}, "buffers": {"pe": B, "bn.mean": C}}, ["bn.w", "buffers.pe", "buffers.bn.mean"]),
         ({"fc.w": A, "ema_net.fc._extra_state": {"x": B}}, ["fc.w", "ema_net.fc._extra_state.x"]),
+        ({"s": {"model_params": {"w": A}, "ema_params": {"w": B}, "step": C}}, ["s.model_params.w"]),
+        (
+            {"n": {"w": A, "rng": {"params": {"key": B}}, "ema": {"w": C}}},
+            ["n.w", "n.rng.params.key", "n.ema.w"],
+        ),
         # deep in a model, modules are called as they like
         (
             {"a": {"b": {"film_params": {"w": A}, "ema": {"w": B}, "step": C}}},
@@ -492,6 +499,18 @@ def test_the_model_within_a_wrapper_takes_its_weights(tmp_path: Path) -> None:
         assert module.n_averaged == 7, "with 0 the next update would throw the average away"
     found = ckptconv.open(tmp_path / "a.pt", strip_prefix="module.")
     assert not ckptconv.torch.load_into(nn.Linear(1, 1), found).unexpected
+
+
+def test_counters_of_a_training_are_no_buffers_of_a_module(tmp_path: Path) -> None:
+    """Nor do those of two sources collide, of which a module takes the weights."""
+    for name in "weight", "bias":
+        state = {"model": {name: nn.Linear(1, 1).state_dict()[name]}, "step": torch.tensor(1000)}
+        saved(state | {"optimizer": {"state": {0: {"exp_avg": A}}}}, tmp_path / f"{name}.pt")
+    module = nn.Linear(1, 1)
+    module.register_buffer("step", torch.tensor(0))
+    for sources in [tmp_path / "weight.pt", tmp_path / "bias.pt"], [tmp_path / "bias.pt", tmp_path / "weight.pt"]:
+        assert ckptconv.torch.load_into(module, sources).missing == ("step",)
+    assert module.step == 0
 
 
 def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
