@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import CorruptCheckpoint, MissingExtra
 from ..storage import files
+from ..storage.json import unique
 
 SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")
 MAX_SIZE = 2**28  # bytes of a manifest, and of what the columns of a group of rows in Parquet unpack to
@@ -30,7 +30,7 @@ def lines(url: str) -> Iterator[dict[str, Any]]:
         if suffix == "csv":
             rows = csv.DictReader(text)
             names = [name or f"column {k}" for k, name in enumerate(rows.fieldnames or (), 1)]  # tables end in commas
-            rows.fieldnames = list(_distinct([(name, None) for name in names]))
+            rows.fieldnames = list(unique([(name, None) for name in names]))
             yield from rows
             return
         for found in _listed(text.read()) if suffix == "json" else (value(n) for n in text if n.strip()):
@@ -39,16 +39,7 @@ def lines(url: str) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, or a header, in which no key is given twice: only the last would count, in silence."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"it has {', '.join(map(repr, twice))} more than once")
-    return made
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique)
 
 
 def value(text: str) -> Any:
